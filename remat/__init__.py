@@ -1,0 +1,72 @@
+"""remat: what should a training step keep in memory, and what should it compute again?
+
+Everything here is loaded on first use, so that ``import remat`` imports neither torch nor a
+solver back end.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from remat.api import PassManager as PassManager
+    from remat.api import compare as compare
+    from remat.api import knapsack_fn as knapsack_fn
+    from remat.api import plan as plan
+    from remat.api import solve as solve
+    from remat.api import solver_names as solver_names
+    from remat.compile import partitioner as partitioner
+    from remat.compile import plans as plans
+    from remat.compile import torch_solver as torch_solver
+    from remat.errors import RematError as RematError
+    from remat.graph.capture import capture as capture
+    from remat.graph.joint import JointGraph as JointGraph
+    from remat.passes.base import Pass as Pass
+    from remat.plan import Plan as Plan
+    from remat.plugins.hooks import hookimpl as hookimpl
+    from remat.solvers.base import Solver as Solver
+    from remat.solvers.problem import KnapsackProblem as KnapsackProblem
+    from remat.solvers.solution import Answer as Answer
+    from remat.solvers.solution import Solution as Solution
+    from remat.solvers.solution import Status as Status
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "PassManager": "remat.api",
+    "compare": "remat.api",
+    "knapsack_fn": "remat.api",
+    "plan": "remat.api",
+    "solve": "remat.api",
+    "solver_names": "remat.api",
+    "partitioner": "remat.compile",
+    "plans": "remat.compile",
+    "torch_solver": "remat.compile",
+    "RematError": "remat.errors",
+    "capture": "remat.graph.capture",
+    "JointGraph": "remat.graph.joint",
+    "Pass": "remat.passes.base",
+    "Plan": "remat.plan",
+    "hookimpl": "remat.plugins.hooks",
+    "Solver": "remat.solvers.base",
+    "KnapsackProblem": "remat.solvers.problem",
+    "Answer": "remat.solvers.solution",
+    "Solution": "remat.solvers.solution",
+    "Status": "remat.solvers.solution",
+}
+
+__all__ = sorted([*_HOME, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,56 @@
+"""The errors that remat raises. One root, few leaves; every message says what, got, expected, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class RematError(Exception):
+    """Root of all errors that remat raises on purpose."""
+
+
+class ProblemError(RematError, ValueError):
+    """A problem, budget or option that cannot be meant: wrong type, sign or range."""
+
+
+class BudgetError(ProblemError):
+    """A budget that cannot be read, or that no plan can meet."""
+
+
+class SolverError(RematError):
+    """A solver that is unknown, cannot run here, refused the problem, or answered wrongly.
+
+    Attributes:
+        solver: name of the solver, as registered.
+    """
+
+    def __init__(self, solver: str, message: str) -> None:
+        super().__init__(message)
+        self.solver = solver
+
+
+class PluginError(RematError):
+    """A plugin that cannot be loaded, or that registers something unusable."""
+
+
+class CaptureError(RematError):
+    """A model whose training step cannot be captured as joint graphs."""
+
+
+class PlanError(RematError):
+    """A plan that does not fit the graph it is applied to, or a graph that cannot be partitioned."""
+
+
+class PassError(RematError):
+    """A pass that failed.
+
+    Attributes:
+        pass_name: the pass that failed.
+        completed: names of the passes that had run before it, in order.
+    """
+
+    def __init__(self, pass_name: str, message: str, completed: Sequence[str] = ()) -> None:
+        ran = ", ".join(completed) if completed else "none"
+        super().__init__(f"pass '{pass_name}' failed: {message} (passes completed before it: {ran})")
+        self.pass_name = pass_name
+        self.completed = tuple(completed)

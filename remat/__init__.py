@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
     from remat.passes.base import Pass as Pass
-    from remat.plan import Plan as Plan
+    from remat.planning import Plan as Plan
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.solvers.base import Solver as Solver
     from remat.solvers.problem import KnapsackProblem as KnapsackProblem
@@ -47,7 +47,7 @@ _HOME = {
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
     "Pass": "remat.passes.base",
-    "Plan": "remat.plan",
+    "Plan": "remat.planning",
     "hookimpl": "remat.plugins.hooks",
     "Solver": "remat.solvers.base",
     "KnapsackProblem": "remat.solvers.problem",

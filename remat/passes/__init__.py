@@ -1,1 +1,37 @@
-"""."""
+"""Passes over joint graphs, one file each, and the manager that runs them."""
+
+from __future__ import annotations
+
+from remat.passes.base import Pass, PassResult, Stage, State
+from remat.passes.manager import PassManager
+
+__all__ = ["Pass", "PassManager", "PassResult", "Stage", "State", "builtin_passes"]
+
+
+def builtin_passes() -> list[type[Pass]]:
+    """Our own passes, in the order in which the default pipeline runs them."""
+    from remat.passes.classify import Classify
+    from remat.passes.cleanup_recompute_tags import CleanupRecomputeTags
+    from remat.passes.cse import CommonSubexpressions
+    from remat.passes.dce import DeadCode
+    from remat.passes.dist_from_backward import DistanceFromBackward
+    from remat.passes.functionalize_rng import FunctionalizeRng
+    from remat.passes.knapsack import Knapsack
+    from remat.passes.min_cut import MinCut
+    from remat.passes.partition import Partition
+    from remat.passes.raise_getitems import RaiseGetitems
+    from remat.passes.reorder_backward import ReorderBackward
+
+    return [
+        DeadCode,
+        CommonSubexpressions,
+        CleanupRecomputeTags,
+        Classify,
+        DistanceFromBackward,
+        MinCut,
+        Knapsack,
+        Partition,
+        FunctionalizeRng,
+        ReorderBackward,
+        RaiseGetitems,
+    ]

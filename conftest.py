@@ -1,0 +1,3 @@
+"""Settings shared by all tests."""
+
+pytest_plugins = ["pytester"]

@@ -1,0 +1,326 @@
+"""Doors into PyTorch: a Dynamo backend, a partitioner, and a solver for PyTorch's own partitioner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+
+import remat
+from remat import api
+from remat.errors import PlanError, ProblemError
+from remat.graph import ops
+from remat.graph.budget import Budget
+from remat.graph.capture import LOWERINGS
+from remat.graph.joint import JointGraph
+from remat.graph.roles import has_tangents
+from remat.plugins.registry import registry
+from remat.solvers.base import Solver
+from remat.solvers.run import check_time_limit
+
+if TYPE_CHECKING:
+    from remat.graph.costs import CostModel
+    from remat.planning import Plan
+
+_PLANS: list[Plan] = []
+_LOCK = threading.Lock()
+
+#: Options of the backend that are ours; every other one is Inductor's.
+OPTIONS = ("budget", "solver", "cost", "time_limit", "plan", "lower")
+
+
+def plans() -> tuple[Plan, ...]:
+    """The plans that compiled models of this process run on, newest last."""
+    with _LOCK:
+        return tuple(_PLANS)
+
+
+class Partitioner(CustomPartitionerFn):
+    """Partitions joint graphs under a memory budget.
+
+    It is a ``partition_fn`` of ``aot_autograd`` and Inductor's ``custom_partitioner_fn``. A joint
+    graph whose forward mutates, draws or returns nothing differentiable is handled as PyTorch's own
+    partitioner would: forward is what the user wrote.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: float | int | str | Budget = 0.5,
+        solver: str | Solver = "auto",
+        cost: str | CostModel = "roofline",
+        time_limit: float | None = None,
+        plan: Plan | str | Path | None = None,
+        lower: str = "eager",
+    ) -> None:
+        self.budget = Budget.parse(budget)
+        self.solver = registry().solver(solver)
+        self.cost = api.cost_model(cost)
+        check_time_limit(time_limit)
+        self.time_limit = time_limit
+        self.plan = None if plan is None else read_plan(plan)
+        self.lower = lower
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Splits a joint graph; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`."""
+        joint = JointGraph(
+            graph_module=gm,
+            num_fwd_outputs=num_fwd_outputs,
+            static_inputs=tuple(static_lifetime_input_indices or ()),
+            lower=self.lower,
+            name=_name_of(gm),
+        )
+        if not has_tangents(joint):
+            state = api.pass_manager().parse(api.SPLIT).run(api.prepare(joint), in_place=True).state
+            assert state.forward is not None
+            assert state.backward is not None
+            return state.forward, state.backward
+        if self.plan is not None:
+            made = api.apply_plan(joint, self.plan)
+        else:
+            digest = joint.fingerprint
+            made = api.plan_prepared(
+                api.prepare(joint),
+                budget=self.budget,
+                solver=self.solver,
+                cost=self.cost,
+                time_limit=self.time_limit,
+                fingerprint=digest,
+            )
+        with _LOCK:
+            _PLANS.append(made)
+        return made.forward, made.backward
+
+    def uuid(self) -> str:
+        """Identifies every option, every plugin's version and ours, for the keys of caches."""
+        options = {
+            "remat": remat.__version__,
+            "budget": str(self.budget),
+            "solver": _identity(self.solver),
+            "cost": f"{_identity(self.cost)} {self.cost}",
+            "time_limit": self.time_limit,
+            "plan": None if self.plan is None else self.plan.to_json(),
+            "lower": self.lower,
+        }
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+        return f"remat-{remat.__version__}-{digest.hexdigest()}"
+
+
+def partitioner(
+    budget: float | int | str | Budget = 0.5,
+    solver: str | Solver = "auto",
+    cost: str | CostModel = "roofline",
+    time_limit: float | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+) -> Partitioner:
+    """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
+
+    Args:
+        budget: as in `remat.plan`.
+        solver: as in `remat.plan`.
+        cost: as in `remat.plan`.
+        time_limit: as in `remat.plan`.
+        plan: a saved plan to reuse: a `remat.Plan`, its JSON text, or a path to it. A graph that it
+            was not made for is refused.
+
+    Raises:
+        RematError: an option that cannot be meant, at once and not at the first compilation.
+    """
+    return Partitioner(budget=budget, solver=solver, cost=cost, time_limit=time_limit, plan=plan)
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
+
+    Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan`` as in `partitioner`;
+    ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
+    other option, and ``mode``, goes to Inductor.
+
+    Raises:
+        RematError: an option that cannot be meant.
+    """
+    given = dict(options or {})
+    ours = {k: given.pop(k) for k in OPTIONS if k in given}
+    lower = ours.get("lower", "inductor")
+    if lower not in LOWERINGS:
+        raise ProblemError(
+            f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
+        )
+    partition = Partitioner(**{**ours, "lower": lower})
+    if lower == "eager":
+        if given or mode is not None:
+            names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
+            raise ProblemError(
+                f"lower='eager' does not use Inductor, but {names} is for it; known options of remat: "
+                f"{', '.join(OPTIONS)}"
+            )
+        return _compile_eager(gm, example_inputs, partition)
+    return _compile_inductor(gm, example_inputs, partition, given, mode)
+
+
+def _compile_eager(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], partition: Partitioner
+) -> Callable[..., Any]:
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    compiled = aot_autograd(
+        fw_compiler=lambda module, _: make_boxed_func(module.forward),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return compiled(gm, example_inputs)  # type: ignore[no-any-return]
+
+
+def _compile_inductor(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partition: Partitioner,
+    options: dict[str, Any],
+    mode: str | None,
+) -> Callable[..., Any]:
+    from torch._functorch import config as functorch_config
+    from torch._inductor import list_mode_options, list_options
+    from torch._inductor.compile_fx import compile_fx
+
+    known = list_options()
+    for name in options:
+        if name.replace("-", "_") not in known:
+            raise ProblemError(
+                f"option '{name}' is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
+                "(torch._inductor.list_options() lists its options)"
+            )
+    patches = dict(list_mode_options(mode)) if mode else {}
+    patches.update({k.replace("-", "_"): v for k, v in options.items()})
+    patches["custom_partitioner_fn"] = partition
+    # A step found in AOTAutograd's cache would never come by here, and `plans()` would not know
+    # what it runs on. Inductor's own cache of compiled kernels stays in use.
+    with functorch_config.patch(enable_autograd_cache=False):
+        return compile_fx(  # type: ignore[no-any-return]
+            gm, example_inputs, inner_compile=_compile_in_order, config_patches=patches
+        )
+
+
+def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compiles one half of a step with Inductor, keeping the order of random draws.
+
+    To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
+    the generator too; which ones depends on what else is in the graph. The numbers of a step would
+    then depend on the plan. Where more than one operator draws, the order is kept.
+    """
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+
+    draws = sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes)
+    if draws < 2:
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+    with inductor_config.patch(reorder_for_peak_memory=False):
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+def read_plan(plan: Plan | str | Path) -> Plan:
+    """A plan given as such, as JSON text, or as a path.
+
+    Raises:
+        PlanError: it can be read as none of them.
+    """
+    from remat.planning import Plan as PlanType
+
+    if isinstance(plan, PlanType):
+        return plan
+    if isinstance(plan, str) and plan.lstrip().startswith("{"):
+        return PlanType.from_json(plan)
+    if isinstance(plan, (str, Path)):
+        try:
+            text = Path(plan).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"plan '{plan}' cannot be read: {error}") from None
+        return PlanType.from_json(text)
+    raise PlanError(
+        f"plan is a {type(plan).__name__}; expected a remat.Plan, its JSON text, or a path to it"
+    )
+
+
+class TorchSolver(CustomKnapsackSolver):
+    """One of our solvers in the place of PyTorch's ``activation_memory_budget_solver``."""
+
+    def __init__(self, solver: Solver) -> None:
+        from remat.solvers.float_bridge import knapsack_fn
+
+        self.solver = solver
+        self._solve = knapsack_fn(solver)
+
+    def __call__(
+        self,
+        memory: list[float],
+        joint_graph: fx.Graph,
+        max_memory: float,
+        node_info: Any,
+        all_recomputable_banned_nodes: list[fx.Node],
+    ) -> tuple[list[int], list[int]]:
+        """Picks among PyTorch's candidates; runtimes come from PyTorch's own estimator."""
+        from torch._functorch.partitioners import estimate_runtime
+
+        runtimes = [float(estimate_runtime(n)) for n in all_recomputable_banned_nodes]
+        _, saved, recomputed = self._solve(memory, runtimes, max_memory)
+        return saved, recomputed
+
+    def uuid(self) -> str:
+        return f"remat-{remat.__version__}-solver-{_identity(self.solver)}"
+
+
+def torch_solver(name: str | Solver) -> TorchSolver:
+    """A registered solver for ``torch._functorch.config.activation_memory_budget_solver``.
+
+    Raises:
+        SolverError: the solver is unknown or cannot run here.
+    """
+    return TorchSolver(registry().solver(name))
+
+
+def _identity(thing: object) -> str:
+    """Where a solver or cost model comes from, with the version of the distribution it is in."""
+    from importlib.metadata import packages_distributions, version
+
+    kind = type(thing)
+    package = kind.__module__.partition(".")[0]
+    distributions = packages_distributions().get(package, [])
+    versions = [f"{d}=={version(d)}" for d in sorted(set(distributions))]
+    return f"{kind.__module__}:{kind.__qualname__} {' '.join(versions)}"
+
+
+def _name_of(gm: fx.GraphModule) -> str:
+    """The class of the user's module, as far as Dynamo recorded it."""
+    from torch._guards import CompileContext
+
+    where = CompileContext.current_compile_id()
+    for node in gm.graph.nodes:
+        stack = node.meta.get("nn_module_stack")
+        if stack:
+            kind = next(iter(stack.values()))[1]
+            label = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+            return f"{label.rpartition('.')[2]}" + (f" {where}" if where is not None else "")
+    return f"graph {where}" if where is not None else "graph"
+
+

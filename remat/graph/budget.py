@@ -1,0 +1,112 @@
+"""Memory budgets: a share, a number of bytes, or text such as ``"8GiB"``."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from remat.errors import BudgetError
+
+_UNITS = {
+    "b": 1,
+    **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
+    **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
+}  # fmt: skip
+_FORMS = (
+    "expected a number from 0 to 1 (share of the activations), an int above 1 (bytes), "
+    "or text like '8GiB' or '512MB'"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A budget on the bytes that forward saves for backward; exactly one of the two is set.
+
+    Attributes:
+        share: share of the bytes that the runtime-optimal partition saves, 0 to 1.
+        nbytes: bytes.
+    """
+
+    share: float | None = None
+    nbytes: int | None = None
+
+    @classmethod
+    def parse(cls, value: object) -> Budget:
+        """Reads a budget as users write it.
+
+        Raises:
+            BudgetError: it cannot be meant; the message says what can.
+        """
+        if isinstance(value, Budget):
+            return value
+        if isinstance(value, bool):
+            raise BudgetError(f"budget is {value!r}; {_FORMS}")
+        if isinstance(value, numbers.Integral):
+            number = int(value)
+            if number < 0:
+                raise BudgetError(f"budget is {number}, which is negative; {_FORMS}")
+            return cls(share=float(number)) if number <= 1 else cls(nbytes=number)
+        if isinstance(value, numbers.Real):
+            share = float(value)
+            if math.isnan(share) or share < 0:
+                raise BudgetError(f"budget is {share!r}; {_FORMS}")
+            if share > 1:
+                raise BudgetError(
+                    f"budget is {share!r}, a share above 1; {_FORMS} (bytes are written as an int)"
+                )
+            return cls(share=share)
+        if isinstance(value, str):
+            return cls._parse_text(value)
+        raise BudgetError(f"budget is {value!r} of type {type(value).__name__}; {_FORMS}")
+
+    @classmethod
+    def _parse_text(cls, text: str) -> Budget:
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", text)
+        if match is None:
+            raise BudgetError(f"budget is {text!r}; {_FORMS}")
+        number, unit = match.groups()
+        if not unit:
+            return cls.parse(int(number) if number.isdigit() else float(number))
+        scale = _UNITS.get(unit.lower())
+        if scale is None:
+            raise BudgetError(f"budget is {text!r}: '{unit}' is no unit of bytes; {_FORMS}")
+        whole, _, fraction = number.partition(".")
+        exact = int(whole or 0) * scale + int(fraction or 0) * scale // 10 ** len(fraction)
+        return cls(nbytes=exact)
+
+    def capacity(self, *, full: int, least: int) -> int:
+        """The budget in bytes for one graph.
+
+        Args:
+            full: bytes that the runtime-optimal partition saves.
+            least: the least that any plan saves.
+
+        Raises:
+            BudgetError: a byte budget below ``least``, which the message names.
+        """
+        if self.nbytes is None:
+            # The share as it is written: 0.3 of 10 bytes is 3, not 2.9999999999999996.
+            return max(least, int(Fraction(repr(self.share or 0.0)) * full))
+        if self.nbytes < least:
+            raise BudgetError(
+                f"budget is {format_bytes(self.nbytes)} ({self.nbytes} bytes), but this graph must save "
+                f"at least {least} bytes ({format_bytes(least)}); raise the budget to that, or loosen "
+                "what is tagged MUST_SAVE"
+            )
+        return self.nbytes
+
+    def __str__(self) -> str:
+        return f"{self.share:g}" if self.nbytes is None else f"{self.nbytes}B"
+
+
+def format_bytes(n: float) -> str:
+    """Bytes for people: three digits and a binary unit."""
+    size = float(n)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"

@@ -1,0 +1,351 @@
+"""Capturing a model's training step as joint graphs, without allocating a weight.
+
+Dynamo traces the model under fake tensors and AOTAutograd traces forward and backward, under the
+chosen lowering: what is captured is what a partitioner is handed when the model is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, overload
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.errors import CaptureError
+from remat.graph.joint import JointGraph
+
+LOWERINGS = ("inductor", "eager")
+
+
+class _CapturedError(Exception):
+    """Ends a compilation once its joint graph is known."""
+
+
+class _NothingToDifferentiateError(Exception):
+    """AOTAutograd asked for an inference graph."""
+
+
+@overload
+def capture(
+    model: Callable[..., Any],
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    lower: str = ...,
+    device: str | torch.device | None = ...,
+    fullgraph: Literal[True] = ...,
+    dynamic: bool | None = ...,
+) -> JointGraph: ...
+@overload
+def capture(
+    model: Callable[..., Any],
+    args: Sequence[Any] = ...,
+    kwargs: Mapping[str, Any] | None = ...,
+    *,
+    lower: str = ...,
+    device: str | torch.device | None = ...,
+    fullgraph: Literal[False],
+    dynamic: bool | None = ...,
+) -> list[JointGraph]: ...
+def capture(
+    model: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    lower: str = "inductor",
+    device: str | torch.device | None = None,
+    fullgraph: bool = True,
+    dynamic: bool | None = False,
+) -> JointGraph | list[JointGraph]:
+    """Traces forward and backward of ``model(*args, **kwargs)``.
+
+    Weights may be real, on the meta device, or fake; none is copied or allocated, and the model is
+    left as it was. The mode of the model (train or eval) is respected.
+
+    Args:
+        model: a module or a function; its outputs may be any pytree.
+        args: positional arguments: real, meta or fake tensors, or anything else.
+        kwargs: keyword arguments likewise.
+        lower: ``"inductor"`` (Inductor's decompositions and joint-graph passes) or ``"eager"``
+            (none).
+        device: trace as if everything lay on this device; where None, on the device of the
+            tensors, the CPU for those on the meta device.
+        fullgraph: a graph break is an error; with False, all graphs are returned in a list.
+        dynamic: as in `torch.compile`; static shapes by default.
+
+    Raises:
+        CaptureError: a graph break (the message names the source line), an unknown lowering, a
+            device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
+            the model itself.
+    """
+    if lower not in LOWERINGS:
+        raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
+    if not callable(model):
+        raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
+    kwargs = dict(kwargs or {})
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(
+        model, "__name__", type(model).__name__
+    )
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    tensors = [t for t in _tensors_of(model, args, kwargs) if hasattr(t, "fake_mode")]
+    mode = (
+        tensors[0].fake_mode  # type: ignore[attr-defined]
+        if tensors
+        else FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    )
+    target = None if device is None else _fakeable(torch.device(device), mode)
+    faked = _Faker(mode, target)
+    sink: list[JointGraph] = []
+    backend = _Backend(sink, lower, name, stop=fullgraph)
+    with _quiet_dynamo(), mode:
+        fake_args, fake_kwargs = pytree.tree_map(faked, (tuple(args), kwargs))
+        fake_model = faked.module(model)
+        compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
+        try:
+            compiled(*fake_args, **fake_kwargs)
+        except Exception as error:
+            _explain(error, name, sink, backend, fullgraph)
+    if not sink:
+        raise CaptureError(
+            f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
+            "requires a gradient (is it in torch.no_grad, or frozen?)"
+        )
+    return sink[0] if fullgraph else sink
+
+
+class _Faker:
+    """Turns tensors and modules into fake ones, each tensor once."""
+
+    def __init__(self, mode: Any, device: torch.device | None) -> None:
+        self._mode = mode
+        self._device = device
+        self._memo: dict[int, Any] = {}
+        self._kept: list[Any] = []  # ids are only good while their objects live
+
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._memo:
+            self._kept.append(value)
+            self._memo[id(value)] = self._fake(value)
+        return self._memo[id(value)]
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        if hasattr(value, "fake_mode"):
+            device = self._device or value.device
+            if device == value.device:
+                return value
+        else:
+            device = self._device or (
+                torch.device("cpu") if value.device.type == "meta" else value.device
+            )
+        with self._mode, torch.no_grad():
+            if device == value.device:
+                fake = self._mode.from_tensor(value, static_shapes=True)
+            else:
+                fake = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=device
+                )
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, requires_grad=value.requires_grad)
+        if fake.requires_grad != value.requires_grad and fake.is_leaf:
+            fake.requires_grad_(value.requires_grad)
+        return fake  # type: ignore[no-any-return]
+
+    def module(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """The module over fake tensors: its structure is copied, its weights never are."""
+        if not isinstance(model, torch.nn.Module):
+            return model
+        memo: dict[int, Any] = {}
+        for module in model.modules():
+            for tensors in (module._parameters, module._buffers, module.__dict__):
+                for tensor in tensors.values():
+                    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or hasattr(
+                        tensor, "fake_mode"
+                    ):
+                        memo[id(tensor)] = self(tensor)
+        try:
+            return copy.deepcopy(model, memo)
+        except Exception as error:
+            raise CaptureError(
+                f"'{type(model).__name__}' cannot be copied to trace it without its weights "
+                f"({type(error).__name__}: {error}); build it under torch.device('meta')"
+            ) from error
+
+
+class _Backend:
+    """The Dynamo backend that takes joint graphs down."""
+
+    def __init__(self, sink: list[JointGraph], lower: str, name: str, *, stop: bool) -> None:
+        self._sink = sink
+        self._lower = lower
+        self._name = name
+        self._stop = stop
+        self.inference_only = False
+
+    def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self._lower == "inductor":
+            from torch._inductor.compile_fx import compile_fx
+
+            return compile_fx(  # type: ignore[no-any-return]
+                module,
+                inputs,
+                inner_compile=self._run_as_it_is,
+                config_patches={
+                    "custom_partitioner_fn": _taker()(self._take),
+                    "force_disable_caches": True,
+                },
+            )
+        from torch._dynamo.backends.common import aot_autograd
+
+        backend = aot_autograd(
+            fw_compiler=self._run_as_it_is,
+            inference_compiler=self._infer,
+            partition_fn=self._take,
+            keep_inference_input_mutations=True,
+        )
+        return backend(module, inputs)  # type: ignore[no-any-return]
+
+    def _take(
+        self,
+        module: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **_: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        joint = JointGraph(
+            graph_module=module,
+            num_fwd_outputs=num_fwd_outputs,
+            static_inputs=tuple(static_lifetime_input_indices or ()),
+            lower=self._lower,
+            name=self._name if self._stop else f"{self._name}[{len(self._sink)}]",
+        )
+        self._sink.append(joint)
+        if self._stop:
+            raise _CapturedError
+        from torch._functorch.partitioners import default_partition
+
+        copied = joint.copy().graph_module
+        return default_partition(
+            copied,
+            joint_inputs,
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=list(joint.static_inputs),
+        )
+
+    def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        """Runs a graph on fake tensors: a capture computes shapes, no numbers."""
+        if self._stop:
+            raise _NothingToDifferentiateError
+        from torch._functorch.aot_autograd import make_boxed_func
+
+        return make_boxed_func(module.forward)
+
+    def _infer(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return self._run_as_it_is(module, inputs)
+
+
+def _taker() -> Any:
+    """A custom partitioner class around a function; defined late, as Inductor is slow to import."""
+    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+    class Taker(CustomPartitionerFn):
+        def __init__(self, take: Callable[..., Any]) -> None:
+            self._take = take
+
+        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
+            return self._take(gm, joint_inputs, **kwargs)
+
+        def uuid(self) -> None:
+            return None
+
+    return Taker
+
+
+@contextlib.contextmanager
+def _quiet_dynamo() -> Iterator[None]:
+    """Captures do not count as recompilations, and what Dynamo compiled for the user stays."""
+    from torch._dynamo import config
+
+    with config.patch(
+        recompile_limit=1_000_000, accumulated_recompile_limit=1_000_000, suppress_errors=False
+    ):
+        yield
+
+
+def _explain(
+    error: Exception, name: str, sink: list[JointGraph], backend: _Backend, fullgraph: bool
+) -> None:
+    """Turns what came out of a compilation into one message, or into nothing if it was the end."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, (_CapturedError, _NothingToDifferentiateError)):
+            return
+        if isinstance(cause, CaptureError):
+            raise cause
+        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
+    if fullgraph and sink:
+        return
+    text = str(error).strip()
+    where = _user_line(text)
+    first = re.split(r"\n\s*\n|\nfrom user code", text)[0].strip()
+    first = " ".join(line.strip() for line in first.splitlines())
+    if type(error).__name__ in ("Unsupported", "UserError", "FailOnRecompileLimitHit"):
+        raise CaptureError(
+            f"'{name}' cannot be captured as one graph{where}: {first[:600]}. Remove the graph break, or pass "
+            "fullgraph=False for a list of graphs"
+        ) from error
+    raise CaptureError(
+        f"'{name}' failed while it was traced{where}: {type(error).__name__}: {first[:600]}"
+    ) from error
+
+
+def _user_line(text: str) -> str:
+    """The innermost line of user code that Dynamo names, as `` at file:line``."""
+    tail = text.split("from user code:")[-1] if "from user code:" in text else ""
+    found = re.findall(r'File "([^"]+)", line (\d+)', tail)
+    return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
+
+
+def _fakeable(device: torch.device, mode: Any) -> torch.device:
+    """Checks that fake tensors on a device can be differentiated by this build.
+
+    Raises:
+        CaptureError: they cannot; the message says which can.
+    """
+    if _can_fake(device, mode):
+        return device
+    able = [d for d in ("cpu", "cuda", "xpu", "mps") if _can_fake(torch.device(d), mode)]
+    raise CaptureError(
+        f"device '{device}' cannot be faked by this build of PyTorch ({torch.__version__}); "
+        f"it can fake: {', '.join(able)}. A cost model may still name a GPU: capture on "
+        f"'{able[0] if able else 'cpu'}' and plan with cost='roofline:h100'"
+    )
+
+
+def _can_fake(device: torch.device, mode: Any) -> bool:
+    if device.type == "cpu":
+        return True
+    try:
+        with mode:
+            x = torch.empty(2, device=device, requires_grad=True)
+            (x * 2).sum().backward()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        return False
+    return True
+
+
+def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if isinstance(model, torch.nn.Module):
+        found += [*model.parameters(), *model.buffers()]
+    return found

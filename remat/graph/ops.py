@@ -1,0 +1,241 @@
+"""The taxonomy of operators: what fuses, what is worth keeping, what draws random numbers.
+
+Sets hold operator packets (``torch.ops.aten.mm``) or Python functions; an overload belongs where
+its packet does. `TAXONOMY` is extended in place with `OpTaxonomy.extend`, by plugins for instance.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+Target = Any
+
+#: Attention operators that draw random numbers only when asked to drop something, with the
+#: position and the name of the argument that says so.
+_DROPOUT_ARGUMENT = {
+    "_scaled_dot_product_flash_attention": (3, "dropout_p"),
+    "_scaled_dot_product_flash_attention_for_cpu": (3, "dropout_p"),
+    "_scaled_dot_product_efficient_attention": (5, "dropout_p"),
+    "_scaled_dot_product_cudnn_attention": (5, "dropout_p"),
+    "_flash_attention_forward": (7, "dropout_p"),
+    "_efficient_attention_forward": (7, "dropout_p"),
+    "scaled_dot_product_attention": (4, "dropout_p"),
+}
+
+
+#: Operators that overwrite their first argument wholly.
+_CONTENT_FREE = frozenset(
+    "bernoulli normal_functional uniform exponential geometric cauchy log_normal random fill zero "
+    "sym_size sym_stride sym_numel new_zeros new_ones new_full".split()
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpTaxonomy:
+    """Sets of operators, by what recomputing them means.
+
+    Attributes:
+        recomputable: cheap enough to recompute without asking: pointwise, reductions, views.
+        compute_intensive: never recomputed for free: products, convolutions, attention.
+        views: alias their first argument; recomputing one costs nothing.
+    """
+
+    recomputable: set[Target] = field(default_factory=set)
+    compute_intensive: set[Target] = field(default_factory=set)
+    views: set[Target] = field(default_factory=set)
+
+    def extend(
+        self,
+        *,
+        recomputable: Iterable[Target] = (),
+        compute_intensive: Iterable[Target] = (),
+        views: Iterable[Target] = (),
+    ) -> None:
+        """Adds operator packets; an overload is taken for its packet."""
+        for known, more in (
+            (self.recomputable, recomputable),
+            (self.compute_intensive, compute_intensive),
+            (self.views, views),
+        ):
+            known.update(map(packet, more))
+
+    def is_view(self, node: fx.Node) -> bool:
+        return packet(node.target) in self.views
+
+    def is_recomputable(self, node: fx.Node) -> bool:
+        target = packet(node.target)
+        return target in self.recomputable or target in self.views or is_pointwise(node.target)
+
+    def is_compute_intensive(self, node: fx.Node) -> bool:
+        return packet(node.target) in self.compute_intensive
+
+    def is_fusible(self, node: fx.Node) -> bool:
+        """Whether a fusing compiler can merge the node into its neighbours."""
+        return self.is_recomputable(node) or is_random(node)
+
+
+def packet(target: Target) -> Target:
+    """The operator packet of an overload; anything else is returned as it is."""
+    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+
+
+@functools.cache
+def is_pointwise(target: Target) -> bool:
+    """Whether any overload of the operator carries PyTorch's pointwise tag."""
+    target = packet(target)
+    if not isinstance(target, torch._ops.OpOverloadPacket):
+        return False
+    return any(torch.Tag.pointwise in getattr(target, o).tags for o in target.overloads())
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the node draws from a generator: run twice, it gives two different answers.
+
+    Operators that expand a seed they are given are pure. Attention without dropout is not random.
+    """
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return any(map(is_random, _subgraph_nodes(node)))
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    asked = _DROPOUT_ARGUMENT.get(target._opname)
+    if asked is None:
+        return True
+    position, name = asked
+    p = node.kwargs.get(name, node.args[position] if len(node.args) > position else 0.0)
+    return not (isinstance(p, (int, float)) and p == 0)
+
+
+def draws_in_order(node: fx.Node) -> bool:
+    """Whether running the node moves a generator on, so that other draws may not pass it."""
+    return is_random(node) or node.target is torch.ops.higher_order.run_and_save_rng_state
+
+
+def is_uninitialised(node: fx.Node) -> bool:
+    """Whether the node allocates memory without writing it."""
+    name = getattr(packet(node.target), "__name__", "")
+    return name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+
+
+def ignores_content(node: fx.Node) -> bool:
+    """Whether the node looks only at the shape of what it is given, not at the numbers."""
+    name = getattr(packet(node.target), "__name__", "")
+    return name.endswith("_like") or name in _CONTENT_FREE
+
+
+def is_collective(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", None) in ("_c10d_functional", "c10d_functional")
+
+
+def is_mutating(node: fx.Node) -> bool:
+    """Whether the node writes to one of its arguments."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def is_effectful(node: fx.Node) -> bool:
+    """Whether running the node twice, or not at all, would be noticed by somebody.
+
+    Random operators are told apart by `is_random`; waiting for a collective may be repeated.
+    """
+    if node.op != "call_function":
+        return False
+    if packet(node.target) is getattr(torch.ops._c10d_functional, "wait_tensor", None):
+        return False
+    return bool(node.is_impure(impure_random=False)) or _is_with_effects(node)
+
+
+def _is_with_effects(node: fx.Node) -> bool:
+    return node.target is torch.ops.higher_order.with_effects
+
+
+def _subgraph_nodes(node: fx.Node) -> Iterable[fx.Node]:
+    """Nodes of the graph modules that a higher-order operator is given."""
+    owner = node.graph.owning_module
+    for arg in node.all_input_nodes:
+        if arg.op == "get_attr" and owner is not None:
+            sub = owner
+            for part in str(arg.target).split("."):
+                sub = getattr(sub, part, None)  # type: ignore[assignment]
+            if isinstance(sub, fx.GraphModule):
+                yield from sub.graph.nodes
+
+
+def _packets(namespace: Any, names: str) -> list[Target]:
+    return [p for p in (getattr(namespace, name, None) for name in names.split()) if p is not None]
+
+
+@functools.cache
+def default_taxonomy() -> OpTaxonomy:
+    """The taxonomy of PyTorch 2.13's operators (cf. SPEC A4); the one instance that is extended."""
+    aten, prims = torch.ops.aten, torch.ops.prims
+    ops = OpTaxonomy()
+    ops.views.update(
+        _packets(
+            aten,
+            "squeeze unsqueeze alias view slice t transpose expand as_strided permute select split "
+            "split_with_sizes unbind detach diagonal unfold view_as_real view_as_complex _unsafe_view "
+            "reshape",
+        )
+    )
+    # `reshape` and `_unsafe_view` may copy: recomputing them is cheap, but they are no views.
+    ops.views.difference_update(_packets(aten, "reshape _unsafe_view"))
+    ops.views.update(_packets(prims, "broadcast_in_dim"))
+    ops.recomputable.update(
+        _packets(
+            aten,
+            "add sub div atan2 mul max min pow remainder fmod __and__ __or__ __xor__ __lshift__ "
+            "__rshift__ eq ne ge gt le lt abs bitwise_not ceil floor frac neg relu round silu trunc "
+            "log log10 log1p log2 lgamma exp expm1 erf erfc cos acos cosh sin asin sinh tan atan tanh "
+            "atanh sqrt rsqrt reciprocal sigmoid softplus threshold threshold_backward clamp where "
+            "lerp addcmul gelu gelu_backward sum mean _grad_sum_to_size sum_to_size amax to type_as "
+            "rsub _to_copy clone full_like var std _unsafe_view reshape broadcast_tensors "
+            "scalar_tensor ones new_zeros lift_fresh_copy lift_fresh arange triu var_mean isinf any "
+            "full zeros empty empty_like argmax maximum index gather zeros_like",
+        )
+    )
+    ops.recomputable.update(
+        _packets(
+            prims,
+            "div convert_element_type prepare_softmax_online var sum iota "
+            "_low_memory_max_pool_offsets_to_indices inductor_lookup_seed",
+        )
+    )
+    ops.recomputable.add(operator.getitem)
+    ops.recomputable.update(_symbol_operators())
+    ops.compute_intensive.update(
+        _packets(
+            aten,
+            "mm bmm addmm baddbmm convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn "
+            "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
+            "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+            "_flash_attention_forward _efficient_attention_forward upsample_bilinear2d _scaled_mm "
+            "_grouped_mm",
+        )
+    )
+    ops.compute_intensive.update(
+        _packets(torch.ops.higher_order, "flex_attention flex_attention_backward")
+    )
+    return ops
+
+
+def _symbol_operators() -> list[Callable[..., Any]]:
+    """Arithmetic on symbolic sizes: always cheap."""
+    from torch.fx.experimental.sym_node import magic_methods, method_to_operator
+
+    return [method_to_operator(m) for m in magic_methods]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TAXONOMY":
+        return default_taxonomy()
+    raise AttributeError(name)

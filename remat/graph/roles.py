@@ -1,0 +1,108 @@
+"""Which half of the step each node belongs to, and how far it is from backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat.graph import ops
+from remat.graph.index import GraphIndex
+from remat.graph.joint import JointGraph, Role, role_of, split_outputs
+
+#: Distance of a node from which no path leads to backward.
+UNREACHABLE = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Roles:
+    """Classification of the nodes of a joint graph; every tuple is indexed by position.
+
+    Attributes:
+        placeholders: role of each placeholder, by position.
+        required_forward: what forward's outputs, effects and random draws need from the primals.
+        tangent_closure: what depends on a tangent, or may only run in backward.
+        required_backward: the tangent closure plus the backward outputs.
+        forward_order: number of a required-forward node among its like; -1 for others.
+        distance: least number of edges to a node that forward does not require, where such a node
+            counts 0; `UNREACHABLE` without a path.
+    """
+
+    placeholders: dict[int, Role]
+    required_forward: tuple[bool, ...]
+    tangent_closure: tuple[bool, ...]
+    required_backward: tuple[bool, ...]
+    forward_order: tuple[int, ...]
+    distance: tuple[int, ...]
+
+    def unclaimed(self, position: int) -> bool:
+        """Whether neither forward nor backward requires the node by itself."""
+        return not (self.required_forward[position] or self.required_backward[position])
+
+
+def classify(joint: JointGraph, index: GraphIndex) -> Roles:
+    """Classifies the nodes of a joint graph (SPEC A1, A3).
+
+    A random operator or an effect that the user's forward performs is required by forward even if
+    nothing reads it, so that the random stream after the step does not depend on the plan; one that
+    the user's backward performs belongs to the tangent closure for the same reason.
+    """
+    n = len(index)
+    fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)
+    placeholders: dict[int, Role] = {}
+    tangent = bytearray(n)
+    roots: list[int] = [index.position[o] for o in fwd_outputs if isinstance(o, fx.Node)]
+    for i, node in enumerate(index.nodes):
+        if node.op == "placeholder":
+            role = placeholders[i] = role_of(node)
+            tangent[i] = role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
+            continue
+        if node.op == "call_function" and (ops.is_effectful(node) or ops.is_random(node)):
+            if belongs_to_backward(node):
+                tangent[i] = 1
+            else:
+                roots.append(i)
+        if not tangent[i] and any(tangent[j] for j in index.inputs[i]):
+            tangent[i] = 1
+    required = bytearray(n)
+    stack = roots
+    while stack:
+        i = stack.pop()
+        if not required[i] and not tangent[i]:
+            required[i] = 1
+            stack.extend(index.inputs[i])
+    backward = bytearray(tangent)
+    for o in bwd_outputs:
+        if isinstance(o, fx.Node):
+            backward[index.position[o]] = 1
+    order, count = [-1] * n, 0
+    for i in range(n):
+        if required[i]:
+            order[i], count = count, count + 1
+    distance = [0] * n
+    for i in range(n - 1, -1, -1):
+        if required[i]:
+            distance[i] = min((distance[u] + 1 for u in index.users[i]), default=UNREACHABLE)
+            distance[i] = min(distance[i], UNREACHABLE)
+    return Roles(
+        placeholders=placeholders,
+        required_forward=tuple(map(bool, required)),
+        tangent_closure=tuple(map(bool, tangent)),
+        required_backward=tuple(map(bool, backward)),
+        forward_order=tuple(order),
+        distance=tuple(distance),
+    )
+
+
+def belongs_to_backward(node: fx.Node) -> bool:
+    """Whether AOTAutograd traced the node while the user's backward ran."""
+    return node.meta.get("partitioner_tag") in ("is_backward", "must_be_in_backward")
+
+
+def has_tangents(joint: JointGraph) -> bool:
+    """Whether anything can be differentiated: a graph without tangents has no backward."""
+    return any(
+        n.op == "placeholder" and role_of(n) is Role.TANGENT for n in joint.graph.nodes
+    ) and any(isinstance(o, fx.Node) for o in split_outputs(joint)[1])
+
+

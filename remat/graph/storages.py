@@ -1,0 +1,184 @@
+"""Which values share memory, how many bytes each memory takes, and which are alive anyway.
+
+Bytes are counted per storage. A view costs nothing beyond its base; what the step keeps alive
+whatever is decided (inputs it does not mutate, the user's own outputs) costs nothing to save.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import optimization_hint
+
+from remat.graph import ops
+from remat.graph.index import GraphIndex
+from remat.graph.joint import JointGraph, Role, split_outputs
+from remat.graph.roles import Roles, belongs_to_backward
+
+#: Stands in for a symbolic size that nothing is known about.
+UNBACKED_HINT = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Storages:
+    """Memory of the values of a joint graph; every tuple is indexed by position.
+
+    Attributes:
+        owner: the first node on the same storage (a node that is no tensor owns itself).
+        nbytes: bytes of the storage for its owner, 0 for every other node.
+        alive: for owners, whether the memory outlives forward whatever is decided.
+        mutated: primals that forward mutates, by position; they may not be read again in backward.
+    """
+
+    owner: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    alive: tuple[bool, ...]
+    mutated: frozenset[int]
+
+
+def find_storages(
+    joint: JointGraph, index: GraphIndex, roles: Roles, *, count_outputs: bool = False
+) -> Storages:
+    """Groups the nodes of a joint graph by storage.
+
+    Two nodes share a storage where their fake tensors do, or where an operator's schema says that
+    its result aliases an argument.
+
+    Args:
+        joint: the joint graph.
+        index: its positions.
+        roles: its classification.
+        count_outputs: count forward's outputs at their bytes instead of as free.
+    """
+    n = len(index)
+    owner = list(range(n))
+    first: dict[int, int] = {}
+    for i, node in enumerate(index.nodes):
+        base = _aliased_argument(node)
+        if base is not None and base in index.position:
+            owner[i] = owner[index.position[base]]
+            continue
+        key = storage_key(node.meta.get("val"))
+        if key is not None:
+            owner[i] = owner[first.setdefault(key, i)]
+    nbytes = [
+        storage_bytes(node.meta.get("val")) if owner[i] == i else 0
+        for i, node in enumerate(index.nodes)
+    ]
+    mutated = _mutated_primals(joint, index, owner)
+    alive = [False] * n
+    for i, role in roles.placeholders.items():
+        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in mutated:
+            alive[i] = True
+    for i, node in enumerate(index.nodes):
+        if node.op == "get_attr":
+            alive[owner[i]] = True
+    if not count_outputs:
+        outputs, _, descs, _ = split_outputs(joint)
+        for value, desc in zip(outputs, descs, strict=True):
+            if isinstance(value, fx.Node) and not is_input_mutation(desc):
+                position = owner[index.position[value]]
+                if position not in mutated:
+                    alive[position] = True
+    return Storages(
+        owner=tuple(owner),
+        nbytes=tuple(nbytes),
+        alive=tuple(alive),
+        mutated=frozenset(mutated),
+    )
+
+
+def _aliased_argument(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory the node's result is a view of, by the operator's schema."""
+    if node.op != "call_function":
+        return None
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        returns = target._schema.returns
+        if len(returns) != 1 or returns[0].alias_info is None:
+            return None
+        for value, argument in zip(node.args, target._schema.arguments, strict=False):
+            if argument.alias_info is not None and isinstance(value, fx.Node):
+                return value
+        return None
+    if getattr(target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
+        # An element of a list of views: the list itself was grouped with its base.
+        return node.args[0] if _aliased_argument(node.args[0]) is not None else None
+    return None
+
+
+def storage_key(value: Any) -> int | None:
+    """Identity of the storage behind a fake tensor, or None for what has none."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return int(value.untyped_storage()._cdata)
+    except NotImplementedError:
+        return None
+
+
+def storage_bytes(value: Any) -> int:
+    """Bytes of the storage behind a fake tensor; symbolic sizes count by their hint."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    if storage_key(value) is None:
+        return hint(value.numel()) * value.element_size()
+    return hint(value.untyped_storage().nbytes())
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of the elements of a value: of a tensor, or of all tensors of a tuple."""
+    if isinstance(value, torch.Tensor):
+        return hint(value.numel()) * value.element_size()
+    if isinstance(value, (tuple, list)):
+        return sum(map(tensor_bytes, value))
+    return 0
+
+
+def hint(size: Any) -> int:
+    """A size as an int, symbolic ones by their hint."""
+    return size if type(size) is int else int(optimization_hint(size, fallback=UNBACKED_HINT))
+
+
+def is_input_mutation(desc: Any) -> bool:
+    return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
+
+
+def _mutated_primals(joint: JointGraph, index: GraphIndex, owner: list[int]) -> set[int]:
+    """Primals that hold another value in backward than forward read from them."""
+    mutated: set[int] = set()
+    for node in index.nodes:
+        if not ops.is_mutating(node) or belongs_to_backward(node):
+            continue
+        schema = node.target._schema  # type: ignore[union-attr]
+        named = dict(zip([a.name for a in schema.arguments], node.args, strict=False))
+        named.update(node.kwargs)
+        for argument in schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for value in _nodes_of(named.get(argument.name)):
+                mutated.add(owner[index.position[value]])
+    descs = split_outputs(joint)[2]
+    if any(is_input_mutation(d) for d in descs):
+        by_desc = {
+            repr(node.meta.get("desc")): i
+            for i, node in enumerate(index.nodes)
+            if node.op == "placeholder" and node.meta.get("desc") is not None
+        }
+        for desc in descs:
+            if is_input_mutation(desc) and hasattr(desc, "mutated_input"):
+                i = by_desc.get(repr(desc.mutated_input))
+                if i is not None:
+                    mutated.add(owner[i])
+    return mutated
+
+
+def _nodes_of(value: Any) -> list[fx.Node]:
+    if isinstance(value, fx.Node):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [v for v in value if isinstance(v, fx.Node)]
+    return []

@@ -1,0 +1,130 @@
+"""Common subexpression elimination on joint graphs (SPEC A2)."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
+
+from remat.graph import ops
+from remat.graph.joint import output_node
+from remat.graph.storages import storage_key
+from remat.passes.base import Pass, PassResult, Stage, State
+
+
+@dataclass(frozen=True)
+class CommonSubexpressions(Pass):
+    """Merges calls of one operator with the same arguments.
+
+    Never merged: random, effectful, mutating or uninitialised results; aliases of an output; calls
+    with a mutation between them, with different recompute tags, or over unbacked symbols. Arguments
+    are compared with their types and bits: ``1``, ``1.0`` and ``True`` differ, and so do ``0.0``
+    and ``-0.0``; NaN equals itself.
+    """
+
+    name: ClassVar[str] = "cse"
+    stage: ClassVar[Stage] = Stage.JOINT
+    summary: ClassVar[str] = "merge calls of one operator with the same arguments"
+
+    def run(self, state: State) -> PassResult:
+        merged = merge(state.joint.graph)
+        after = state.changed() if merged else state
+        return PassResult(state=after, modified=merged > 0, detail=f"{merged} nodes merged")
+
+
+def merge(graph: fx.Graph) -> int:
+    """Merges common subexpressions of a graph in place and returns how many nodes went."""
+    returned = {
+        key
+        for node in output_node(graph).all_input_nodes
+        if (key := storage_key(node.meta.get("val"))) is not None
+    }
+    number: dict[fx.Node, int] = {}
+    seen: dict[Any, fx.Node] = {}
+    gone: set[int] = set()  # storages of nodes that were merged away
+    dead: list[fx.Node] = []
+    mutations = 0
+    for i, node in enumerate(graph.nodes):
+        number[node] = i
+        if node.op != "call_function":
+            continue
+        value = node.meta.get("val")
+        if gone and any(storage_key(v) in gone for v in pytree.tree_leaves(value)):
+            refresh(node)
+        if ops.is_mutating(node):
+            mutations += 1
+        if not _is_mergeable(node, value, returned):
+            continue
+        key = _key(node, number, mutations)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is node:
+            continue
+        gone |= {
+            k for v in pytree.tree_leaves(value) if (k := storage_key(v)) is not None
+        } - {storage_key(v) for v in pytree.tree_leaves(first.meta.get("val"))}
+        node.replace_all_uses_with(first)
+        dead.append(node)
+    for node in reversed(dead):
+        graph.erase_node(node)
+    return len(dead)
+
+
+def refresh(node: fx.Node) -> None:
+    """Computes the fake value of a node anew from those of its inputs, so that aliasing shows."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    fake = next(
+        (v.fake_mode for v in pytree.tree_leaves((args, kwargs)) if hasattr(v, "fake_mode")), None
+    )
+    if fake is not None:
+        with fake:
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _is_mergeable(node: fx.Node, value: Any, returned: set[int]) -> bool:
+    if ops.is_random(node) or ops.is_effectful(node) or ops.is_mutating(node):
+        return False
+    if ops.is_uninitialised(node) or ops.is_collective(node):
+        return False
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and storage_key(leaf) in returned:
+            return False
+        if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and (
+            free_unbacked_symbols(leaf)
+        ):
+            return False
+    return True
+
+
+def _key(node: fx.Node, number: dict[fx.Node, int], mutations: int) -> Any:
+    """What two calls must share to be one, or None where an argument cannot be compared."""
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    described: list[Any] = []
+    for x in leaves:
+        if isinstance(x, fx.Node):
+            described.append(("node", number[x]))
+        elif isinstance(x, float):
+            described.append(("float", struct.pack("<d", x)))
+        elif isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            described.append(("symbol", str(x.node.expr)))
+        else:
+            try:
+                hash(x)
+            except TypeError:
+                return None
+            described.append((type(x), x))
+    meta = node.meta
+    return (
+        node.target,
+        tuple(described),
+        spec,
+        meta.get("recompute"),
+        meta.get("ac_graph_id"),
+        mutations,
+    )

@@ -1,0 +1,45 @@
+"""Dead code elimination that keeps effects and random draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from remat.graph import ops
+from remat.passes.base import Pass, PassResult, Stage, State
+
+
+@dataclass(frozen=True)
+class DeadCode(Pass):
+    """Removes nodes that nobody reads.
+
+    Random operators stay even when unread, so that the stream of random numbers after the step does
+    not depend on what was planned; so do mutations, collectives and other effects.
+    """
+
+    name: ClassVar[str] = "dce"
+    stage: ClassVar[Stage] = Stage.ANY
+    summary: ClassVar[str] = "remove what nobody reads; effects and random draws stay"
+
+    def run(self, state: State) -> PassResult:
+        if state.forward is not None and state.backward is not None:
+            removed = sum(eliminate(m.graph) for m in (state.forward, state.backward))
+            return PassResult(state=state, modified=removed > 0, detail=f"{removed} nodes removed")
+        removed = eliminate(state.joint.graph)
+        after = state.changed() if removed else state
+        return PassResult(state=after, modified=removed > 0, detail=f"{removed} nodes removed")
+
+
+def eliminate(graph: fx.Graph) -> int:
+    """Removes dead nodes from a graph in place and returns how many."""
+    removed = 0
+    for node in reversed(graph.nodes):
+        if node.users or node.op in ("placeholder", "output"):
+            continue
+        if node.op == "call_function" and (ops.is_random(node) or ops.is_effectful(node)):
+            continue
+        graph.erase_node(node)
+        removed += 1
+    return removed

@@ -1,0 +1,141 @@
+"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free (SPEC A6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat.errors import PlanError
+from remat.graph.joint import Role
+from remat.graph.lowering import Kind, Lowered
+from remat.passes.bans import BanRules, Fusion, banned, cut_weights
+from remat.passes.base import Choice, Pass, PassResult, Stage, State
+from remat.solvers.flow import InfeasibleCutError, Network
+
+
+@dataclass(frozen=True)
+class MinCut(Pass):
+    """Decides what to keep by a minimum cut over bytes, with heuristics for what is worth keeping.
+
+    Attributes:
+        ban_used_far_apart: keep users of one value that are far apart from being recomputed.
+        ban_long_fusible_chains: break chains of fusible nodes over 100 long.
+        ban_materialized_backward: keep what backward writes to memory anyway.
+        ban_not_in_allowlist: keep what is not known to be cheap.
+        ban_reductions: keep results under a quarter of their inputs.
+    """
+
+    name: ClassVar[str] = "min-cut"
+    stage: ClassVar[Stage] = Stage.DECIDE
+    summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
+
+    ban_used_far_apart: bool = True
+    ban_long_fusible_chains: bool = True
+    ban_materialized_backward: bool = True
+    ban_not_in_allowlist: bool = True
+    ban_reductions: bool = True
+
+    def run(self, state: State) -> PassResult:
+        require_tangents(state)
+        saved = self.solve(state)
+        problem = state.lowered().problem
+        full = sum(problem.size[i] for i in saved)
+        after = replace(
+            state,
+            cut=self,
+            decision=state.lowered().decision(saved),
+            choice=Choice(full_bytes=full),
+        )
+        return PassResult(state=after, modified=True, detail=f"{full} bytes saved")
+
+    def rules(self) -> BanRules:
+        return BanRules(
+            used_far_apart=self.ban_used_far_apart,
+            long_fusible_chains=self.ban_long_fusible_chains,
+            materialized_backward=self.ban_materialized_backward,
+            not_in_allowlist=self.ban_not_in_allowlist,
+            reductions=self.ban_reductions,
+        )
+
+    def banned(self, state: State) -> bytearray:
+        """Positions of the joint graph that this cut may not recompute."""
+        return state.known(
+            ("banned", self.rules()), lambda: banned(state, self.rules(), fusion(state))
+        )
+
+    def solve(self, state: State) -> tuple[int, ...]:
+        """The nodes of the graph problem that the cut saves.
+
+        Raises:
+            PlanError: backward reads something that can neither be saved nor recomputed.
+        """
+        return state.known(("cut", self.rules()), lambda: self._solve(state))
+
+    def _solve(self, state: State) -> tuple[int, ...]:
+        lowered = state.lowered()
+        ban = self.banned(state)
+        fixed = [
+            kind is Kind.VALUE and bool(ban[at])
+            for kind, at in zip(lowered.kind, lowered.position, strict=True)
+        ]
+        return find_cut(state, lowered, fixed, biased=True)
+
+
+def fusion(state: State) -> Fusion:
+    return state.known("fusion", lambda: Fusion(state))
+
+
+def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool) -> tuple[int, ...]:
+    """The minimum cut with some nodes kept from recomputation.
+
+    Args:
+        state: the state.
+        lowered: its graph problem.
+        fixed: nodes of the problem that may not be recomputed.
+        biased: weigh bytes by distance and materialisation (`cut_weights`) instead of as they are.
+    """
+    problem = lowered.problem
+    weight = list(problem.size)
+    if biased:
+        by_position = [0] * len(state.index)
+        for i, kind in enumerate(lowered.kind):
+            if kind is Kind.VALUE:
+                by_position[lowered.position[i]] = problem.size[i]
+        scaled = cut_weights(state, fusion(state), by_position)
+        for i, kind in enumerate(lowered.kind):
+            if kind is Kind.VALUE:
+                weight[i] = scaled[lowered.position[i]]
+    try:
+        return Network(problem, fixed=fixed).cut(weight).saved
+    except InfeasibleCutError as error:
+        raise PlanError(explain_conflict(state, lowered, error)) from error
+
+
+def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) -> str:
+    """Names the path that makes a cut infeasible, with the lines of the user's source."""
+    lines = [str(error)]
+    for i in error.chain:
+        node = state.index.nodes[lowered.position[i]]
+        lines.append(f"  {node.name} = {node.target}{source_line(node)}")
+    lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
+    return "\n".join(lines)
+
+
+def source_line(node: object) -> str:
+    """Where in the user's code a node comes from, as far as PyTorch recorded it."""
+    trace = getattr(node, "meta", {}).get("stack_trace") or ""
+    files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    return f"    # {files[-1]}" if files else ""
+
+
+def require_tangents(state: State) -> None:
+    """Refuses a graph without a backward: there is nothing to plan.
+
+    Raises:
+        PlanError: no placeholder is a tangent.
+    """
+    if Role.TANGENT not in state.roles.placeholders.values():
+        raise PlanError(
+            f"graph '{state.joint.name}' has no tangents: nothing in it is differentiated, so there "
+            "is nothing to plan. Capture a model whose output requires a gradient"
+        )

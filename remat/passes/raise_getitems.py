@@ -1,0 +1,46 @@
+"""Elements of tuples right behind the operator that makes them."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from remat.passes.base import Pass, PassResult, Stage, State
+
+
+@dataclass(frozen=True)
+class RaiseGetitems(Pass):
+    """Moves every ``getitem`` to its operator, so that unused elements of the tuple are freed early."""
+
+    name: ClassVar[str] = "raise-getitems"
+    stage: ClassVar[Stage] = Stage.SPLIT
+    summary: ClassVar[str] = "take tuples apart right behind the operator that makes them"
+
+    def run(self, state: State) -> PassResult:
+        modules = [m for m in (state.forward, state.backward) if m is not None]
+        modules = modules or [state.joint.graph_module]
+        moved = sum(raise_getitems(m.graph) for m in modules)
+        return PassResult(state=state, modified=moved > 0, detail=f"{moved} nodes moved")
+
+
+def raise_getitems(graph: fx.Graph) -> int:
+    """Moves elements of tuples in place and returns how many moved."""
+    moved = 0
+    behind: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not operator.getitem:
+            continue
+        parent = node.args[0]
+        if not isinstance(parent, fx.Node):
+            continue
+        anchor = behind.get(parent, parent)
+        if parent.op == "placeholder":
+            continue
+        if anchor.next is not node:
+            anchor.append(node)
+            moved += 1
+        behind[parent] = node
+    return moved

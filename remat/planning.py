@@ -1,0 +1,280 @@
+"""Plans: the decision for one joint graph, its modules, and its figures by the one yardstick."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from remat.errors import PlanError
+from remat.graph.budget import format_bytes
+from remat.graph.costs import CostModel
+from remat.graph.joint import JointGraph
+from remat.graph.liveness import saved_storages, simulate_peak
+from remat.graph.lowering import Decision, Kind
+from remat.graph.verify import Split, verify
+from remat.passes.base import Choice, State
+from remat.solvers.flow import lagrangian_bound
+from remat.solvers.graph_problem import evaluate
+
+#: Version of the JSON form; a newer one is refused.
+JSON_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """What one training step keeps, what it computes again, and what that comes to.
+
+    Attributes:
+        saved: names of the joint graph's nodes whose values forward hands to backward, inputs and
+            outputs included.
+        snapshots: inputs of which forward keeps a copy, because it mutates them.
+        recomputed: names of the nodes that run in forward and again in backward.
+        saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs
+            and outputs.
+        peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters
+            included.
+        recompute_cost: summed cost of ``recomputed``, in ``unit``.
+        recompute_bound: a proven lower bound on the cost of every plan that saves no more than
+            ``capacity`` bytes, in ``unit``.
+        unit: unit of both costs.
+        capacity: the budget in bytes.
+        full_bytes: bytes that the runtime-optimal partition saves: what a ratio is a share of.
+        least_bytes: the least bytes that any plan saves.
+        budget: the budget as it was asked for.
+        solver: what decided: a solver, or the cut that sufficed.
+        cost: the cost model.
+        items: items in the knapsack, 0 where a cut sufficed.
+        deterministic: False only if a clock, not counted work, ended the search.
+        solve_s: seconds that the solver took.
+        graph: name of the joint graph.
+        fingerprint: digest of the joint graph that the plan is for.
+    """
+
+    saved: tuple[str, ...]
+    snapshots: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    saved_bytes: int
+    peak_bytes: int
+    recompute_cost: int
+    recompute_bound: int
+    unit: str
+    capacity: int
+    full_bytes: int
+    least_bytes: int
+    budget: str
+    solver: str
+    cost: str
+    items: int
+    deterministic: bool
+    solve_s: float
+    graph: str
+    fingerprint: str
+    _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
+
+    @property
+    def forward(self) -> fx.GraphModule:
+        """Forward: its own outputs, then what it saves."""
+        return self._pair()[0]
+
+    @property
+    def backward(self) -> fx.GraphModule:
+        """Backward: what was saved and the tangents in, one gradient or None per input out."""
+        return self._pair()[1]
+
+    @property
+    def gap(self) -> int:
+        """How far from optimal the plan can be at most, in ``unit``."""
+        return self.recompute_cost - self.recompute_bound
+
+    @property
+    def decision(self) -> Decision:
+        return Decision(saved=self.saved, snapshots=self.snapshots)
+
+    def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if self._modules is None:
+            raise PlanError(
+                "this plan was read from a file and has no modules; give it its graph with "
+                "remat.plan(joint, plan=plan)"
+            )
+        return self._modules
+
+    def to_json(self) -> str:
+        """The plan as JSON, without its modules."""
+        fields = {k: getattr(self, k) for k in _JSON_FIELDS}
+        return json.dumps({"remat_plan": JSON_VERSION, **fields}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """Reads a plan that `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no plan, cut off, of a newer version, or has wrong fields.
+        """
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, TypeError, RecursionError) as error:
+            raise PlanError(f"this is not a saved plan: {error}") from None
+        if not isinstance(data, dict) or "remat_plan" not in data:
+            raise PlanError("this is not a saved plan: expected JSON with the key 'remat_plan'")
+        version = data.pop("remat_plan")
+        if version != JSON_VERSION:
+            raise PlanError(
+                f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
+            )
+        missing = sorted(_JSON_FIELDS.keys() - data.keys())
+        unknown = sorted(data.keys() - _JSON_FIELDS.keys())
+        if missing or unknown:
+            raise PlanError(f"saved plan: fields missing: {missing}, unknown: {unknown}")
+        values: dict[str, Any] = {}
+        for name, kind in _JSON_FIELDS.items():
+            value = data[name]
+            if kind is tuple and isinstance(value, list) and all(type(v) is str for v in value):
+                value = tuple(value)
+            if kind is float and type(value) is int:
+                value = float(value)
+            if type(value) is not kind:
+                raise PlanError(
+                    f"saved plan: field '{name}' is {type(value).__name__}, expected {kind.__name__}"
+                )
+            values[name] = value
+        return cls(**values)
+
+    def explain(self) -> str:
+        """The plan in a few lines of text."""
+        share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
+        lines = [
+            f"plan for {self.graph}, budget {self.budget}, cost model {self.cost}",
+            f"  saved       {format_bytes(self.saved_bytes)}{share} "
+            f"{format_bytes(self.full_bytes)} that the runtime-optimal partition saves; "
+            f"{format_bytes(self.capacity)} allowed, {format_bytes(self.least_bytes)} the least possible)",
+            f"  recomputed  {len(self.recomputed)} operators, {format_cost(self.recompute_cost, self.unit)} "
+            f"(no plan within the budget needs less than {format_cost(self.recompute_bound, self.unit)})",
+            f"  peak        {format_bytes(self.peak_bytes)}, inputs and parameters included",
+            f"  decided by  {self.solver}"
+            + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
+        ]
+        if self._modules is not None:
+            lines += self._largest()
+        return "\n".join(lines)
+
+    def _largest(self) -> list[str]:
+        """The largest saved values and the most frequent recomputed operators."""
+        keep = set(self.saved)
+        free = {n.name for n in self.forward.graph.nodes if n.op == "placeholder"}
+        from remat.graph.storages import storage_bytes
+
+        sized = sorted(
+            (
+                (storage_bytes(n.meta.get("val")), n)
+                for n in self.forward.graph.nodes
+                if n.name in keep - free
+            ),
+            key=lambda item: -item[0],
+        )
+        again = Counter(
+            str(n.target) for n in self.backward.graph.nodes if n.name in set(self.recomputed)
+        )
+        lines = ["  largest saved:"] if sized else []
+        lines += [f"    {format_bytes(b):>9}  {n.name} = {n.target}" for b, n in sized[:8]]
+        lines += ["  recomputed operators:"] if again else []
+        lines += [f"    {count:>9}  {target}" for target, count in again.most_common(8)]
+        return lines
+
+
+_JSON_FIELDS: dict[str, type] = {
+    "graph": str,
+    "fingerprint": str,
+    "budget": str,
+    "solver": str,
+    "cost": str,
+    "unit": str,
+    "capacity": int,
+    "full_bytes": int,
+    "least_bytes": int,
+    "saved_bytes": int,
+    "peak_bytes": int,
+    "recompute_cost": int,
+    "recompute_bound": int,
+    "items": int,
+    "deterministic": bool,
+    "solve_s": float,
+    "saved": tuple,
+    "snapshots": tuple,
+    "recomputed": tuple,
+}
+
+
+def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> Plan:
+    """Scores and verifies a partitioned state: the end of every way to a plan.
+
+    Raises:
+        PlanError: a rule of the verifier is broken.
+    """
+    assert state.decision is not None
+    assert state.forward is not None
+    assert state.backward is not None
+    lowered = state.lowered(cost)
+    problem = lowered.problem
+    scored = evaluate(problem, lowered.saved_of(state.decision))
+    n = state.joint.num_fwd_outputs
+    saved_bytes = sum(
+        saved_storages(state.forward, n, count_outputs=state.count_outputs).values()
+    )
+    choice = state.choice or Choice()
+    capacity = saved_bytes if choice.capacity is None else choice.capacity
+    verify(
+        Split(
+            joint=state.joint,
+            forward=state.forward,
+            backward=state.backward,
+            capacity=capacity,
+            count_outputs=state.count_outputs,
+        )
+    )
+    state.forward.recompile()
+    state.backward.recompile()
+    kept = [i for i in scored.saved if lowered.kind[i] is Kind.VALUE]
+    return Plan(
+        saved=tuple(problem.names[i] for i in kept),
+        snapshots=state.decision.snapshots,
+        recomputed=tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i]),
+        saved_bytes=saved_bytes,
+        peak_bytes=simulate_peak(state.forward, state.backward, n).nbytes,
+        recompute_cost=scored.recompute_cost,
+        recompute_bound=min(scored.recompute_cost, lagrangian_bound(problem, capacity)),
+        unit=problem.unit,
+        capacity=capacity,
+        full_bytes=choice.full_bytes if choice.full_bytes is not None else saved_bytes,
+        least_bytes=choice.least_bytes if choice.least_bytes is not None else 0,
+        budget=budget,
+        solver=choice.solver,
+        cost=str(cost),
+        items=choice.items,
+        deterministic=choice.deterministic,
+        solve_s=choice.elapsed_s,
+        graph=state.joint.name,
+        fingerprint=fingerprint,
+        _modules=(state.forward, state.backward),
+    )
+
+
+def without_modules(plan: Plan) -> Plan:
+    """The plan without its modules, as it would come back from JSON."""
+    return replace(plan, _modules=None)
+
+
+def format_cost(cost: float, unit: str) -> str:
+    """A cost for people."""
+    if unit == "ps":
+        for name, scale in (("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3)):
+            if cost >= scale:
+                return f"{cost / scale:.4g} {name}"
+        return f"{cost:.0f} ps"
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if cost >= scale:
+            return f"{cost / scale:.4g} {prefix}{unit}"
+    return f"{cost:.0f} {unit}"

@@ -1,0 +1,41 @@
+"""What remat itself registers, through the same hooks as everybody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from remat.plugins.hooks import hookimpl
+
+if TYPE_CHECKING:
+    from remat.graph.costs import CostModel
+    from remat.passes.base import Pass
+    from remat.solvers.base import Solver
+
+
+@hookimpl
+def remat_solvers() -> list[type[Solver]]:
+    """Our solvers, in the order of the tables."""
+    from remat.solvers.auto import Auto
+    from remat.solvers.cpsat import CpSat
+    from remat.solvers.dp import DynamicProgram
+    from remat.solvers.greedy import Greedy
+    from remat.solvers.milp import Milp
+    from remat.solvers.pulp_cbc import PulpCbc
+
+    return [Greedy, DynamicProgram, Milp, PulpCbc, CpSat, Auto]
+
+
+@hookimpl
+def remat_passes() -> list[type[Pass]]:
+    """Our passes."""
+    from remat.passes import builtin_passes
+
+    return list(builtin_passes())
+
+
+@hookimpl
+def remat_cost_models() -> list[type[CostModel]]:
+    """Our cost models."""
+    from remat.graph.costs import builtin_cost_models
+
+    return list(builtin_cost_models())

@@ -1,0 +1,87 @@
+"""What makes a registered class usable. Each check returns the first fault, in words, or None."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from remat.solvers.base import Solver
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_RESERVED = ("all",)
+
+
+def check_class(offered: object, base: type) -> str | None:
+    """Find what keeps ``offered`` from being a usable, named subclass of ``base``."""
+    if not inspect.isclass(offered):
+        if isinstance(offered, base):
+            return f"{offered!r} is an instance: return the class, {type(offered).__name__}"
+        return f"{offered!r} is not a class: return subclasses of {base.__name__}"
+    if not issubclass(offered, base):
+        return f"{offered.__qualname__} does not derive from {base.__module__}.{base.__name__}"
+    if inspect.isabstract(offered):
+        missing = ", ".join(sorted(getattr(offered, "__abstractmethods__", ())))
+        return f"{offered.__qualname__} is abstract: implement {missing}"
+    name = getattr(offered, "name", None)
+    if not isinstance(name, str) or not name:
+        return f"{offered.__qualname__} has no name: give it a class attribute name = 'my-name'"
+    if not _NAME.fullmatch(name) or name in _RESERVED:
+        return (
+            f"{offered.__qualname__} has the name {name!r}: use letters, digits, '-', '_' and '.', "
+            f"and not 'all'"
+        )
+    return None
+
+
+def check_solver(offered: object) -> str | None:
+    """Find what keeps ``offered`` from being a usable solver class."""
+    fault = check_class(offered, Solver)
+    if fault is not None:
+        return fault
+    solver: Any = offered
+    return _check_capabilities(solver) or _check_methods(solver)
+
+
+def _check_capabilities(solver: type[Solver]) -> str | None:
+    where = solver.__qualname__
+    for flag in ("exact", "deterministic"):
+        given: Any = getattr(solver, flag)
+        if not isinstance(given, bool):
+            return f"{where}.{flag} must be True or False as class data, got {given!r}"
+    requires: Any = solver.requires
+    if not isinstance(requires, (tuple, list)) or not all(isinstance(m, str) for m in requires):
+        return f"{where}.requires must be a tuple of module names, got {requires!r}"
+    extra: Any = solver.extra
+    if not (extra is None or isinstance(extra, str)):
+        return f"{where}.extra must be text for pip install or None, got {extra!r}"
+    return None
+
+
+def _check_methods(solver: type[Solver]) -> str | None:
+    where = solver.__qualname__
+    if not solver.knapsack and not solver.graph:
+        return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"
+    if not _accepts(solver):
+        return f"{where}() needs arguments: give every argument of its constructor a default"
+    calls: list[tuple[str, dict[str, object]]] = [("refuses", {})]
+    if solver.knapsack:
+        calls.append(("solve", {"time_limit": None}))
+    if solver.graph:
+        calls.append(("solve_graph", {"time_limit": None}))
+    for method, keywords in calls:
+        function = getattr(solver, method)
+        if not callable(function) or not _accepts(function, None, None, **keywords):
+            options = ", *, time_limit=None" if keywords else ""
+            return f"{where}.{method} must be callable as {method}(self, problem{options})"
+    return None
+
+
+def _accepts(function: Any, *args: object, **kwargs: object) -> bool:
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that tells no signature: give it the benefit of the doubt
+        return True
+    return True

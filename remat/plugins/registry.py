@@ -1,0 +1,284 @@
+"""Who is there: discovery, registration, and foreign code kept from spoiling the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import functools
+import importlib
+import importlib.metadata
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pluggy
+
+from remat.errors import PluginError, ProblemError, SolverError
+from remat.plugins import builtin, hooks
+from remat.plugins.checks import check_class, check_solver
+from remat.solvers.base import Solver, unavailable
+
+if TYPE_CHECKING:
+    from remat.graph.costs import CostModel
+    from remat.passes.base import Pass
+
+_OURS = hooks.PROJECT
+
+
+class PluginWarning(RuntimeWarning):
+    """A plugin that was refused; the rest keeps working."""
+
+
+class Registry:
+    """Everything that is registered, by kind and name.
+
+    Each kind is asked for when it is first wanted, so that solvers come without torch. A plugin
+    that fails or offers something unusable is refused by name: the reason is a `PluginWarning`
+    once, and stays in `problems`.
+    """
+
+    def __init__(self) -> None:
+        self._manager = pluggy.PluginManager(hooks.PROJECT)
+        self._manager.add_hookspecs(hooks)
+        self._manager.register(builtin, name=_OURS)
+        self._found: dict[str, dict[str, Any]] = {}
+        self._load_problems: list[PluginError] = []
+        self._offer_problems: dict[str, list[PluginError]] = {}
+        self._refused: dict[str, str] = {}
+        self._warned: set[str] = set()
+        self._discover()
+
+    @property
+    def solvers(self) -> Mapping[str, type[Solver]]:
+        """Solver classes by name, available or not: ours in table order, then others by name."""
+        return self._kind("remat_solvers")
+
+    @property
+    def passes(self) -> Mapping[str, type[Pass]]:
+        """Pass classes by name."""
+        return self._kind("remat_passes")
+
+    @property
+    def cost_models(self) -> Mapping[str, type[CostModel]]:
+        """Cost model classes by name."""
+        return self._kind("remat_cost_models")
+
+    @property
+    def problems(self) -> tuple[PluginError, ...]:
+        """Why plugins were refused, as far as they have been asked."""
+        offered = (problem for found in self._offer_problems.values() for problem in found)
+        return (*self._load_problems, *offered)
+
+    def solver_names(self) -> tuple[str, ...]:
+        """The names of the solvers that can be used here and now."""
+        return tuple(name for name, kind in self.solvers.items() if unavailable(kind) is None)
+
+    def solver(self, name: str | Solver) -> Solver:
+        """Return a solver that is ready to run.
+
+        Args:
+            name: a registered name, or ``"module:Class"``; a solver is handed back as it is.
+
+        Raises:
+            SolverError: no such solver, or it cannot run here; the message says what to do.
+        """
+        if isinstance(name, Solver):
+            return name
+        kind = self.solver_class(name)
+        reason = unavailable(kind)
+        if reason is not None:
+            raise SolverError(name, f"solver '{name}' is not available here: {reason}")
+        return kind()
+
+    def solver_class(self, name: str) -> type[Solver]:
+        """Return a solver's class, whether or not it can run here; otherwise as `solver`."""
+        if not isinstance(name, str):
+            raise SolverError(
+                repr(name), f"a solver is asked for by name or 'module:Class', got {name!r}"
+            )
+        if ":" in name:
+            return _load(name)
+        kind = self.solvers.get(name)
+        if kind is None:
+            message = unknown("solver", name, self.solvers)
+            if name in self._refused:
+                message += f"; a plugin offered one of that name, but {self._refused[name]}"
+            raise SolverError(name, message)
+        return kind
+
+    def cost_model(self, text: str) -> CostModel:
+        """Return a cost model by name, with an argument behind a colon: ``"roofline:h100"``.
+
+        Raises:
+            ProblemError: no such cost model, or it does not take this argument.
+        """
+        name, colon, argument = text.partition(":")
+        kind = self.cost_models.get(name)
+        if kind is None:
+            raise ProblemError(unknown("cost model", name, self.cost_models))
+        return kind.parse(argument if colon else None)
+
+    def register(self, plugin: object, name: str | None = None) -> str:
+        """Register a plugin by hand and return the name under which it is known.
+
+        Args:
+            plugin: a module or object with hook implementations.
+            name: what to call it in messages; by default its own name.
+
+        Raises:
+            PluginError: it implements no hook, or one wrongly, or is registered already.
+        """
+        name = name or getattr(plugin, "__name__", None) or type(plugin).__name__
+        try:
+            self._manager.register(plugin, name=name)
+        except (ValueError, pluggy.PluginValidationError) as error:
+            _raise(name, f"cannot be registered: {error}", error)
+        try:
+            self._manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            self._manager.unregister(plugin)
+            _raise(name, f"implements a hook that does not exist: {error}", error)
+        if not self._manager.get_hookcallers(plugin):
+            self._manager.unregister(plugin)
+            _raise(
+                name,
+                "implements no hook: it needs a function remat_solvers, remat_passes or "
+                "remat_cost_models marked with @remat.hookimpl",
+            )
+        self._forget()
+        return name
+
+    def unregister(self, name: str) -> None:
+        """Take out a plugin; what it registered is gone."""
+        if name == _OURS or not self._manager.has_plugin(name):
+            raise PluginError(f"no plugin '{name}' to unregister")
+        self._manager.unregister(name=name)
+        self._forget()
+
+    @contextlib.contextmanager
+    def registered(self, plugin: object, name: str | None = None) -> Iterator[str]:
+        """Register a plugin for the length of a ``with`` block."""
+        name = self.register(plugin, name)
+        try:
+            yield name
+        finally:
+            self.unregister(name)
+
+    def _discover(self) -> None:
+        entries = importlib.metadata.entry_points(group=hooks.PROJECT)
+        for entry in sorted(entries, key=lambda e: (e.name, e.value)):
+            try:
+                self.register(entry.load(), entry.name)
+            except PluginError as error:
+                self._load_problems.append(error)
+            except (Exception, SystemExit) as error:  # the plugin border
+                problem = PluginError(
+                    f"plugin '{entry.name}' ({entry.value}) is refused: it raised "
+                    f"{type(error).__name__} while loading: {error}"
+                )
+                problem.__cause__ = error
+                self._load_problems.append(problem)
+        self._warn()
+
+    def _kind(self, hook: str) -> Mapping[str, Any]:
+        if hook not in self._found:
+            ours: dict[str, Any] = {}
+            others: dict[str, Any] = {}
+            problems: list[PluginError] = []
+            for plugin, offer in self._offers(hook, problems):
+                fault = _check(hook, offer)
+                if fault is None and (offer.name in ours or offer.name in others):
+                    fault = f"the name '{offer.name}' of {offer.__qualname__} is taken"
+                if fault is None:
+                    (ours if plugin == _OURS else others)[offer.name] = offer
+                    continue
+                name = getattr(offer, "name", None)
+                if isinstance(name, str):
+                    self._refused.setdefault(name, fault)
+                problems.append(PluginError(f"plugin '{plugin}': a class is refused: {fault}"))
+            self._found[hook] = {**ours, **dict(sorted(others.items()))}
+            self._offer_problems[hook] = problems
+            self._warn()
+        return MappingProxyType(self._found[hook])
+
+    def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
+        """Everything that plugins offer, ours first, with the plugin's name."""
+        calls = getattr(self._manager.hook, hook).get_hookimpls()
+        for call in sorted(calls, key=lambda c: (c.plugin_name != _OURS, c.plugin_name)):
+            if call.plugin_name == _OURS:
+                yield from ((_OURS, offer) for offer in call.function())
+                continue
+            try:
+                offers = call.function()
+                if not isinstance(offers, (list, tuple)):
+                    raise TypeError(f"it returned {offers!r}: return a list of classes")
+            except (Exception, SystemExit) as error:  # the plugin border
+                problem = PluginError(
+                    f"plugin '{call.plugin_name}' is refused: its {hook} raised "
+                    f"{type(error).__name__}: {error}"
+                )
+                problem.__cause__ = error
+                problems.append(problem)
+                continue
+            yield from ((call.plugin_name, offer) for offer in offers)
+
+    def _forget(self) -> None:
+        self._found.clear()
+        self._offer_problems.clear()
+        self._refused.clear()
+
+    def _warn(self) -> None:
+        fresh = [str(p) for p in self.problems if str(p) not in self._warned]
+        self._warned.update(fresh)
+        for message in fresh:
+            warnings.warn(message, PluginWarning, stacklevel=4)
+
+
+@functools.cache
+def registry() -> Registry:
+    """Return the registry of this process."""
+    return Registry()
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Say that a name is unknown, which are known, and which was probably meant."""
+    names = list(known)
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    meant = f"; did you mean '{close[0]}'?" if close else ""
+    return f"unknown {what} '{name}': known are {', '.join(names)}{meant}"
+
+
+def _check(hook: str, offer: object) -> str | None:
+    if hook == "remat_solvers":
+        return check_solver(offer)
+    if hook == "remat_passes":
+        from remat.passes.base import Pass
+
+        return check_class(offer, Pass)
+    from remat.graph.costs import CostModel
+
+    return check_class(offer, CostModel)
+
+
+def _load(path: str) -> type[Solver]:
+    module_name, _, class_name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # foreign code runs on import
+        raise SolverError(
+            path,
+            f"solver '{path}': importing '{module_name}' raised {type(error).__name__}: {error}",
+        ) from error
+    offered = getattr(module, class_name, None)
+    if offered is None:
+        raise SolverError(path, f"solver '{path}': module '{module_name}' has no '{class_name}'")
+    fault = check_solver(offered)
+    if fault is not None:
+        raise SolverError(path, f"solver '{path}' is unusable: {fault}")
+    kind: type[Solver] = offered
+    return kind
+
+
+def _raise(name: str, fault: str, cause: Exception | None = None) -> NoReturn:
+    raise PluginError(f"plugin '{name}' is refused: it {fault}") from cause

@@ -1,0 +1,102 @@
+"""The class that every solver derives from, ours and anyone's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from remat.solvers.problem import KnapsackProblem
+from remat.solvers.solution import Answer
+
+
+class Solver:
+    """Decides what to save. Subclass it, name it, and give it one method.
+
+    Capabilities are class data, so that a table of solvers can be drawn without running or
+    importing any back end; import the back end inside ``solve``. Solvers hold no run state: their
+    instances are interchangeable and compare equal by class.
+
+    Attributes:
+        name: the name to ask for it by, kebab-case.
+        summary: one line for tables; the docstring's first line if not given.
+        exact: unless it says otherwise, its answer is optimal.
+        deterministic: the same problem gets the same answer in every process.
+        requires: importable modules that it needs.
+        extra: what to ``pip install`` for them, such as ``"my-package[highs]"``; the missing
+            module's own name if not given.
+        knapsack: it has ``solve``. Filled in.
+        graph: it has ``solve_graph``, a method like ``solve`` for the graph problem. Filled in.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = ""
+    summary: ClassVar[str] = ""
+    exact: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
+    requires: ClassVar[tuple[str, ...]] = ()
+    extra: ClassVar[str | None] = None
+    knapsack: ClassVar[bool] = False
+    graph: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.knapsack = cls.solve is not Solver.solve
+        cls.graph = callable(getattr(cls, "solve_graph", None))
+        if "summary" not in cls.__dict__:
+            cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
+
+    def solve(
+        self, problem: KnapsackProblem, *, time_limit: float | None = None
+    ) -> Answer | Iterable[int]:
+        """Choose items whose weight stays within the capacity.
+
+        ``solve(self, problem, **kwargs)`` is a legal signature too.
+
+        Args:
+            problem: what to solve.
+            time_limit: seconds after which to return the best found so far; None: no clock, so
+                a search that must end counts its work.
+
+        Returns:
+            Indices of the items to save, or an `Answer` that says more.
+        """
+        raise NotImplementedError(f"solver '{self.name}' does not solve knapsack problems")
+
+    def refuses(self, problem: KnapsackProblem) -> str | None:  # noqa: ARG002
+        """Return why this problem is not for this solver, or None. Called before ``solve``."""
+        return None
+
+    @classmethod
+    def cannot_run(cls) -> str | None:
+        """Return why this solver cannot run here although its modules exist, or None."""
+        return None
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self).__qualname__)
+
+    def __repr__(self) -> str:
+        return f"<solver '{self.name}'>"
+
+
+def unavailable(solver: type[Solver]) -> str | None:
+    """Return why a solver cannot run here and what to install, or None if it can.
+
+    Looks for the modules it requires without importing them.
+    """
+    for module in solver.requires:
+        if not _exists(module):
+            install = solver.extra or module.partition(".")[0]
+            return f"module '{module}' is not installed: pip install '{install}'"
+    return solver.cannot_run()
+
+
+def _exists(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # no parent package; a stub in sys.modules without a spec
+        return False

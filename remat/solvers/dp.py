@@ -1,0 +1,86 @@
+"""Dynamic programming over capacity, in a bounded number of steps.
+
+Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
+``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget; here weights
+round up and the capacity down, so a choice always fits, and nothing is rounded where the capacity,
+in units of the weights' common divisor, has no more steps than allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.errors import ProblemError
+from remat.solvers.bounds import relax
+from remat.solvers.doubles import coarsen, repair
+from remat.solvers.problem import KnapsackProblem
+from remat.solvers.reduction import ReducingSolver
+from remat.solvers.solution import Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class DynamicProgram(ReducingSolver):
+    """Dynamic programming over the capacity in steps; exact where the steps are fine enough.
+
+    Attributes:
+        steps: capacities to tell apart. Time and memory grow with items times steps.
+    """
+
+    steps: int = 10_000
+
+    name: ClassVar[str] = "dp"
+    requires: ClassVar[tuple[str, ...]] = ("numpy",)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ProblemError(f"steps must be at least 1, got {self.steps}")
+
+    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Fill the table, items by efficiency, and read the choice back from it."""
+        deadline = None if time_limit is None else time.monotonic() + time_limit
+        unit = -(-core.capacity // self.steps)
+        coarse = coarsen(core, unit) if unit > 1 else core
+        relaxed = relax(core)
+        picked, done = _fill_table(coarse, relaxed.order, deadline)
+        saved = tuple(sorted(picked))
+        if unit > 1 or not done:
+            saved = repair(core, picked)  # rounding left room
+        value = core.value_of(saved)
+        if value < relaxed.value:
+            saved, value = relaxed.saved, relaxed.value
+        proven = unit == 1 and done
+        return Answer(saved, value if proven else relaxed.bound, by_clock=not done)
+
+
+def _fill_table(
+    problem: KnapsackProblem, order: tuple[int, ...], deadline: float | None
+) -> tuple[list[int], bool]:
+    """Return the best choice among the items reached, lightest first, and whether all were."""
+    import numpy as np
+
+    columns = problem.capacity + 1
+    best = np.zeros(columns, dtype=np.int64)  # best[c]: most value within capacity c
+    taken: list[tuple[int, np.ndarray]] = []  # per item, one bit per capacity
+    done = True
+    for i in order:
+        if deadline is not None and time.monotonic() >= deadline:
+            done = False
+            break
+        weight, value = problem.weights[i], problem.values[i]
+        if weight >= columns:
+            continue
+        with_item = best[: columns - weight] + value
+        better = np.zeros(columns, dtype=np.bool_)
+        np.greater(with_item, best[weight:], out=better[weight:])
+        np.maximum(best[weight:], with_item, out=best[weight:])
+        taken.append((i, np.packbits(better)))
+
+    room = int(np.argmax(best))  # the first of the greatest: no heavier than needed
+    picked = []
+    for i, bits in reversed(taken):
+        if bits[room >> 3] >> (7 - (room & 7)) & 1:
+            picked.append(i)
+            room -= problem.weights[i]
+    return picked, done

@@ -1,0 +1,81 @@
+"""The one way in which remat runs a solver: ask whether it can, let it, believe nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterable
+from itertools import islice
+
+from remat.errors import ProblemError, SolverError
+from remat.solvers.base import Solver, unavailable
+from remat.solvers.problem import KnapsackProblem
+from remat.solvers.solution import Answer, Solution
+from remat.solvers.verify import verify
+
+
+def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = None) -> Solution:
+    """Solve a problem with a solver and check the answer.
+
+    The solver gets the problem as it is, so that what is refused is what it was given; solvers
+    that want the easy part taken out derive from `remat.solvers.reduction.ReducingSolver`.
+
+    Args:
+        solver: whom to ask.
+        problem: what to solve.
+        time_limit: seconds; None: the solver counts its work, or runs until it is done.
+
+    Returns:
+        The checked solution.
+
+    Raises:
+        ProblemError: an argument is not what it must be.
+        SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
+    """
+    if not isinstance(solver, Solver):
+        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
+    if not isinstance(problem, KnapsackProblem):
+        raise ProblemError(f"problem must be a KnapsackProblem, got {type(problem).__name__}")
+    check_time_limit(time_limit)
+    if not solver.knapsack:
+        raise SolverError(
+            solver.name, f"solver '{solver.name}' solves the graph problem only, not knapsacks"
+        )
+    reason = unavailable(type(solver))
+    if reason is not None:
+        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
+
+    started = time.perf_counter()
+    try:
+        reason = solver.refuses(problem)
+        if reason is None:
+            answer = _drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+    except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
+        raise SolverError(
+            solver.name,
+            f"solver '{solver.name}' raised {type(error).__name__}: {error}",
+        ) from error
+    if reason is not None:
+        raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
+    return verify(problem, solver, answer, elapsed_s=time.perf_counter() - started)
+
+
+def check_time_limit(time_limit: object) -> None:
+    """Raise `ProblemError` unless ``time_limit`` is None or a positive, finite number."""
+    if time_limit is None:
+        return
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)):
+        raise ProblemError(f"time_limit must be seconds or None, got {time_limit!r}")
+    if not (math.isfinite(time_limit) and time_limit > 0):
+        raise ProblemError(
+            f"time_limit must be above 0 and finite, got {time_limit!r}: give None for no limit"
+        )
+
+
+def _drawn(answer: object, count: int) -> object:
+    """Draw the indices out of a lazy answer while errors are caught; no more than tell."""
+    if isinstance(answer, Answer):
+        drawn = _drawn(answer.saved, count)
+        return dataclasses.replace(answer, saved=drawn)  # type: ignore[arg-type]
+    return list(islice(answer, count + 1)) if isinstance(answer, Iterable) else answer

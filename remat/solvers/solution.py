@@ -1,0 +1,59 @@
+"""What a solver may return, and what remat makes of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+class Status(enum.Enum):
+    """How much is known about a solution."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a solver returns when bare indices do not say enough. Nothing in it is believed.
+
+    Attributes:
+        saved: indices of the items to save, in any order.
+        bound: an upper bound that the solver has proven on the value of any choice.
+        value: what the solver thinks ``saved`` is worth; compared with what it is worth.
+        status: ``OPTIMAL`` if the solver has proven its answer optimal. Without a status and
+            without a bound, a solver that declares ``exact`` is taken to say ``OPTIMAL``.
+        by_clock: a clock, not counted work, ended the search, so that the next run may differ.
+    """
+
+    saved: Iterable[int]
+    bound: int | None = None
+    value: int | None = field(default=None, kw_only=True)
+    status: Status | None = field(default=None, kw_only=True)
+    by_clock: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """A checked answer to a knapsack problem.
+
+    Attributes:
+        saved: indices of the items to save, sorted.
+        value: their value, recomputed.
+        weight: their weight, recomputed; at most the capacity.
+        bound: proven upper bound on the value of any choice; never below ``value``.
+        status: ``OPTIMAL`` if nothing better exists.
+        solver: name of the solver.
+        elapsed_s: seconds the solver took.
+        deterministic: False if a clock ended the search or the solver declares no better.
+    """
+
+    saved: tuple[int, ...]
+    value: int
+    weight: int
+    bound: int
+    status: Status
+    solver: str
+    elapsed_s: float
+    deterministic: bool = True

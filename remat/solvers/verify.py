@@ -1,0 +1,122 @@
+"""The check that every answer passes: recomputed in integers, refused with the solver's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice, pairwise
+from typing import NoReturn
+
+from remat.errors import SolverError
+from remat.solvers.base import Solver
+from remat.solvers.bounds import relax
+from remat.solvers.problem import KnapsackProblem, as_integer
+from remat.solvers.solution import Answer, Solution, Status
+
+
+def verify(
+    problem: KnapsackProblem, solver: Solver, answer: object, *, elapsed_s: float = 0.0
+) -> Solution:
+    """Turn what a solver returned into a solution that can be relied on.
+
+    Args:
+        problem: what the solver was given.
+        solver: who answered.
+        answer: an iterable of indices, or an `Answer`.
+        elapsed_s: seconds the solver took.
+
+    Returns:
+        The solution; its bound is the least of the claimed one and that of the linear relaxation.
+
+    Raises:
+        SolverError: the answer is malformed, overweight, or claims what is not so; the message
+            names the solver and the first thing wrong.
+    """
+    claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
+    saved = _indices(problem, solver, claim.saved)
+    weight, value = problem.weight_of(saved), problem.value_of(saved)
+    if weight > problem.capacity:
+        _refuse(
+            solver,
+            f"returned an overweight choice: {weight} over a capacity of {problem.capacity}, "
+            f"{weight - problem.capacity} too much",
+        )
+    claimed = _number(solver, "value", claim.value)
+    if claimed is not None and claimed != value:
+        _refuse(solver, f"claims a value of {claimed}, but its items are worth {value}")
+    if claim.status is not None and not isinstance(claim.status, Status):
+        _refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
+
+    relaxed = relax(problem)
+    bound = _bound(solver, claim, value)
+    if bound is not None and bound < max(value, relaxed.value):
+        known = "its own items are" if bound <= value else "a greedy choice is"
+        _refuse(
+            solver,
+            f"claims that no choice is worth more than {bound}, but {known} worth "
+            f"{max(value, relaxed.value)}",
+        )
+    bound = relaxed.bound if bound is None else min(bound, relaxed.bound)
+    return Solution(
+        saved=saved,
+        value=value,
+        weight=weight,
+        bound=bound,
+        status=Status.OPTIMAL if bound == value else Status.FEASIBLE,
+        solver=solver.name,
+        elapsed_s=elapsed_s,
+        deterministic=solver.deterministic and not claim.by_clock,
+    )
+
+
+def _bound(solver: Solver, claim: Answer, value: int) -> int | None:
+    """The bound that the answer claims, in words or in numbers; a proof of optimality is one."""
+    bound = _number(solver, "bound", claim.bound)
+    if claim.status is Status.OPTIMAL:
+        if bound is not None and bound != value:
+            _refuse(solver, f"claims OPTIMAL at {value} and in the same breath a bound of {bound}")
+        if bound is None and not solver.exact:
+            _refuse(
+                solver,
+                "claims OPTIMAL without a bound and without declaring exact = True: "
+                "return Answer(saved, bound) with the bound that proves it",
+            )
+        return value
+    if claim.status is None and bound is None and solver.exact:
+        return value
+    return bound
+
+
+def _indices(problem: KnapsackProblem, solver: Solver, returned: object) -> tuple[int, ...]:
+    if not isinstance(returned, Iterable):
+        _refuse(
+            solver,
+            f"returned {type(returned).__name__} where indices are due: "
+            f"return an iterable of item indices, or Answer(saved, bound)",
+        )
+    count, saved = len(problem), []
+    for item in islice(returned, count + 1):  # an endless generator must show itself by then
+        index = as_integer(item)
+        if index is None:
+            hint = " (a mask? return the indices)" if isinstance(item, bool) else ""
+            _refuse(solver, f"returned {item!r} where an item index is due{hint}")
+        if not 0 <= index < count:
+            _refuse(solver, f"returned index {index}, but the items are 0 to {count - 1}")
+        saved.append(index)
+    saved.sort()
+    for index, following in pairwise(saved):
+        if index == following:
+            _refuse(solver, f"returned index {index} twice")
+    return tuple(saved)
+
+
+def _number(solver: Solver, what: str, claimed: object) -> int | None:
+    if claimed is None:
+        return None
+    number = as_integer(claimed)
+    if number is None:
+        _refuse(solver, f"claims a {what} of {claimed!r}, which is no integer: round it, bounds up")
+    return number
+
+
+def _refuse(solver: Solver, fault: str) -> NoReturn:
+    raise SolverError(solver.name, f"solver '{solver.name}' {fault}")

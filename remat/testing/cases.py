@@ -1,0 +1,172 @@
+"""The cases of the conformance suite, as data.
+
+A bug found in one solver becomes a case for all. Cases are never changed: a new one carries the
+suite version with which it came.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from remat.solvers.problem import KnapsackProblem
+from remat.testing.families import FAMILIES, family, layers
+from remat.testing.oracle import brute_force
+
+SUITE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A named problem whose optimum is known.
+
+    Attributes:
+        name: kebab-case; test ids and tables show it.
+        since: version of the suite that brought it.
+        problem: what to solve.
+        certificate: the optimum where there are too many items to try everything.
+    """
+
+    name: str
+    since: int
+    problem: KnapsackProblem
+    certificate: int | None = None
+
+    @property
+    def optimum(self) -> int:
+        """The greatest value of any choice: the certificate, or by trying everything."""
+        return brute(self.problem) if self.certificate is None else self.certificate
+
+
+brute = functools.cache(brute_force)
+
+_GIB = 2**30
+_PETA = 10**15
+
+# name: (weights, values, capacity); at most 20 items, the optimum by trying everything.
+_SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "empty": ((), (), 10),
+    "empty-no-room": ((), (), 0),
+    "zero-capacity": ((3, 1, 2), (5, 4, 3), 0),
+    "zero-capacity-weightless": ((0, 1, 0), (5, 4, 3), 0),
+    "all-zero": ((0, 0, 0), (0, 0, 0), 0),
+    "worthless": ((3, 1, 2), (0, 0, 0), 4),
+    "weightless": ((0, 0, 0), (3, 1, 2), 4),
+    "all-fit": ((3, 1, 2), (5, 4, 3), 6),
+    "one-item-fits": ((3,), (5,), 3),
+    "one-item-too-heavy": ((3,), (5,), 2),
+    "all-too-heavy": ((7, 8, 9), (5, 4, 3), 6),
+    "equal-items": ((5,) * 9, (7,) * 9, 23),
+    "last-unit": ((4, 3, 3), (5, 4, 3), 6),
+    "exact-fit": ((6, 5, 4, 3), (60, 51, 42, 31), 13),
+    "greedy-trap": ((1, 1000), (2, 1000), 1000),
+    "half-trap": ((51, 50, 50), (53, 50, 50), 100),
+    "peta-next-to-one": ((_PETA, 1, 1, _PETA, 1), (_PETA, 1, 2, _PETA - 1, 3), _PETA + 2),
+    "peta-values": ((3, 4, 5, 6), (_PETA, _PETA + 1, _PETA + 3, _PETA + 2), 9),
+    "beyond-doubles": ((2**53 + 1, 2**53, 1, 1), (2**53 + 1, 2**53, 1, 1), 2**53 + 1),
+    "int64-edge": ((2**61, 2**61, 2**61 - 1), (2**61 - 1, 2**61, 2**61), 2**62 - 1),
+    "gigabytes": (
+        (3 * _GIB + 1, 5 * _GIB + 7, 2 * _GIB + 3, 7 * _GIB - 5, _GIB + 11, 4 * _GIB - 9),
+        (31_000_000, 52_000_001, 20_999_999, 70_000_003, 11_000_000, 40_500_000),
+        12 * _GIB,
+    ),
+    "gigabytes-one-byte-short": (
+        (3 * _GIB, 5 * _GIB, 4 * _GIB, 2 * _GIB + 1),
+        (30, 50, 40, 21),
+        9 * _GIB - 1,
+    ),
+    "even-weights-odd-room": ((2, 4, 6, 8, 10, 12, 14), (2, 4, 6, 8, 10, 12, 14), 27),
+    "powers-of-two": (
+        tuple(2**i for i in range(18)),
+        tuple(2**i for i in range(18)),
+        2**18 - 12_345,
+    ),
+}
+
+# (family, items, span, share of 101, seed): the optimum, by dynamic programming over capacity.
+_LARGE: dict[tuple[str, int, int, int, int], int] = {
+    ("uncorrelated", 50, 1000, 30, 1): 17_533,
+    ("weakly-correlated", 50, 1000, 50, 2): 15_011,
+    ("strongly-correlated", 50, 1000, 50, 3): 16_614,
+    ("subset-sum", 50, 1000, 40, 4): 9_810,
+    ("uncorrelated", 300, 1000, 50, 5): 113_852,
+    ("weakly-correlated", 300, 1000, 20, 6): 35_313,
+    ("strongly-correlated", 200, 1000, 33, 7): 42_481,
+    ("subset-sum", 100, 10_000, 5, 8): 22_784,
+}
+
+
+def _small() -> list[Case]:
+    return [
+        Case(name=name, since=1, problem=KnapsackProblem(*problem))
+        for name, problem in _SMALL.items()
+    ]
+
+
+def _drawn_small() -> list[Case]:
+    """Twelve items of every family at three capacities."""
+    return [
+        Case(
+            name=f"{name}-12-at-{share}",
+            since=1,
+            problem=family(name, items=12, span=100, share=share, seed=share),
+        )
+        for name in FAMILIES
+        for share in (10, 50, 90)
+    ]
+
+
+def _drawn_large() -> list[Case]:
+    return [
+        Case(
+            name=f"{name}-{items}-to-{span}-at-{share}",
+            since=1,
+            problem=family(name, items=items, span=span, share=share, seed=seed),
+            certificate=optimum,
+        )
+        for (name, items, span, share, seed), optimum in _LARGE.items()
+    ]
+
+
+def _like_models() -> list[Case]:
+    """Hundreds and thousands of items, as models have them."""
+    values = tuple(10_000 + 7_919 * i % 3_001 for i in range(3_000))
+    sizes = tuple(4 * 2**20 + 512 * (37 * i % 101) for i in range(240))
+    worth_it = range(0, 240, 3)
+    costs = tuple((6 if i in worth_it else 3) * size for i, size in enumerate(sizes))
+    mib = 2**20
+    return [
+        # Equal weights, so the most valuable that fit in number. A quantiser that rounds weights
+        # to the nearest of 10,000 steps packs too many.
+        Case(
+            name="3000-equal-weights",
+            since=1,
+            problem=KnapsackProblem((27,) * 3_000, values, 60_003),
+            certificate=sum(sorted(values, reverse=True)[: 60_003 // 27]),
+        ),
+        # The tensors of better ratio fill the capacity to the byte: the relaxation's optimum.
+        Case(
+            name="240-tensors-exact-fill",
+            since=1,
+            problem=KnapsackProblem(sizes, costs, sum(sizes[i] for i in worth_it)),
+            certificate=sum(costs[i] for i in worth_it),
+        ),
+        # By dynamic programming over capacity, in units of 1 MiB.
+        Case(
+            name="32-identical-layers",
+            since=1,
+            problem=layers(
+                blocks=32,
+                sizes=(16 * mib, 24 * mib, 56 * mib, 41 * mib, 16 * mib),
+                costs=(700_000, 911_000, 2_310_000, 1_730_000, 688_000),
+                share=37,
+            ),
+            certificate=77_532_000,
+        ),
+    ]
+
+
+@functools.cache
+def cases() -> tuple[Case, ...]:
+    """All cases of the suite, in a fixed order."""
+    return (*_small(), *_drawn_small(), *_drawn_large(), *_like_models())

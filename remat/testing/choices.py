@@ -1,0 +1,80 @@
+"""Which solvers a test run is about."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from remat.errors import SolverError
+from remat.plugins.registry import registry
+from remat.solvers.base import Solver, unavailable
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A solver to test, or why it cannot be.
+
+    Attributes:
+        name: as asked for; test ids show it.
+        kind: the solver's class; None if a module that it needs keeps it from being imported.
+        reason: why its tests are skipped; None if they run.
+    """
+
+    name: str
+    kind: type[Solver] | None
+    reason: str | None
+
+    def solver(self) -> Solver:
+        """Return an instance, or skip the test with the reason."""
+        if self.reason is not None or self.kind is None:
+            pytest.skip(f"solver '{self.name}' is not available: {self.reason}")
+        return self.kind()
+
+
+def choose(names: Iterable[str], folder: Path) -> tuple[Choice, ...]:
+    """Look up what ``--solver`` asks for, each once, in order.
+
+    Args:
+        names: registered names, ``module:Class`` or ``all``.
+        folder: where modules are looked for besides the import path.
+
+    Raises:
+        pytest.UsageError: a name is unknown, or a class is no usable solver.
+    """
+    chosen: dict[str, Choice] = {}
+    for name in names:
+        for each in registry().solvers if name == ALL else (name,):
+            chosen.setdefault(each, _choice(each, folder))
+    return tuple(chosen.values())
+
+
+def available() -> tuple[Choice, ...]:
+    """Return every registered solver that can run here."""
+    solvers = registry().solvers
+    return tuple(
+        Choice(name=name, kind=solvers[name], reason=None) for name in registry().solver_names()
+    )
+
+
+def _choice(name: str, folder: Path) -> Choice:
+    if ":" in name and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # as ``python -m pytest`` does
+    try:
+        kind = registry().solver_class(name)
+    except SolverError as error:
+        missing = _missing_module(error)
+        if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
+            raise pytest.UsageError(f"--solver={name}: {error}") from None
+        return Choice(name=name, kind=None, reason=f"module '{missing}' is not installed")
+    return Choice(name=name, kind=kind, reason=unavailable(kind))
+
+
+def _missing_module(error: SolverError) -> str | None:
+    cause = error.__cause__
+    return cause.name if isinstance(cause, ModuleNotFoundError) else None

@@ -1,0 +1,169 @@
+"""The pytest plugin: ``pytest --solver=NAME`` runs every solver test against that solver.
+
+A solver test is a test that takes the ``solver`` fixture of this plugin. pytest loads this file in
+every run on a machine where remat is installed, so it imports nothing until a solver is wanted, and
+leaves alone whatever other project calls ``solver``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from remat.solvers.base import Solver
+    from remat.solvers.solution import Solution
+    from remat.testing.cases import Case
+    from remat.testing.choices import Choice
+    from remat.testing.scoreboard import Solved
+
+FIXTURE = "solver"
+_CHOSEN = pytest.StashKey["tuple[Choice, ...]"]()
+_RECORDER = pytest.StashKey["_Recorder"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--solver``."""
+    parser.getgroup("remat", "solver tests (remat)").addoption(
+        "--solver",
+        action="append",
+        dest="remat_solvers",
+        metavar="NAME",
+        help="run only the tests that take the 'solver' fixture, against this solver: a registered "
+        "name, module:Class, or 'all'; may be repeated. Without it every test runs, solver tests "
+        "against all solvers that can run here.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Look up the chosen solvers before anything is collected."""
+    config.stash[_RECORDER] = recorder = _Recorder()
+    config.pluginmanager.register(recorder, "remat-recorder")
+    names = config.getoption("remat_solvers")
+    if names:
+        from remat.testing.choices import choose
+
+        config.stash[_CHOSEN] = choose(names, config.invocation_params.dir)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run every solver test once per chosen solver."""
+    if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
+        return
+    chosen = metafunc.config.stash.get(_CHOSEN, None)
+    if chosen is None:
+        from remat.testing.choices import available
+
+        chosen = available()
+    ids = [choice.name for choice in chosen]
+    metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--solver``, keep the solver tests only."""
+    if _CHOSEN not in config.stash:
+        return
+    from remat.testing.choices import Choice
+
+    def is_solver_test(item: pytest.Item) -> bool:
+        callspec = getattr(item, "callspec", None)
+        return callspec is not None and isinstance(callspec.params.get(FIXTURE), Choice)
+
+    others = [item for item in items if not is_solver_test(item)]
+    if others:
+        items[:] = [item for item in items if is_solver_test(item)]
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_terminal_summary(
+    terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
+) -> None:
+    """Say what was left out and, with several solvers, who was best."""
+    chosen = config.stash.get(_CHOSEN, ())
+    for choice in chosen:
+        if choice.reason is not None:
+            terminalreporter.write_line(
+                f"--solver={choice.name}: skipped, {choice.reason}", yellow=True
+            )
+    if chosen and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        terminalreporter.write_line(
+            "--solver was given, but no test collected here takes the 'solver' fixture: "
+            "add --pyargs remat.testing for the conformance suite",
+            red=True,
+        )
+    results = config.stash[_RECORDER].results
+    if len({result.solver for result in results}) > 1:
+        from remat.testing.scoreboard import table
+
+        terminalreporter.section("solvers compared")
+        for line in table(results):
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session", name=FIXTURE)
+def _solver(request: pytest.FixtureRequest) -> Solver:
+    """A solver to test: in turn each that ``--solver`` chose, or all that can run here."""
+    choice: Choice = request.param
+    return choice.solver()
+
+
+@pytest.fixture
+def solve_case(
+    solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Callable[[Case], Solution]:
+    """Solve a case with the solver, checked, and put the result into the comparison table.
+
+    A case that the solver refuses, with a reason, skips the test.
+    """
+
+    def solve(case: Case) -> Solution:
+        from remat.solvers.run import run
+        from remat.testing.scoreboard import PROPERTY, Solved
+
+        reason = solver.refuses(case.problem)
+        if reason is not None:
+            pytest.skip(f"solver '{solver.name}' refuses '{case.name}': {reason}")
+        solution = run(solver, case.problem)
+        solved = Solved(
+            solver=request.node.callspec.params[FIXTURE].name,
+            case=case.name,
+            value=solution.value,
+            optimum=case.optimum,
+            elapsed_s=solution.elapsed_s,
+        )
+        record_property(PROPERTY, solved.as_property())
+        return solution
+
+    return solve
+
+
+class _Recorder:
+    """Collects solved cases from reports, which reach the main process from xdist workers."""
+
+    def __init__(self) -> None:
+        self.results: list[Solved] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" or not report.user_properties:
+            return
+        from remat.testing.scoreboard import PROPERTY, Solved
+
+        self.results += [
+            Solved.from_property(data)  # type: ignore[arg-type]
+            for name, data in report.user_properties
+            if name == PROPERTY
+        ]
+
+
+def _is_ours(metafunc: pytest.Metafunc) -> bool:
+    """Whether ``solver`` in this test is the fixture above, and nobody has parametrized it."""
+    definitions = getattr(metafunc, "_arg2fixturedefs", {}).get(FIXTURE, ())
+    calls = getattr(metafunc, "_calls", ())
+    return (
+        bool(definitions)
+        and definitions[-1].func.__module__ == __name__
+        and not any(FIXTURE in call.params for call in calls)
+    )

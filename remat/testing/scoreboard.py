@@ -1,0 +1,99 @@
+"""Who was best: solved cases in, a table out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+PROPERTY = "remat.solved"
+"""Under this name a test report carries `Solved.as_property`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """One solver's checked result on one case.
+
+    Attributes:
+        solver: its name in the run.
+        case: the case's name.
+        value: what its choice is worth.
+        optimum: the greatest value of any choice.
+        elapsed_s: seconds it took.
+    """
+
+    solver: str
+    case: str
+    value: int
+    optimum: int
+    elapsed_s: float
+
+    def as_property(self) -> dict[str, str]:
+        """Text only, so that it passes through any report; integers of any size survive."""
+        return {
+            "solver": self.solver,
+            "case": self.case,
+            "value": str(self.value),
+            "optimum": str(self.optimum),
+            "elapsed_s": repr(self.elapsed_s),
+        }
+
+    @classmethod
+    def from_property(cls, data: Mapping[str, str]) -> Solved:
+        """Read back `as_property`."""
+        return cls(
+            solver=data["solver"],
+            case=data["case"],
+            value=int(data["value"]),
+            optimum=int(data["optimum"]),
+            elapsed_s=float(data["elapsed_s"]),
+        )
+
+
+def table(results: Iterable[Solved]) -> list[str]:
+    """Compare solvers over the cases, as lines of text.
+
+    Columns: cases solved; wins, cases where no other solver's value is greater; worst and mean gap
+    to the optimum, as a share of it; total time. A case that a solver solved twice counts
+    once, with the lower value and the longer time. Best first: by wins, mean gap, name.
+    """
+    scores: dict[str, dict[str, Solved]] = {}
+    for result in results:
+        cases = scores.setdefault(result.solver, {})
+        known = cases.get(result.case)
+        if known is None or _worse(result) > _worse(known):
+            cases[result.case] = result
+    best: dict[str, int] = {}
+    for cases in scores.values():
+        for case, result in cases.items():
+            best[case] = max(best.get(case, 0), result.value)
+
+    rows = []
+    for solver, cases in scores.items():
+        wins = sum(result.value == best[case] for case, result in cases.items())
+        gaps = [_gap(result) for result in cases.values()]
+        total_s = sum(result.elapsed_s for result in cases.values())
+        mean = sum(gaps) / len(gaps)
+        cells = (solver, str(len(cases)), str(wins), f"{max(gaps):.3%}", f"{mean:.3%}")
+        rows.append(((-wins, mean, solver), (*cells, f"{total_s:.3f} s")))
+    rows.sort()
+    header = ("solver", "cases", "wins", "worst gap", "mean gap", "total time")
+    return _aligned([header, *(cells for _, cells in rows)])
+
+
+def _worse(result: Solved) -> tuple[int, float]:
+    return -result.value, result.elapsed_s
+
+
+def _gap(result: Solved) -> float:
+    return (result.optimum - result.value) / result.optimum if result.optimum else 0.0
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]

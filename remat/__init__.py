@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remat.api import PassManager as PassManager
     from remat.api import compare as compare
     from remat.api import knapsack_fn as knapsack_fn
     from remat.api import plan as plan
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
     from remat.passes.base import Pass as Pass
+    from remat.pipelines import PassManager as PassManager
     from remat.planning import Plan as Plan
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.solvers.base import Solver as Solver
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "PassManager": "remat.api",
+    "PassManager": "remat.pipelines",
     "compare": "remat.api",
     "knapsack_fn": "remat.api",
     "plan": "remat.api",

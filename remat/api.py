@@ -1,4 +1,4 @@
-"""What people call: plan a graph, compare solvers on it, solve a bare knapsack, compose passes."""
+"""What people call: plan a graph, compare solvers on it, solve a bare knapsack."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remat.errors import PlanError, ProblemError, RematError
+from remat.errors import ProblemError, RematError
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.problem import KnapsackProblem
@@ -20,14 +20,7 @@ if TYPE_CHECKING:
     from remat.graph.budget import Budget
     from remat.graph.costs import CostModel
     from remat.graph.joint import JointGraph
-    from remat.passes.base import State
-    from remat.passes.manager import PassManager as BasePassManager
     from remat.planning import Plan
-
-#: Passes that bring a joint graph into shape before anything is decided.
-PREPARE = "dce,cse,cleanup-recompute-tags,classify,dist-from-backward"
-#: Passes that turn a decision into two modules.
-SPLIT = "partition,functionalize-rng,reorder-backward,raise-getitems"
 
 
 def solve(
@@ -80,20 +73,6 @@ def cost_model(cost: str | CostModel) -> CostModel:
     return cost
 
 
-def prepare(joint: JointGraph, *, in_place: bool = False, count_outputs: bool = False) -> State:
-    """Runs the passes that come before any decision; one such state serves many plans."""
-    from remat.graph.joint import JointGraph
-    from remat.passes.base import State
-
-    if not isinstance(joint, JointGraph):
-        raise ProblemError(
-            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
-        )
-    manager = pass_manager().parse(PREPARE)
-    state = State(joint=joint, count_outputs=count_outputs)
-    return manager.run(state, in_place=in_place).state
-
-
 def plan(
     joint: JointGraph,
     budget: float | int | str | Budget = 0.5,
@@ -122,6 +101,7 @@ def plan(
         SolverError: the solver is unknown, unavailable, refuses, raises, or answers wrongly.
     """
     from remat.graph.budget import Budget as BudgetType
+    from remat.pipelines import apply_plan, plan_prepared, prepare
 
     # Everything that can be refused is refused before any work is done.
     if plan is not None:
@@ -137,103 +117,6 @@ def plan(
         time_limit=time_limit,
         fingerprint=joint.fingerprint,
     )
-
-
-def plan_prepared(
-    state: State,
-    *,
-    budget: Budget,
-    solver: Solver,
-    cost: CostModel,
-    time_limit: float | None,
-    fingerprint: str,
-) -> Plan:
-    """Plans a state that `prepare` returned; the state can be planned again."""
-    from remat.passes.knapsack import Knapsack
-    from remat.passes.manager import PassManager as Manager
-    from remat.passes.min_cut import MinCut
-    from remat.planning import finish
-
-    decide = Manager(
-        (
-            MinCut(),
-            Knapsack(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0),
-        )
-    )
-    decided = decide.run(state, in_place=True).state
-    split = pass_manager().parse(SPLIT).run(decided, in_place=True).state
-    return finish(split, cost=cost, budget=str(budget), fingerprint=fingerprint)
-
-
-def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan:
-    """Splits a joint graph by a saved plan.
-
-    Raises:
-        PlanError: the plan was made for another graph; both digests are named.
-    """
-    from remat.passes.base import Choice
-    from remat.planning import Plan as PlanType
-    from remat.planning import finish
-
-    if not isinstance(plan, PlanType):
-        raise PlanError(
-            f"plan is a {type(plan).__name__}; expected a remat.Plan, for example from "
-            "remat.Plan.from_json(text)"
-        )
-    digest = joint.fingerprint
-    if digest != plan.fingerprint:
-        raise PlanError(
-            f"this plan is for graph '{plan.graph}' ({plan.fingerprint[:12]}…), not for "
-            f"'{joint.name}' ({digest[:12]}…): model, shapes, lowering, or PyTorch have changed; plan again"
-        )
-    state = replace(
-        prepare(joint, in_place=in_place),
-        decision=plan.decision,
-        choice=Choice(
-            capacity=plan.capacity,
-            full_bytes=plan.full_bytes,
-            least_bytes=plan.least_bytes,
-            solver=plan.solver,
-            items=plan.items,
-            deterministic=plan.deterministic,
-        ),
-    )
-    split = pass_manager().parse(SPLIT).run(state, in_place=True).state
-    return finish(split, cost=cost_model(plan.cost), budget=plan.budget, fingerprint=digest)
-
-
-def pass_manager() -> type[BasePassManager]:
-    """The pass manager class whose ``parse`` knows every registered pass, solver and cost model."""
-    from remat.graph.budget import Budget as BudgetType
-    from remat.passes.manager import PassManager as Base
-
-    known = registry()
-
-    class Composed(Base):
-        __slots__ = ()
-
-        @classmethod
-        def parse(cls, text: str, **given: Any) -> Base:  # type: ignore[override]
-            return Base.parse(
-                text,
-                passes=given.get("passes") or dict(known.passes),
-                read={
-                    "solver": known.solver,
-                    "cost": known.cost_model,
-                    "budget": BudgetType.parse,
-                    **(given.get("read") or {}),
-                },
-            )
-
-    Composed.__name__ = Composed.__qualname__ = "PassManager"
-    return Composed
-
-
-def __getattr__(name: str) -> Any:
-    if name == "PassManager":
-        globals()[name] = pass_manager()
-        return globals()[name]
-    raise AttributeError(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +176,9 @@ class Comparison:
         from remat.graph.budget import format_bytes
         from remat.planning import format_cost
 
-        lines = [f"{'budget':>8} {'solver':12} {'saved':>10} {'recompute':>12} {'bound':>12} {'time':>9}"]
+        lines = [
+            f"{'budget':>8} {'solver':12} {'saved':>10} {'recompute':>12} {'bound':>12} {'time':>9}"
+        ]
         for r in self.rows:
             if r.saved_bytes is None or r.recompute_cost is None:
                 lines.append(f"{r.budget:>8} {r.solver:12} {r.reason}")
@@ -331,6 +216,7 @@ def compare(
         on_row: called with each row as it is known, ``best`` not yet set.
     """
     from remat.graph.budget import Budget as BudgetType
+    from remat.pipelines import plan_prepared, prepare
 
     known = registry()
     names = list(solvers) if solvers is not None else list(known.solver_names())

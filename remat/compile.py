@@ -13,7 +13,7 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
 
 import remat
-from remat import api
+from remat import api, pipelines
 from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.budget import Budget
@@ -71,30 +71,34 @@ class Partitioner(CustomPartitionerFn):
         self,
         gm: fx.GraphModule,
         joint_inputs: Sequence[object],
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-        **_: Any,
+        **convention: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`."""
+        """Splits a joint graph; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
+
+        Args:
+            gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
+            joint_inputs: not used.
+            convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
+                AOTAutograd describes the graph; more is ignored.
+        """
         joint = JointGraph(
             graph_module=gm,
-            num_fwd_outputs=num_fwd_outputs,
-            static_inputs=tuple(static_lifetime_input_indices or ()),
+            num_fwd_outputs=int(convention["num_fwd_outputs"]),
+            static_inputs=tuple(convention.get("static_lifetime_input_indices") or ()),
             lower=self.lower,
             name=_name_of(gm),
         )
         if not has_tangents(joint):
-            state = api.pass_manager().parse(api.SPLIT).run(api.prepare(joint), in_place=True).state
+            state = pipelines.split(pipelines.prepare(joint, in_place=True))
             assert state.forward is not None
             assert state.backward is not None
             return state.forward, state.backward
         if self.plan is not None:
-            made = api.apply_plan(joint, self.plan)
+            made = pipelines.apply_plan(joint, self.plan, in_place=True)
         else:
             digest = joint.fingerprint
-            made = api.plan_prepared(
-                api.prepare(joint),
+            made = pipelines.plan_prepared(
+                pipelines.prepare(joint, in_place=True),
                 budget=self.budget,
                 solver=self.solver,
                 cost=self.cost,
@@ -182,15 +186,15 @@ def backend(
 def _compile_eager(
     gm: fx.GraphModule, example_inputs: Sequence[Any], partition: Partitioner
 ) -> Callable[..., Any]:
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     compiled = aot_autograd(
         fw_compiler=lambda module, _: make_boxed_func(module.forward),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    return compiled(gm, example_inputs)  # type: ignore[no-any-return]
+    return compiled(gm, example_inputs)
 
 
 def _compile_inductor(
@@ -217,9 +221,10 @@ def _compile_inductor(
     # A step found in AOTAutograd's cache would never come by here, and `plans()` would not know
     # what it runs on. Inductor's own cache of compiled kernels stays in use.
     with functorch_config.patch(enable_autograd_cache=False):
-        return compile_fx(  # type: ignore[no-any-return]
+        compiled: Any = compile_fx(
             gm, example_inputs, inner_compile=_compile_in_order, config_patches=patches
         )
+    return compiled  # type: ignore[no-any-return]
 
 
 def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -322,5 +327,3 @@ def _name_of(gm: fx.GraphModule) -> str:
             label = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
             return f"{label.rpartition('.')[2]}" + (f" {where}" if where is not None else "")
     return f"graph {where}" if where is not None else "graph"
-
-

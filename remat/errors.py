@@ -51,6 +51,8 @@ class PassError(RematError):
 
     def __init__(self, pass_name: str, message: str, completed: Sequence[str] = ()) -> None:
         ran = ", ".join(completed) if completed else "none"
-        super().__init__(f"pass '{pass_name}' failed: {message} (passes completed before it: {ran})")
+        super().__init__(
+            f"pass '{pass_name}' failed: {message} (passes completed before it: {ran})"
+        )
         self.pass_name = pass_name
         self.completed = tuple(completed)

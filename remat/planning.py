@@ -12,7 +12,6 @@ from torch import fx
 from remat.errors import PlanError
 from remat.graph.budget import format_bytes
 from remat.graph.costs import CostModel
-from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages, simulate_peak
 from remat.graph.lowering import Decision, Kind
 from remat.graph.verify import Split, verify
@@ -221,9 +220,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
     problem = lowered.problem
     scored = evaluate(problem, lowered.saved_of(state.decision))
     n = state.joint.num_fwd_outputs
-    saved_bytes = sum(
-        saved_storages(state.forward, n, count_outputs=state.count_outputs).values()
-    )
+    saved_bytes = sum(saved_storages(state.forward, n, count_outputs=state.count_outputs).values())
     choice = state.choice or Choice()
     capacity = saved_bytes if choice.capacity is None else choice.capacity
     verify(

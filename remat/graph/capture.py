@@ -88,15 +88,17 @@ def capture(
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
     kwargs = dict(kwargs or {})
-    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(
-        model, "__name__", type(model).__name__
+    name = (
+        type(model).__name__
+        if isinstance(model, torch.nn.Module)
+        else getattr(model, "__name__", type(model).__name__)
     )
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     tensors = [t for t in _tensors_of(model, args, kwargs) if hasattr(t, "fake_mode")]
     mode = (
-        tensors[0].fake_mode  # type: ignore[attr-defined]
+        tensors[0].fake_mode
         if tensors
         else FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     )
@@ -111,7 +113,7 @@ def capture(
         try:
             compiled(*fake_args, **fake_kwargs)
         except Exception as error:
-            _explain(error, name, sink, backend, fullgraph)
+            _explain(error, name, sink, fullgraph)
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
@@ -188,13 +190,12 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
-        self.inference_only = False
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
-            return compile_fx(  # type: ignore[no-any-return]
+            compiled: Any = compile_fx(
                 module,
                 inputs,
                 inner_compile=self._run_as_it_is,
@@ -203,6 +204,7 @@ class _Backend:
                     "force_disable_caches": True,
                 },
             )
+            return compiled  # type: ignore[no-any-return]
         from torch._dynamo.backends.common import aot_autograd
 
         backend = aot_autograd(
@@ -211,7 +213,7 @@ class _Backend:
             partition_fn=self._take,
             keep_inference_input_mutations=True,
         )
-        return backend(module, inputs)  # type: ignore[no-any-return]
+        return backend(module, inputs)
 
     def _take(
         self,
@@ -246,7 +248,7 @@ class _Backend:
         """Runs a graph on fake tensors: a capture computes shapes, no numbers."""
         if self._stop:
             raise _NothingToDifferentiateError
-        from torch._functorch.aot_autograd import make_boxed_func
+        from torch._functorch._aot_autograd.utils import make_boxed_func
 
         return make_boxed_func(module.forward)
 
@@ -282,9 +284,7 @@ def _quiet_dynamo() -> Iterator[None]:
         yield
 
 
-def _explain(
-    error: Exception, name: str, sink: list[JointGraph], backend: _Backend, fullgraph: bool
-) -> None:
+def _explain(error: Exception, name: str, sink: list[JointGraph], fullgraph: bool) -> None:
     """Turns what came out of a compilation into one message, or into nothing if it was the end."""
     cause: BaseException | None = error
     while cause is not None:
@@ -338,7 +338,7 @@ def _can_fake(device: torch.device, mode: Any) -> bool:
     try:
         with mode:
             x = torch.empty(2, device=device, requires_grad=True)
-            (x * 2).sum().backward()
+            torch.autograd.grad((x * 2).sum(), x)
     except (RuntimeError, AssertionError, NotImplementedError):
         return False
     return True

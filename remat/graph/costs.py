@@ -63,7 +63,7 @@ class Unit(CostModel):
     unit: ClassVar[str] = "op"
     summary: ClassVar[str] = "1 for every operator"
 
-    def cost(self, node: fx.Node) -> int:  # noqa: ARG002
+    def cost(self, node: fx.Node) -> int:
         return 1
 
     def __str__(self) -> str:
@@ -76,7 +76,9 @@ class Flops(CostModel):
 
     name: ClassVar[str] = "flops"
     unit: ClassVar[str] = "FLOP"
-    summary: ClassVar[str] = "floating-point operations of products, convolutions, attention; else 1"
+    summary: ClassVar[str] = (
+        "floating-point operations of products, convolutions, attention; else 1"
+    )
 
     def cost(self, node: fx.Node) -> int:
         return max(1, count_flops(node))
@@ -155,7 +157,9 @@ class Roofline(CostModel):
         value = node.meta.get("val")
         tensors = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
         dtype = tensors[0].dtype if tensors else torch.float32
-        moved = tensor_bytes(value) + sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
+        moved = tensor_bytes(value) + sum(
+            tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes
+        )
         # 1 TB/s is one byte per picosecond.
         arithmetic = count_flops(node) / self.device.flops_per_ps(dtype)
         return max(1, math.ceil(max(arithmetic, moved / self.device.memory_tbps)))
@@ -219,19 +223,29 @@ def _is_free(index: GraphIndex, storages: Storages, i: int) -> bool:
 
 
 def _signature(node: fx.Node) -> Any:
-    def describe(x: Any) -> Any:
-        value = x.meta.get("val") if isinstance(x, fx.Node) else x
-        if isinstance(value, torch.Tensor):
-            return ("tensor", tuple(map(str, value.shape)), value.dtype)
-        return repr(value)
+    """What a model may look at: the operator, its constants, and the shapes it is given."""
+    return (node.target, _describe(node.args), _describe(node.kwargs) if node.kwargs else None)
 
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    return (node.target, tuple(map(describe, leaves)), repr(spec) if node.kwargs else len(leaves))
+
+def _describe(x: Any) -> Any:
+    value = x.meta.get("val") if isinstance(x, fx.Node) else x
+    if isinstance(value, torch.Tensor):
+        shape = value.shape
+        symbolic = not all(type(s) is int for s in shape)
+        return (str(shape) if symbolic else shape, value.dtype, value.device)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_describe, value))
+    return repr(value)
 
 
 def _checked(model: CostModel, node: fx.Node) -> int:
     cost = model.cost(node)
-    if isinstance(cost, bool) or not isinstance(cost, (int, float)) or not math.isfinite(cost) or cost < 0:
+    if (
+        isinstance(cost, bool)
+        or not isinstance(cost, (int, float))
+        or not math.isfinite(cost)
+        or cost < 0
+    ):
         raise ProblemError(
             f"cost model '{model}' says that '{node.name}' ({node.target}) costs {cost!r}; "
             "expected a finite number of 0 or more"

@@ -76,7 +76,8 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 def make_module(owner: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """A graph module over ``graph`` whose code is generated only when it is first called."""
-    return fx._lazy_graph_module._make_graph_module(owner, graph)
+    with fx._lazy_graph_module._use_lazy_graph_module(True):
+        return fx._lazy_graph_module._make_graph_module(owner, graph)
 
 
 def role_of(node: fx.Node) -> Role:
@@ -97,7 +98,8 @@ def role_of(node: fx.Node) -> Role:
 
 def output_node(graph: fx.Graph) -> fx.Node:
     """The one output node of a graph."""
-    return next(iter(reversed(graph.nodes)))
+    node: fx.Node = next(iter(reversed(graph.nodes)))
+    return node
 
 
 def split_outputs(

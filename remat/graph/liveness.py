@@ -7,7 +7,7 @@ step; saved tensors and tangents end at their last use in backward, as AOTAutogr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -61,28 +61,30 @@ def _walk(
     module: fx.GraphModule, *, resident: dict[int, int], initial: dict[int, int], pinned: set[int]
 ) -> tuple[int, str]:
     """Most bytes alive while a graph runs, and the node that runs then."""
-    nodes: Sequence[fx.Node] = [n for n in module.graph.nodes if n.op == "call_function"]
+    made: dict[fx.Node, dict[int, int]] = {n: _sizes((n,)) for n in module.graph.nodes}
+    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
     last: dict[int, int] = {}
     for i, node in enumerate(nodes):
-        for key in (*_keys(node), *(k for n in node.all_input_nodes for k in _keys(n))):
-            last[key] = i
-    alive = dict(initial)
+        for read in (node, *node.all_input_nodes):
+            for key in made[read]:
+                last[key] = i
     # What backward never reads is freed before it starts.
-    for key in [k for k in alive if k not in last and k not in pinned]:
-        del alive[key]
-    base = sum(resident.values())
-    current = base + sum(alive.values())
+    alive = {k: b for k, b in initial.items() if k in last or k in pinned}
+    ends: dict[int, list[int]] = {}
+    for key, i in last.items():
+        if key not in pinned:
+            ends.setdefault(i, []).append(key)
+    current = sum(resident.values()) + sum(alive.values())
     most, where = current, nodes[0].name if nodes else ""
     for i, node in enumerate(nodes):
-        for key, nbytes in _sizes([node]).items():
+        for key, nbytes in made[node].items():
             if key not in resident and key not in alive:
                 alive[key] = nbytes
                 current += nbytes
         if current > most:
             most, where = current, node.name
-        for key in {*_keys(node), *(k for n in node.all_input_nodes for k in _keys(n))}:
-            if last[key] == i and key not in pinned and key in alive:
-                current -= alive.pop(key)
+        for key in ends.get(i, ()):
+            current -= alive.pop(key, 0)
     return most, where
 
 
@@ -90,15 +92,12 @@ def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
     """Storages of the values of nodes, with their bytes."""
     found: dict[int, int] = {}
     for node in nodes:
-        for value in pytree.tree_leaves(node.meta.get("val")):
-            if isinstance(value, torch.Tensor):
-                key = storage_key(value)
-                found[id(value) if key is None else key] = storage_bytes(value)
+        value = node.meta.get("val")
+        for tensor in (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value):
+            if isinstance(tensor, torch.Tensor):
+                key = storage_key(tensor)
+                found[id(tensor) if key is None else key] = storage_bytes(tensor)
     return found
-
-
-def _keys(node: fx.Node) -> list[int]:
-    return list(_sizes([node]))
 
 
 def saved_storages(

@@ -67,8 +67,7 @@ class Lowered:
         return tuple(
             i
             for i, kind in enumerate(self.kind)
-            if kind is Kind.GENERATOR_STATE
-            or (kind, self.problem.names[i].split(":")[0]) in wanted
+            if kind is Kind.GENERATOR_STATE or (kind, self.problem.names[i].split(":")[0]) in wanted
         )
 
 
@@ -122,7 +121,9 @@ def _is_seed_source(node: fx.Node) -> bool:
     return "inductor_seed" in name or "inductor_rand_eager_offset" in name
 
 
-def lower(index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str) -> Lowered:
+def lower(
+    index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str
+) -> Lowered:
     """Builds the graph problem of a joint graph."""
     tied = _tied_by_tags(index, storages)
     names: list[str] = []
@@ -301,5 +302,7 @@ def _may_recompute(
         return False
     if ops.is_collective(node) and not must_recompute(node):
         return False
-    return storages.owner[i] not in storages.mutated or index.nodes[storages.owner[i]].op == "placeholder"
-
+    return (
+        storages.owner[i] not in storages.mutated
+        or index.nodes[storages.owner[i]].op == "placeholder"
+    )

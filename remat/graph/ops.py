@@ -32,8 +32,24 @@ _DROPOUT_ARGUMENT = {
 
 #: Operators that overwrite their first argument wholly.
 _CONTENT_FREE = frozenset(
-    "bernoulli normal_functional uniform exponential geometric cauchy log_normal random fill zero "
-    "sym_size sym_stride sym_numel new_zeros new_ones new_full".split()
+    [
+        "bernoulli",
+        "normal_functional",
+        "uniform",
+        "exponential",
+        "geometric",
+        "cauchy",
+        "log_normal",
+        "random",
+        "fill",
+        "zero",
+        "sym_size",
+        "sym_stride",
+        "sym_numel",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+    ]
 )
 
 
@@ -92,7 +108,7 @@ def is_pointwise(target: Target) -> bool:
     target = packet(target)
     if not isinstance(target, torch._ops.OpOverloadPacket):
         return False
-    return any(torch.Tag.pointwise in getattr(target, o).tags for o in target.overloads())
+    return any(torch.Tag.pointwise in getattr(target, o).tags for o in target.overloads())  # type: ignore[no-untyped-call]
 
 
 def is_random(node: fx.Node) -> bool:
@@ -103,16 +119,22 @@ def is_random(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
         return any(map(is_random, _subgraph_nodes(node)))
-    if not isinstance(target, torch._ops.OpOverload):
+    if not _is_seeded(target):
         return False
-    if torch.Tag.nondeterministic_seeded not in target.tags:
-        return False
-    asked = _DROPOUT_ARGUMENT.get(target._opname)
+    asked = _DROPOUT_ARGUMENT.get(str(getattr(target, "_opname", "")))
     if asked is None:
         return True
     position, name = asked
     p = node.kwargs.get(name, node.args[position] if len(node.args) > position else 0.0)
     return not (isinstance(p, (int, float)) and p == 0)
+
+
+@functools.cache
+def _is_seeded(target: Target) -> bool:
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 def draws_in_order(node: fx.Node) -> bool:
@@ -123,7 +145,14 @@ def draws_in_order(node: fx.Node) -> bool:
 def is_uninitialised(node: fx.Node) -> bool:
     """Whether the node allocates memory without writing it."""
     name = getattr(packet(node.target), "__name__", "")
-    return name in ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+    return name in (
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "empty_permuted",
+    )
 
 
 def ignores_content(node: fx.Node) -> bool:
@@ -138,8 +167,12 @@ def is_collective(node: fx.Node) -> bool:
 
 def is_mutating(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return _writes(node.target)
+
+
+@functools.cache
+def _writes(target: Target) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
 def is_effectful(node: fx.Node) -> bool:
@@ -149,13 +182,21 @@ def is_effectful(node: fx.Node) -> bool:
     """
     if node.op != "call_function":
         return False
-    if packet(node.target) is getattr(torch.ops._c10d_functional, "wait_tensor", None):
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.target is torch.ops.higher_order.with_effects or bool(
+            node.is_impure(impure_random=False)
+        )
+    return _is_impure(node.target)
+
+
+@functools.cache
+def _is_impure(target: Target) -> bool:
+    """Whether any call of a function has an effect beyond its result."""
+    from torch._library.utils import is_impure
+
+    if packet(target) is getattr(torch.ops._c10d_functional, "wait_tensor", None):
         return False
-    return bool(node.is_impure(impure_random=False)) or _is_with_effects(node)
-
-
-def _is_with_effects(node: fx.Node) -> bool:
-    return node.target is torch.ops.higher_order.with_effects
+    return bool(is_impure(target, impure_random=False))
 
 
 def _subgraph_nodes(node: fx.Node) -> Iterable[fx.Node]:

@@ -104,5 +104,3 @@ def has_tangents(joint: JointGraph) -> bool:
     return any(
         n.op == "placeholder" and role_of(n) is Role.TANGENT for n in joint.graph.nodes
     ) and any(isinstance(o, fx.Node) for o in split_outputs(joint)[1])
-
-

@@ -79,7 +79,9 @@ def _swallows(node: fx.Node) -> Any:
         found: set[fx.Node] = set()
         for name in names:
             arg = node.kwargs.get(name)
-            found.update(a for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, fx.Node))
+            found.update(
+                a for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, fx.Node)
+            )
         return found
     if target is torch.ops.higher_order.triton_kernel_wrapper_functional:
         kernel_args: Any = node.kwargs.get("kwargs") or {}
@@ -169,9 +171,7 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
             continue
         last = max(order[u] for u in users)
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
-        found += [
-            u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]
-        ]
+        found += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
     return found
 
 

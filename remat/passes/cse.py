@@ -54,7 +54,7 @@ def merge(graph: fx.Graph) -> int:
         if node.op != "call_function":
             continue
         value = node.meta.get("val")
-        if gone and any(storage_key(v) in gone for v in pytree.tree_leaves(value)):
+        if gone and any(storage_key(v) in gone for v in _leaves(value)):
             refresh(node)
         if ops.is_mutating(node):
             mutations += 1
@@ -66,9 +66,9 @@ def merge(graph: fx.Graph) -> int:
         first = seen.setdefault(key, node)
         if first is node:
             continue
-        gone |= {
-            k for v in pytree.tree_leaves(value) if (k := storage_key(v)) is not None
-        } - {storage_key(v) for v in pytree.tree_leaves(first.meta.get("val"))}
+        gone |= {k for v in _leaves(value) if (k := storage_key(v)) is not None} - {
+            storage_key(v) for v in _leaves(first.meta.get("val"))
+        }
         node.replace_all_uses_with(first)
         dead.append(node)
     for node in reversed(dead):
@@ -92,39 +92,52 @@ def _is_mergeable(node: fx.Node, value: Any, returned: set[int]) -> bool:
         return False
     if ops.is_uninitialised(node) or ops.is_collective(node):
         return False
-    for leaf in pytree.tree_leaves(value):
+    for leaf in _leaves(value):
         if isinstance(leaf, torch.Tensor) and storage_key(leaf) in returned:
             return False
-        if isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) and (
-            free_unbacked_symbols(leaf)
-        ):
+        if _is_symbolic(leaf) and free_unbacked_symbols(leaf):
             return False
     return True
 
 
+def _leaves(value: Any) -> list[Any]:
+    return [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(type(s) is int for s in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
 def _key(node: fx.Node, number: dict[fx.Node, int], mutations: int) -> Any:
     """What two calls must share to be one, or None where an argument cannot be compared."""
-    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
-    described: list[Any] = []
-    for x in leaves:
-        if isinstance(x, fx.Node):
-            described.append(("node", number[x]))
-        elif isinstance(x, float):
-            described.append(("float", struct.pack("<d", x)))
-        elif isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            described.append(("symbol", str(x.node.expr)))
-        else:
-            try:
-                hash(x)
-            except TypeError:
-                return None
-            described.append((type(x), x))
     meta = node.meta
-    return (
+    key = (
         node.target,
-        tuple(described),
-        spec,
+        _describe(node.args, number),
+        _describe(node.kwargs, number) if node.kwargs else None,
         meta.get("recompute"),
         meta.get("ac_graph_id"),
         mutations,
     )
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _describe(x: Any, number: dict[fx.Node, int]) -> Any:
+    """An argument as a value that is equal only to what is the same to the bit."""
+    if isinstance(x, fx.Node):
+        return ("node", number[x])
+    if isinstance(x, (tuple, list)):
+        return (type(x), *(_describe(y, number) for y in x))
+    if isinstance(x, dict):
+        return ("dict", *((k, _describe(v, number)) for k, v in x.items()))
+    if isinstance(x, float):
+        return ("float", struct.pack("<d", x))
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return ("symbol", str(x.node.expr))
+    return (type(x), x)

@@ -120,7 +120,7 @@ def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
         with graph.inserting_before(before):
             taken = graph.placeholder(saved.name)
             taken.meta = {"val": saved.meta["val"]}
-        bwd.args = (taken, bwd.target, *bwd.args)
+        bwd.args = (taken, bwd.target, *bwd.args)  # type: ignore[arg-type]
         bwd.target = torch._prims.rng_prims.run_with_rng_state
 
 
@@ -135,7 +135,7 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
         with graph.inserting_after(last):
             generator = graph.placeholder(f"{prefix}_rng_state_{count}")
             generator.meta["val"] = get_default_generator(device).clone_state()
-        node.args = (node.target, *node.args)
+        node.args = (node.target, *node.args)  # type: ignore[arg-type]
         node.kwargs = {**node.kwargs, "rng_state": generator}
         node.target = torch._prims.rng_prims.graphsafe_run_with_rng_state
 
@@ -168,9 +168,7 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
     device = random_device(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    fake = next(
-        (v.fake_mode for v in pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None
-    )
+    fake = next((v.fake_mode for v in pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None)
     size = 5056 if device.type == "cpu" else 16
     if fake is None:
         return torch.empty(size, dtype=torch.uint8)

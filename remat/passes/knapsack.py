@@ -177,9 +177,10 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
 def _producer(state: State, lowered: Lowered, i: int) -> int:
     """The operator behind an element of a tuple; any other node stands for itself."""
     node = state.index.nodes[lowered.position[i]]
-    while getattr(node.target, "__name__", "") == "getitem" and not lowered.problem.savable[
-        lowered.problem.inputs[i][0]
-    ]:
+    while (
+        getattr(node.target, "__name__", "") == "getitem"
+        and not lowered.problem.savable[lowered.problem.inputs[i][0]]
+    ):
         i = lowered.problem.inputs[i][0]
         node = state.index.nodes[lowered.position[i]]
     return i

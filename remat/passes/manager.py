@@ -198,5 +198,3 @@ def _literal(text: str, default: Any) -> Any:
     if isinstance(default, float):
         return float(text)
     return text
-
-

@@ -74,7 +74,9 @@ def default_decision(state: State) -> Decision:
         elif problem.recomputable[i]:
             stack.extend(problem.inputs[i])
         else:
-            raise PlanError(f"backward reads '{node.name}', which can neither be saved nor recomputed")
+            raise PlanError(
+                f"backward reads '{node.name}', which can neither be saved nor recomputed"
+            )
     return lowered.decision(saved)
 
 
@@ -288,9 +290,7 @@ class Extraction:
 
             env[node] = graph.node_copy(node, lookup)
             env[node].meta["autograd_backward"] = True
-        values = [
-            snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs
-        ]
+        values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         _finish(graph, values, list(descs))
         return graph
 
@@ -323,4 +323,3 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
         return value.clone()
     with fake, torch.no_grad():
         return value.detach().clone()
-

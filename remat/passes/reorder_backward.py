@@ -38,7 +38,9 @@ def reorder(graph: fx.Graph) -> int:
     nodes = [n for n in graph.nodes if n.op != "output"]
     rank = {n: i for i, n in enumerate(nodes)}
     placeholders = [n for n in nodes if n.op == "placeholder"]
-    users = [rank[u] for n in placeholders if role_of(n) is Role.TANGENT for u in n.users if u in rank]
+    users = [
+        rank[u] for n in placeholders if role_of(n) is Role.TANGENT for u in n.users if u in rank
+    ]
     if not users:
         return 0
     placed = dict.fromkeys(placeholders)

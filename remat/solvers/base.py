@@ -64,7 +64,7 @@ class Solver:
         """
         raise NotImplementedError(f"solver '{self.name}' does not solve knapsack problems")
 
-    def refuses(self, problem: KnapsackProblem) -> str | None:  # noqa: ARG002
+    def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why this problem is not for this solver, or None. Called before ``solve``."""
         return None
 

@@ -1,8 +1,8 @@
-"""What solvers that compute in floating point need: a safe way in, and a way out that fits.
+"""What solvers that compute in floating point need: numbers they can hold, and a way back.
 
-Scaling rounds weights up and the capacity down, so a choice that fits the scaled problem fits the
-real one. What comes back from a solver with tolerances may still be overweight by a little, or have
-lost an item to them; `repair` drops and fills in integers.
+Numbers that are too large are counted more coarsely, weights and the capacity rounded down, values up:
+whatever fits the real problem fits the coarse one and is worth no less there, so its bounds hold. What
+comes back may be overweight; `repair` drops and fills in integers.
 """
 
 from __future__ import annotations
@@ -16,36 +16,27 @@ from remat.solvers.problem import KnapsackProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaled:
-    """A problem whose numbers a solver can hold.
+    """A relaxation of a problem in numbers that a solver can hold.
 
     Attributes:
-        problem: the same items, weights rounded up, capacity down.
-        exact: nothing was rounded, so bounds hold for the real problem too.
+        problem: the same items, weights rounded down, values up.
+        value_unit: what one unit of value in it is worth.
     """
 
     problem: KnapsackProblem
-    exact: bool
+    value_unit: int
 
 
-def coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
-    """Count weights in multiples of ``unit``: rounded up, and the capacity down."""
-    return KnapsackProblem(
-        weights=tuple(-(-w // unit) for w in problem.weights),
-        values=problem.values,
-        capacity=problem.capacity // unit,
+def scale_down(problem: KnapsackProblem, *, weight_limit: int, value_limit: int) -> Scaled:
+    """Count more coarsely until the sums of weights and of values stay within the limits."""
+    weight_unit = -(-max(problem.total_weight, 1) // weight_limit)
+    value_unit = -(-max(problem.total_value, 1) // max(1, value_limit - len(problem)))
+    scaled = KnapsackProblem(
+        weights=tuple(w // weight_unit for w in problem.weights),
+        values=tuple(-(-v // value_unit) for v in problem.values),
+        capacity=problem.capacity // weight_unit,
     )
-
-
-def scale_down(problem: KnapsackProblem, limit: int) -> Scaled:
-    """Shrink a problem until the sums of its weights and of its values stay within ``limit``."""
-    scaled, exact = problem, True
-    if problem.total_weight > limit:
-        scaled, exact = coarsen(problem, _unit(problem.total_weight, len(problem), limit)), False
-    if problem.total_value > limit:
-        unit, exact = _unit(problem.total_value, len(problem), limit), False
-        values = tuple(-(-v // unit) for v in problem.values)
-        scaled = KnapsackProblem(weights=scaled.weights, values=values, capacity=scaled.capacity)
-    return Scaled(problem=scaled, exact=exact)
+    return Scaled(problem=scaled, value_unit=value_unit)
 
 
 def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
@@ -56,8 +47,3 @@ def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
     room = problem.capacity - problem.weight_of(kept)
     added = fill(problem, (i for i in order if i not in chosen), room)
     return tuple(sorted((*kept, *added)))
-
-
-def _unit(total: int, count: int, limit: int) -> int:
-    """The least unit in which ``count`` numbers of that total, each rounded up, stay in limit."""
-    return -(-total // max(1, limit - count))

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from remat.errors import ProblemError
 from remat.solvers.bounds import relax
-from remat.solvers.doubles import coarsen, repair
+from remat.solvers.doubles import repair
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import ReducingSolver
 from remat.solvers.solution import Answer
@@ -41,7 +41,7 @@ class DynamicProgram(ReducingSolver):
         """Fill the table, items by efficiency, and read the choice back from it."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)
-        coarse = coarsen(core, unit) if unit > 1 else core
+        coarse = _coarsen(core, unit) if unit > 1 else core
         relaxed = relax(core)
         picked, done = _fill_table(coarse, relaxed.order, deadline)
         saved = tuple(sorted(picked))
@@ -52,6 +52,15 @@ class DynamicProgram(ReducingSolver):
             saved, value = relaxed.saved, relaxed.value
         proven = unit == 1 and done
         return Answer(saved, value if proven else relaxed.bound, by_clock=not done)
+
+
+def _coarsen(problem: KnapsackProblem, unit: int) -> KnapsackProblem:
+    """Count weights in multiples of ``unit``: rounded up, and the capacity down."""
+    return KnapsackProblem(
+        weights=tuple(-(-w // unit) for w in problem.weights),
+        values=problem.values,
+        capacity=problem.capacity // unit,
+    )
 
 
 def _fill_table(

@@ -18,7 +18,7 @@ class Greedy(ReducingSolver):
 
     name = "greedy"
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:  # noqa: ARG002
+    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Take the better of the two greedy choices; one sort, so no limit applies."""
         relaxed = relax(core)
         return Answer(relaxed.saved, relaxed.bound)

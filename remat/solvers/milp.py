@@ -1,26 +1,23 @@
 """HiGHS, through ``scipy.optimize.milp``.
 
-HiGHS computes in floating point. At byte-size weights a variable that is 1 within its tolerance
-can hide hundreds of bytes, and a bound can be wrong in its ninth digit. So the capacity gets half a
-unit of margin, the choice is repaired in integers, and the bound is only as sharp as doubles
-justify.
+HiGHS computes in floating point. The capacity gets half a unit of margin, so that a choice that
+fills it exactly is not cut off; what is chosen is checked and completed in integers; its bound
+counts only as far as doubles justify.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.solvers.bounds import relax
-from remat.solvers.doubles import Scaled, repair, scale_down
+from remat.solvers.covers import Attempt, Cover, search
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.quiet import quiet_stdout
 from remat.solvers.reduction import ReducingSolver
 from remat.solvers.solution import Answer
 
-_SUM_LIMIT = 2**52
-_RELATIVE_TRUST = 1e-7  # of HiGHS's bound; measured against exact optima, errors reach 1e-9
+_VALUE_LIMIT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -38,37 +35,29 @@ class Milp(ReducingSolver):
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Run HiGHS to a gap of zero, or to its limit."""
+        return search(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
+
+    def _attempt(
+        self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
+    ) -> Attempt:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
 
-        scaled = scale_down(core, _SUM_LIMIT)
-        program = scaled.problem
+        rows = np.zeros((1 + len(covers), len(problem)))
+        rows[0] = problem.weights
+        for row, cover in zip(rows[1:], covers, strict=True):
+            row[list(cover.items)] = 1.0
         limit = {"node_limit": self.nodes} if time_limit is None else {"time_limit": time_limit}
         with quiet_stdout(noise="HighsMipSolverData::"):
             result = milp(
-                -np.array(program.values, dtype=np.float64),
+                -np.array(problem.values, dtype=np.float64),
                 constraints=LinearConstraint(
-                    np.array([program.weights], dtype=np.float64), ub=program.capacity + 0.5
+                    rows, ub=[problem.capacity + 0.5, *(cover.most for cover in covers)]
                 ),
-                integrality=np.ones(len(program)),
+                integrality=np.ones(len(problem)),
                 bounds=Bounds(0, 1),
                 options={"mip_rel_gap": 0.0, **limit},
             )
-        relaxed = relax(core)
-        saved = relaxed.saved
-        if result.x is not None:
-            found = repair(core, np.flatnonzero(result.x > 0.5).tolist())
-            if core.value_of(found) > relaxed.value:
-                saved = found
-        value = core.value_of(saved)
-        bound = min(relaxed.bound, trusted_bound(scaled, result.mip_dual_bound, value))
-        return Answer(saved, bound, by_clock=bound > value and time_limit is not None)
-
-
-def trusted_bound(scaled: Scaled, claimed: float | None, value: int) -> int:
-    """Make an integer bound of a float one that was minimised, never sharper than justified."""
-    nothing = scaled.problem.total_value if scaled.exact else 2**63
-    if claimed is None or not math.isfinite(claimed) or not scaled.exact:
-        return nothing
-    upper = -claimed
-    return max(value, math.floor(upper + max(0.5, abs(upper) * _RELATIVE_TRUST)))
+        picked = () if result.x is None else tuple(np.flatnonzero(result.x > 0.5).tolist())
+        bound = result.mip_dual_bound
+        return Attempt(picked=picked, upper=float("inf") if bound is None else -bound)

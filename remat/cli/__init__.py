@@ -1,0 +1,5 @@
+"""The command ``remat``."""
+
+from remat.cli.commands import main
+
+__all__ = ["main"]

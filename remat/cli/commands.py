@@ -1,0 +1,286 @@
+"""The commands. Exit codes: 0 done, 1 the job failed, 2 wrong usage."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat import __version__
+from remat.cli import params
+from remat.cli.progress import Progress
+from remat.errors import RematError
+
+if TYPE_CHECKING:
+    from remat.cli.models import Example
+    from remat.graph.joint import JointGraph
+
+
+class _Group(click.Group):
+    """Turns what remat raises on purpose into one paragraph and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
+            try:
+                return super().invoke(ctx)
+            except RematError as error:
+                click.echo(f"error: {' '.join(str(error).split())}", err=True)
+                ctx.exit(1)
+            finally:
+                _tell_refused_plugins()
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="remat")
+def main() -> None:
+    """Decide what a training step keeps in memory and what it computes again.
+
+    MODEL is file.py:function or package.module:function, a callable that returns (model, args) or
+    (model, args, kwargs); or hf:TYPE, a transformers model built from its config without its
+    weights, with key=value overrides of the config behind it.
+    """
+
+
+def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Arguments and options of every command that captures a model."""
+    decorators = (
+        click.argument("model", metavar="MODEL"),
+        click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
+        click.option(
+            "--cost",
+            type=params.CostType(),
+            default="roofline",
+            show_default=True,
+            help="cost model: see `remat costs`; roofline:a100 names a device",
+        ),
+        click.option(
+            "--time-limit",
+            type=params.TimeLimitType(),
+            help="seconds for a solver on one problem; without it work is counted, not time",
+        ),
+        click.option(
+            "--lower",
+            type=click.Choice(["inductor", "eager"]),
+            default="inductor",
+            show_default=True,
+            help="what the graph is lowered to: Inductor's decompositions, or none",
+        ),
+        click.option(
+            "--device",
+            type=params.DeviceType(),
+            help="trace as if everything lay on this device; by default where the tensors are",
+        ),
+        click.option(
+            "--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]"
+        ),
+        click.option(
+            "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
+        ),
+        _json_option,
+    )
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
+
+
+@main.command()
+@_model_options
+@click.option(
+    "--budget",
+    type=params.BudgetType(),
+    default="0.5",
+    show_default=True,
+    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000",
+)
+@click.option(
+    "--solver",
+    type=params.SolverType(),
+    default="auto",
+    show_default=True,
+    help="who decides: see `remat solvers`; module:Class names any other",
+)
+@click.option(
+    "--save",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="write the plan to this file, to be reused with options={'plan': FILE}",
+)
+@click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
+def plan(
+    model: str,
+    overrides: tuple[str, ...],
+    budget: Any,
+    solver: Any,
+    cost: Any,
+    time_limit: float | None,
+    save: Path | None,
+    explain: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plan one training step of MODEL under a memory budget."""
+    from remat import api
+    from remat.cli import tables
+    from remat.cli.files import write_whole
+
+    if save is not None and not save.resolve().parent.is_dir():
+        raise click.BadParameter(
+            f"there is no folder '{save.resolve().parent}'", param_hint="'--save'"
+        )
+    with Progress() as progress:
+        example, joint, captured = _capture(progress, model, overrides, **options)
+        progress.step("planning")
+        made = api.plan(joint, budget, solver, cost, time_limit)
+    if save is not None:
+        try:
+            write_whole(save, made.to_json())
+        except OSError as error:
+            raise RematError(f"plan '{save}' cannot be written: {error.strerror}") from error
+    if as_json:
+        click.echo(made.to_json(), nl=False)
+        return
+    tables.show(tables.plan_table(made, _title(example, joint, captured)))
+    if explain:
+        click.echo("\n" + made.explain())
+    if save is not None:
+        click.echo(f"plan written to {save}")
+
+
+@main.command()
+@_model_options
+@click.option(
+    "--solvers",
+    type=params.ListOf(params.SolverName()),
+    help="solvers to compare, with commas; by default all that can run here",
+)
+@click.option(
+    "--budgets",
+    type=params.ListOf(params.BudgetType()),
+    default="0.2,0.5,0.8",
+    show_default=True,
+    help="budgets to plan at, with commas",
+)
+def compare(
+    model: str,
+    overrides: tuple[str, ...],
+    solvers: tuple[str, ...] | None,
+    budgets: tuple[Any, ...],
+    cost: Any,
+    time_limit: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plan MODEL with several solvers at several budgets, side by side.
+
+    The best of each budget carry a star; the bound is one that no plan can beat.
+    """
+    from remat import api
+    from remat.cli import tables
+
+    names = api.solver_names() if solvers is None else solvers
+    with Progress() as progress:
+        example, joint, captured = _capture(progress, model, overrides, **options)
+        total, done = len(names) * len(budgets), 0
+
+        def count(row: api.ComparisonRow) -> None:
+            nonlocal done
+            done += 1
+            progress.step(f"comparing: {done} of {total} plans, last {row.solver} at {row.budget}")
+
+        progress.step(f"comparing: 0 of {total} plans")
+        comparison = api.compare(joint, names, budgets, cost, time_limit, on_row=count)
+    if as_json:
+        click.echo(comparison.to_json(), nl=False)
+    else:
+        title = f"{_title(example, joint, captured)}; cost model {comparison.cost}"
+        tables.show(tables.comparison_table(comparison, title))
+    if all(row.reason is not None for row in comparison.rows):
+        raise RematError("no solver found a plan at any of these budgets; the reasons stand above")
+
+
+@main.command()
+@_json_option
+def solvers(as_json: bool) -> None:
+    """List the solvers, and why those that cannot run here cannot."""
+    from remat.cli import listings, tables
+    from remat.plugins.registry import registry
+
+    lines = listings.solver_lines()
+    if as_json:
+        refused = [str(problem) for problem in registry().problems]
+        _echo_json({"solvers": [dataclasses.asdict(line) for line in lines], "refused": refused})
+        return
+    tables.show(tables.solver_table(lines))
+
+
+@main.command()
+@_json_option
+def passes(as_json: bool) -> None:
+    """List the passes, with the options that a pipeline can give them."""
+    from remat.cli import listings, tables
+
+    lines = listings.pass_lines()
+    if as_json:
+        _echo_json({"passes": [dataclasses.asdict(line) for line in lines]})
+        return
+    tables.show(tables.pass_table(lines))
+
+
+@main.command()
+@_json_option
+def costs(as_json: bool) -> None:
+    """List the cost models, and the devices that they know."""
+    from remat.cli import listings, tables
+
+    lines = listings.cost_lines()
+    if as_json:
+        _echo_json({"costs": [dataclasses.asdict(line) for line in lines]})
+        return
+    tables.show(tables.cost_table(lines))
+
+
+def _capture(
+    progress: Progress, model: str, overrides: tuple[str, ...], **options: Any
+) -> tuple[Example, JointGraph, float]:
+    """Builds and captures MODEL; what its code prints goes to standard error."""
+    from remat.cli.models import load
+    from remat.graph.capture import capture
+
+    lower, device = options.pop("lower"), options.pop("device")
+    with contextlib.redirect_stdout(sys.stderr):
+        progress.step(f"building {model}")
+        example = load(model, overrides, **options)
+        progress.step(f"capturing {model}")
+        start = time.perf_counter()
+        joint = capture(example.model, example.args, example.kwargs, lower=lower, device=device)
+    return example, joint, time.perf_counter() - start
+
+
+def _title(example: Example, joint: JointGraph, captured_s: float) -> str:
+    nodes = len(joint.graph.nodes)
+    return f"{example.title}: {nodes:,} nodes, captured in {captured_s:.1f} s"
+
+
+def _echo_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2))
+
+
+def _tell_refused_plugins() -> None:
+    """Plugins that were refused, one paragraph each; quiet if none was asked for."""
+    registries = sys.modules.get("remat.plugins.registry")
+    if registries is None:
+        return
+    for problem in registries.registry().problems:
+        click.echo(f"warning: {' '.join(str(problem).split())}", err=True)

@@ -1,0 +1,254 @@
+"""``hf:TYPE``: a randomly initialised `transformers` model from a config, without its weights."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from remat.cli.models import Example
+from remat.errors import CaptureError
+
+BATCH = 4
+SEQ = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of model: how to build it, and what one training step is given.
+
+    Attributes:
+        label: what it is called.
+        models: the table in `transformers` of the types of this kind.
+        auto: the class in `transformers` that builds it.
+        inputs: (config, batch, seq, float dtype) to keyword arguments on the meta device.
+        takes_seq: whether a sequence length means anything.
+    """
+
+    label: str
+    models: str
+    auto: str
+    inputs: Callable[[Any, int, int, Any], dict[str, Any]]
+    takes_seq: bool = True
+
+
+def build(
+    kind: str, overrides: Sequence[str] = (), *, batch: int | None = None, seq: int | None = None
+) -> Example:
+    """Builds a model of a type in train mode, on the meta device, with inputs and labels.
+
+    Args:
+        kind: the ``model_type`` of the config, such as ``"llama"``.
+        overrides: ``key=value`` texts for the config.
+        batch: batch size; None: `BATCH`.
+        seq: sequence length; None: `SEQ`, or the longest that the config allows if that is shorter.
+
+    Raises:
+        click.UsageError: `transformers` is missing, the type is unknown or of a kind without a
+            recipe, or an override does not fit the config.
+        CaptureError: `transformers` fails to build the model.
+    """
+    # Nothing is fetched: a model made from its config needs nothing from the hub.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import transformers
+    except ImportError:
+        raise click.UsageError(
+            f"hf:{kind} needs the package 'transformers': pip install 'remat[hf]'"
+        ) from None
+    transformers.logging.set_verbosity_error()
+    kind = _known_type(kind)
+    recipe = _recipe(kind)
+    if seq is not None and not recipe.takes_seq:
+        raise click.UsageError(f"--seq has no meaning for hf:{kind}, which does {recipe.label}")
+    config = _config(kind, overrides)
+    model = _model(kind, getattr(transformers, recipe.auto), config)
+    batch = BATCH if batch is None else batch
+    seq = _sequence(config, seq)
+    kwargs = recipe.inputs(config, batch, seq, model.dtype)
+    count = sum(p.numel() for p in model.parameters())
+    shape = f"batch {batch}" + (f" × {seq} tokens" if recipe.takes_seq else "")
+    title = (
+        f"{type(model).__name__}, {_count(count)} parameters in {str(model.dtype).partition('.')[2]}, "
+        f"{shape}, {recipe.label}"
+    )
+    return Example(model=model, args=(), kwargs=kwargs, title=title)
+
+
+def _known_type(kind: str) -> str:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    names = list(CONFIG_MAPPING_NAMES)
+    for candidate in (kind, kind.lower(), kind.lower().replace("-", "_")):
+        if candidate in names:
+            return candidate
+    near = difflib.get_close_matches(kind.lower(), names, n=1)
+    meant = f"; did you mean 'hf:{near[0]}'?" if near else ""
+    raise click.UsageError(
+        f"MODEL is 'hf:{kind}', but transformers has no model type '{kind}'{meant}"
+    )
+
+
+def _recipe(kind: str) -> _Kind:
+    from transformers.models.auto import modeling_auto
+
+    for recipe in _KINDS:
+        if kind in getattr(modeling_auto, recipe.models):
+            return recipe
+    labels = ", ".join(recipe.label for recipe in _KINDS)
+    raise click.UsageError(
+        f"MODEL is 'hf:{kind}', a type that does none of {labels}; write a function that returns "
+        "(model, args, kwargs) and give it as file.py:function"
+    )
+
+
+def _config(kind: str, overrides: Sequence[str]) -> Any:
+    from transformers import AutoConfig
+
+    default = AutoConfig.for_model(kind)
+    values: dict[str, Any] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.isidentifier():
+            raise click.UsageError(f"'{text}' is no override; expected key=value")
+        if not hasattr(default, key):
+            known = [k for k in (*vars(default), *default.attribute_map) if not k.startswith("_")]
+            near = difflib.get_close_matches(key, known, n=1)
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(f"the config of hf:{kind} has no '{key}'{meant}")
+        values[key] = _literal(value)
+    try:
+        config = AutoConfig.for_model(kind, **values)
+    except Exception as error:  # each config checks in its own way
+        reason = " ".join(str(error).split())
+        raise click.UsageError(
+            f"the config of hf:{kind} refuses {', '.join(overrides)}: {reason}"
+        ) from error
+    if hasattr(config, "use_cache"):
+        config.use_cache = False  # for generation; a training step has no use for it
+    return config
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+def _model(kind: str, auto: Any, config: Any) -> Any:
+    """The model on the meta device; over fake tensors where its constructor reads values."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    try:
+        with torch.device("meta"):
+            return auto.from_config(config).train()
+    except Exception as error:  # foreign code; what it raises here has no class of its own
+        first = error
+    try:
+        with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+            return auto.from_config(config).train()
+    except Exception:
+        reason = " ".join(str(first).split())
+        raise CaptureError(
+            f"transformers cannot build hf:{kind} from this config: {type(first).__name__}: {reason}"
+        ) from first
+
+
+def _sequence(config: Any, seq: int | None) -> int:
+    if seq is not None:
+        return seq
+    limits = [getattr(config, n, None) for n in ("max_position_embeddings", "max_target_positions")]
+    return min([SEQ, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
+
+
+def _tokens(batch: int, seq: int) -> Any:
+    import torch
+
+    return torch.zeros(batch, seq, dtype=torch.long, device="meta")
+
+
+def _language(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
+    return {"input_ids": _tokens(batch, seq), "labels": _tokens(batch, seq)}
+
+
+def _speech(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
+    import torch
+
+    bins = getattr(config, "num_mel_bins", None)
+    positions = getattr(config, "max_source_positions", None)
+    if bins is None or positions is None:
+        raise click.UsageError(
+            f"hf:{config.model_type} has no recipe for its audio input; write a function that "
+            "returns (model, args, kwargs) and give it as file.py:function"
+        )
+    frames = 2 * positions  # the encoder's convolutions halve them
+    features = torch.zeros(batch, bins, frames, dtype=dtype, device="meta")
+    return {"input_features": features, "labels": _tokens(batch, seq)}
+
+
+def _images(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
+    import torch
+
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None) or 224
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    channels = getattr(vision, "num_channels", 3)
+    pixels = torch.zeros(batch, channels, height, width, dtype=dtype, device="meta")
+    return {
+        "pixel_values": pixels,
+        "labels": torch.zeros(batch, dtype=torch.long, device="meta"),
+    }
+
+
+def _count(n: int) -> str:
+    for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n >= scale:
+            return f"{n / scale:.3g} {unit}"
+    return str(n)
+
+
+# In the order in which they are tried: many types do several of these.
+_KINDS = (
+    _Kind(
+        "sequence to sequence",
+        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+        "AutoModelForSeq2SeqLM",
+        _language,
+    ),
+    _Kind(
+        "speech to text",
+        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+        "AutoModelForSpeechSeq2Seq",
+        _speech,
+    ),
+    _Kind(
+        "image classification",
+        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+        "AutoModelForImageClassification",
+        _images,
+        takes_seq=False,
+    ),
+    _Kind(
+        "masked language modelling",
+        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+        "AutoModelForMaskedLM",
+        _language,
+    ),
+    _Kind(
+        "causal language modelling",
+        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+        "AutoModelForCausalLM",
+        _language,
+    ),
+)

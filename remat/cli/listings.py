@@ -1,0 +1,93 @@
+"""What there is to choose from, as plain data: solvers, passes, cost models."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from remat.plugins.registry import registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolverLine:
+    """A registered solver; ``reason`` says why it cannot run here, None if it can."""
+
+    name: str
+    available: bool
+    reason: str | None
+    exact: bool
+    deterministic: bool
+    solves: tuple[str, ...]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassLine:
+    """A registered pass, with the defaults of its options as a pipeline would write them."""
+
+    name: str
+    stage: str
+    options: dict[str, str]
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLine:
+    """A registered cost model, with the devices that can follow its name."""
+
+    name: str
+    unit: str
+    summary: str
+    devices: dict[str, str]
+
+
+def solver_lines() -> list[SolverLine]:
+    from remat.solvers.base import unavailable
+
+    lines = []
+    for name, kind in registry().solvers.items():
+        reason = unavailable(kind)
+        problems = (("knapsack", kind.knapsack), ("graph", kind.graph))
+        lines.append(
+            SolverLine(
+                name=name,
+                available=reason is None,
+                reason=reason,
+                exact=kind.exact,
+                deterministic=kind.deterministic,
+                solves=tuple(label for label, able in problems if able),
+                summary=kind.summary,
+            )
+        )
+    return lines
+
+
+def pass_lines() -> list[PassLine]:
+    from remat.passes.base import _print_option
+
+    return [
+        PassLine(
+            name=name,
+            stage=kind.stage.name.lower(),
+            options={
+                f.name.replace("_", "-"): _print_option(f.default)
+                for f in dataclasses.fields(kind)  # type: ignore[arg-type]
+            },
+            summary=kind.summary,
+        )
+        for name, kind in registry().passes.items()
+    ]
+
+
+def cost_lines() -> list[CostLine]:
+    from remat.graph.costs import DEVICES, Roofline
+
+    return [
+        CostLine(
+            name=name,
+            unit=kind.unit,
+            summary=kind.summary,
+            devices={d.name: d.label for d in DEVICES.values()} if kind is Roofline else {},
+        )
+        for name, kind in registry().cost_models.items()
+    ]

@@ -1,0 +1,186 @@
+"""MODEL on the command line: a function of the user's, or a `transformers` model by type."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from remat.errors import CaptureError, RematError
+
+FORMS = (
+    "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One call of a model: what `remat.capture` is given.
+
+    Attributes:
+        model: a module or a function.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        title: what it is, in one line, for people.
+    """
+
+    model: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+
+def load(
+    spec: str, overrides: Sequence[str] = (), *, batch: int | None = None, seq: int | None = None
+) -> Example:
+    """Reads MODEL and builds what it names.
+
+    Args:
+        spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        batch: batch size of an ``hf`` model; None: its default.
+        seq: sequence length of an ``hf`` model; None: its default.
+
+    Raises:
+        click.UsageError: MODEL cannot be read, or names nothing.
+        CaptureError: the user's code raised, or returned something else than a model and arguments.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise click.UsageError(f"MODEL is '{spec}'; {FORMS}")
+    if where == "hf":
+        from remat.cli.hf import build
+
+        return build(name, overrides, batch=batch, seq=seq)
+    given = [f"'{overrides[0]}'"] if overrides else []
+    given += [o for o, v in (("--batch", batch), ("--seq", seq)) if v is not None]
+    if given:
+        raise click.UsageError(
+            f"{given[0]} is for hf:TYPE only: '{spec}' decides by itself what it returns"
+        )
+    return _checked(_call(_find(where, name, spec), spec), spec)
+
+
+def _find(where: str, name: str, spec: str) -> Any:
+    """The object that a spec names; importing its module runs the user's code."""
+    module = _import_file(Path(where), spec) if where.endswith(".py") else _import(where, spec)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+            near = difflib.get_close_matches(name, public, n=1)
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise click.UsageError(
+                f"MODEL is '{spec}', but {where} has no '{name}'{meant}"
+            ) from None
+    if not callable(found):
+        raise click.UsageError(
+            f"MODEL is '{spec}', but '{name}' is a {type(found).__name__}; expected a function that "
+            "returns (model, args, kwargs)"
+        )
+    return found
+
+
+def _import_file(path: Path, spec: str) -> ModuleType:
+    if not path.is_file():
+        raise click.UsageError(f"MODEL is '{spec}', but there is no file '{path}'")
+    # Like `python file.py`: its neighbours can be imported.
+    sys.path.insert(0, str(path.resolve().parent))
+    taken = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
+    name = path.stem if taken is None or taken.origin == str(path.resolve()) else f"{path.stem}_py"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    with _users_code(spec):
+        found.loader.exec_module(module)
+    return module
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        with _users_code(spec):
+            return importlib.import_module(name)
+    except CaptureError as error:
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
+            raise click.UsageError(
+                f"MODEL is '{spec}', but there is no module '{cause.name}'; {FORMS}"
+            ) from None
+        raise
+    except ValueError:
+        raise click.UsageError(f"MODEL is '{spec}'; {FORMS}") from None
+
+
+def _call(function: Any, spec: str) -> Any:
+    with _users_code(spec):
+        return function()
+
+
+@contextlib.contextmanager
+def _users_code(spec: str) -> Iterator[None]:
+    """Whatever the user's code raises becomes one error that says what and where."""
+    try:
+        yield
+    except RematError:
+        raise
+    except (Exception, SystemExit) as error:
+        message = str(error) or "no message"
+        if isinstance(error, SyntaxError):
+            message = error.msg
+        raise CaptureError(
+            f"MODEL '{spec}' raised {type(error).__name__}: {message} (at {_place(error)})"
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    """File and line of the innermost frame of the user's, outside of installed packages."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    here = str(Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((here, "<frozen")) and frame.filename != importlib.__file__
+    ]
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    frame = (own or frames or traceback.extract_tb(error.__traceback__))[-1]
+    return f"{frame.filename}:{frame.lineno}"
+
+
+def _checked(returned: Any, spec: str) -> Example:
+    expected = (
+        "expected (model, args) or (model, args, kwargs): a module or function, a tuple of "
+        "positional arguments, a dict of keyword arguments"
+    )
+
+    def fail(what: str) -> CaptureError:
+        return CaptureError(f"MODEL '{spec}' returned {what}; {expected}")
+
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        size = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
+        raise fail(f"a {type(returned).__name__}{size}")
+    model, args, kwargs = returned if len(returned) == 3 else (*returned, {})
+    if not callable(model):
+        raise fail(f"a {type(model).__name__} as model")
+    if not isinstance(args, (tuple, list)):
+        raise fail(f"a {type(args).__name__} as args")
+    kwargs = {} if kwargs is None else kwargs
+    if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
+        raise fail(f"a {type(kwargs).__name__} as kwargs")
+    return Example(model=model, args=tuple(args), kwargs=dict(kwargs), title=spec)

@@ -1,0 +1,128 @@
+"""Option values that are checked before any work is done; a bad one is wrong usage."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.errors import RematError
+
+if TYPE_CHECKING:
+    from remat.graph.budget import Budget
+    from remat.graph.costs import CostModel
+    from remat.solvers.base import Solver
+
+    ParamType = click.ParamType[Any]
+else:  # a class without parameters before click 8.4
+    ParamType = click.ParamType
+
+
+class _Checked(ParamType):
+    """A value that remat itself reads; what it refuses is a bad parameter."""
+
+    @contextlib.contextmanager
+    def _refused(self, param: Any, ctx: Any) -> Iterator[None]:
+        try:
+            yield
+        except RematError as error:
+            self.fail(" ".join(str(error).split()), param, ctx)
+
+
+class BudgetType(_Checked):
+    """``0.5``, ``8GiB`` or a number of bytes."""
+
+    name = "budget"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Budget:
+        from remat.graph.budget import Budget
+
+        with self._refused(param, ctx):
+            return Budget.parse(value)
+
+
+class SolverType(_Checked):
+    """A registered solver that can run here, or ``module:Class``."""
+
+    name = "solver"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Solver:
+        from remat.plugins.registry import registry
+
+        with self._refused(param, ctx):
+            return registry().solver(value)
+
+
+class CostType(_Checked):
+    """A registered cost model, with an argument behind a colon."""
+
+    name = "cost model"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> CostModel:
+        from remat.api import cost_model
+
+        with self._refused(param, ctx):
+            return cost_model(value)
+
+
+class TimeLimitType(_Checked):
+    """Seconds, above 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        from remat.solvers.run import check_time_limit
+
+        try:
+            limit = float(value)
+        except ValueError:
+            self.fail(f"'{value}' is no number of seconds", param, ctx)
+        with self._refused(param, ctx):
+            check_time_limit(limit)
+        return limit
+
+
+class DeviceType(ParamType):
+    """A device as PyTorch writes it."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        import torch
+
+        try:
+            torch.device(value)
+        except RuntimeError as error:
+            self.fail(f"'{value}' is no device: {str(error).splitlines()[0]}", param, ctx)
+        return str(value)
+
+
+class ListOf(ParamType):
+    """Values of one type with commas between them."""
+
+    def __init__(self, item: ParamType) -> None:
+        self.item = item
+        self.name = f"{item.name},…"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        parts = [part.strip() for part in value.split(",") if part.strip()]
+        if not parts:
+            self.fail(f"'{value}' is an empty list", param, ctx)
+        return tuple(self.item.convert(part, param, ctx) for part in parts)
+
+
+class SolverName(_Checked):
+    """A registered solver, whether or not it can run here, or ``module:Class``."""
+
+    name = "solver"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str:
+        from remat.plugins.registry import registry
+
+        with self._refused(param, ctx):
+            registry().solver_class(value)
+        return str(value)

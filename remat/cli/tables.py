@@ -1,0 +1,154 @@
+"""What the commands print for people."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from remat.api import Comparison, ComparisonRow
+    from remat.cli.listings import CostLine, PassLine, SolverLine
+    from remat.planning import Plan
+
+
+def console() -> Console:
+    """Standard output; as wide as it takes where it is not a terminal, so that nothing is cut."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=1000, soft_wrap=True)
+
+
+def show(table: Table) -> None:
+    """Prints a table without blanks at the ends of lines."""
+    out = console()
+    if out.is_terminal:
+        out.print(table)
+        return
+    with out.capture() as captured:
+        out.print(table)
+    sys.stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+
+
+def new_table(title: str = "") -> Table:
+    return Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
+
+
+def plan_table(plan: Plan, title: str) -> Table:
+    """The figures of one plan."""
+    from remat.graph.budget import format_bytes
+    from remat.planning import format_cost
+
+    share = f"{plan.saved_bytes / plan.full_bytes:.1%} of" if plan.full_bytes else "of"
+    cost = format_cost(plan.recompute_cost, plan.unit)
+    bound = format_cost(plan.recompute_bound, plan.unit)
+    over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
+    table = new_table(title)
+    table.show_header = False
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in (
+        ("budget", f"{plan.budget} → {format_bytes(plan.capacity)}"),
+        (
+            "saved",
+            f"{format_bytes(plan.saved_bytes)}, {share} the {format_bytes(plan.full_bytes)} that "
+            f"the runtime-optimal partition saves; {format_bytes(plan.least_bytes)} is the least",
+        ),
+        ("recomputed", f"{len(plan.recomputed)} operators, {cost} ({plan.cost})"),
+        ("bound", f"no plan within the budget needs less than {bound}"),
+        ("peak", f"{format_bytes(plan.peak_bytes)}, inputs and parameters included"),
+        ("decided by", plan.solver + over + ("" if plan.deterministic else "; a clock ended it")),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def comparison_table(comparison: Comparison, title: str) -> Table:
+    """Solvers side by side; the best of each budget stand out and carry a star."""
+    table = new_table(title)
+    table.add_column("budget", justify="right", no_wrap=True)
+    table.add_column("solver", no_wrap=True)
+    for name in ("saved", "recompute", "bound", "peak", "solver time", "plan time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("decided by")
+    budgets = [row.budget for row in comparison.rows]
+    for i, row in enumerate(comparison.rows):
+        last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
+        first = i == 0 or budgets[i - 1] != row.budget
+        table.add_row(
+            row.budget if first else "",
+            row.solver,
+            *_cells(row),
+            style="bold" if row.best else None,
+            end_section=last,
+        )
+    return table
+
+
+def _cells(row: ComparisonRow) -> list[str]:
+    from remat.graph.budget import format_bytes
+    from remat.planning import format_cost
+
+    if row.saved_bytes is None or row.recompute_cost is None:
+        return [*("–" for _ in range(6)), " ".join((row.reason or "").split())]
+    unit = row.unit or ""
+    return [
+        format_bytes(row.saved_bytes),
+        format_cost(row.recompute_cost, unit) + (" *" if row.best else "  "),
+        format_cost(row.recompute_bound or 0, unit),
+        format_bytes(row.peak_bytes or 0),
+        f"{row.solve_s or 0:.3f} s",
+        f"{row.plan_s or 0:.2f} s",
+        row.decided_by or "",
+    ]
+
+
+def solver_table(lines: Sequence[SolverLine]) -> Table:
+    table = new_table()
+    for name in ("solver", "available", "exact", "deterministic", "what it does"):
+        table.add_column(name)
+    for line in lines:
+        table.add_row(
+            line.name,
+            "yes" if line.reason is None else f"no: {line.reason}",
+            _yes(line.exact),
+            _yes(line.deterministic),
+            line.summary,
+            style=None if line.reason is None else "dim",
+        )
+    return table
+
+
+def pass_table(lines: Sequence[PassLine]) -> Table:
+    table = new_table()
+    for name in ("pass", "stage", "options", "what it does"):
+        table.add_column(name)
+    for line in lines:
+        options = ", ".join(f"{name}={default}" for name, default in line.options.items())
+        table.add_row(line.name, line.stage, options, line.summary)
+    return table
+
+
+def cost_table(lines: Sequence[CostLine]) -> Table:
+    table = new_table()
+    for name in ("cost model", "unit", "what it counts", "devices"):
+        table.add_column(name)
+    for line in lines:
+        devices = "\n".join(f"{line.name}:{name}  {label}" for name, label in line.devices.items())
+        table.add_row(line.name, line.unit, line.summary, devices)
+    return table
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -23,7 +23,7 @@ from remat.solvers.graph_problem import evaluate
 JSON_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Plan:
     """What one training step keeps, what it computes again, and what that comes to.
 
@@ -92,6 +92,12 @@ class Plan:
     @property
     def decision(self) -> Decision:
         return Decision(saved=self.saved, snapshots=self.snapshots)
+
+    def __repr__(self) -> str:
+        return (
+            f"<plan for {self.graph}: {format_bytes(self.saved_bytes)} saved, "
+            f"{format_cost(self.recompute_cost, self.unit)} recomputed, by {self.solver}>"
+        )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
         if self._modules is None:

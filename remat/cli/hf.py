@@ -131,6 +131,11 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
         ) from error
     if hasattr(config, "use_cache"):
         config.use_cache = False  # for generation; a training step has no use for it
+    if getattr(config, "is_encoder_decoder", False):
+        # Labels are shifted right behind these; checkpoints set them, bare configs may not.
+        for key in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(config, key, None) is None:
+                setattr(config, key, 0)
     return config
 
 
@@ -152,17 +157,27 @@ def _model(kind: str, auto: Any, config: Any) -> Any:
 
     try:
         with torch.device("meta"):
-            return auto.from_config(config).train()
+            return _trainable(auto.from_config(config))
     except Exception as error:  # foreign code; what it raises here has no class of its own
         first = error
     try:
         with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
-            return auto.from_config(config).train()
+            return _trainable(auto.from_config(config))
     except Exception:
         reason = " ".join(str(first).split())
         raise CaptureError(
             f"transformers cannot build hf:{kind} from this config: {type(first).__name__}: {reason}"
         ) from first
+
+
+def _trainable(model: Any) -> Any:
+    """In train mode, and with a loss: where none is known for a class, transformers takes this one
+    after a warning in the middle of the step, which Dynamo cannot trace."""
+    from transformers.loss.loss_utils import LOSS_MAPPING
+
+    if getattr(model, "loss_type", None) not in LOSS_MAPPING:
+        model.loss_type = "ForCausalLM"
+    return model.train()
 
 
 def _sequence(config: Any, seq: int | None) -> int:

@@ -102,7 +102,7 @@ def capture(
         if tensors
         else FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     )
-    target = None if device is None else _fakeable(torch.device(device), mode)
+    target = None if device is None else _fakeable(device)
     faked = _Faker(mode, target)
     sink: list[JointGraph] = []
     backend = _Backend(sink, lower, name, stop=fullgraph)
@@ -297,6 +297,11 @@ def _explain(error: Exception, name: str, sink: list[JointGraph], fullgraph: boo
         return
     text = str(error).strip()
     where = _user_line(text)
+    raised = re.search(r"Developer debug context: raised exception (.+)", text)
+    if raised is not None:
+        raise CaptureError(
+            f"'{name}' raised {raised.group(1).strip()[:400]}{where} while it was traced"
+        ) from error
     first = re.split(r"\n\s*\n|\nfrom user code", text)[0].strip()
     first = " ".join(line.strip() for line in first.splitlines())
     if type(error).__name__ in ("Unsupported", "UserError", "FailOnRecompileLimitHit"):
@@ -316,32 +321,37 @@ def _user_line(text: str) -> str:
     return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
 
 
-def _fakeable(device: torch.device, mode: Any) -> torch.device:
+def _fakeable(device: str | torch.device) -> torch.device:
     """Checks that fake tensors on a device can be differentiated by this build.
 
     Raises:
         CaptureError: they cannot; the message says which can.
     """
-    if _can_fake(device, mode):
-        return device
-    able = [d for d in ("cpu", "cuda", "xpu", "mps") if _can_fake(torch.device(d), mode)]
+    try:
+        asked = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise CaptureError(f"device is {device!r}: {str(error).splitlines()[0]}") from None
+    if asked.type in _fakeable_types():
+        return asked
     raise CaptureError(
-        f"device '{device}' cannot be faked by this build of PyTorch ({torch.__version__}); "
-        f"it can fake: {', '.join(able)}. A cost model may still name a GPU: capture on "
-        f"'{able[0] if able else 'cpu'}' and plan with cost='roofline:h100'"
+        f"device '{asked}' cannot be faked by this build of PyTorch ({torch.__version__}); "
+        f"it can fake: {', '.join(_fakeable_types())}. A cost model may still name a GPU: capture "
+        "on 'cpu' and plan with cost='roofline:h100'"
     )
 
 
-def _can_fake(device: torch.device, mode: Any) -> bool:
-    if device.type == "cpu":
-        return True
-    try:
-        with mode:
-            x = torch.empty(2, device=device, requires_grad=True)
-            torch.autograd.grad((x * 2).sum(), x)
-    except (RuntimeError, AssertionError, NotImplementedError):
-        return False
-    return True
+def _fakeable_types() -> list[str]:
+    """Device types whose autograd this build contains; asking a device itself could end the process."""
+    built = {
+        "cpu": True,
+        "cuda": bool(torch.backends.cuda.is_built()),  # type: ignore[no-untyped-call]
+        "mps": torch.backends.mps.is_built(),
+        "xpu": torch.xpu._is_compiled(),
+        torch._C._get_privateuse1_backend_name(): hasattr(
+            torch, torch._C._get_privateuse1_backend_name()
+        ),
+    }
+    return [name for name, there in built.items() if there]
 
 
 def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

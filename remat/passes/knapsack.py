@@ -13,8 +13,12 @@ from remat.graph.roles import UNREACHABLE
 from remat.passes.base import Choice, Pass, PassResult, Stage, State
 from remat.passes.min_cut import MinCut, find_cut, require_tangents
 from remat.solvers.base import Solver
+from remat.solvers.graph_problem import evaluate
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run as run_solver
+
+#: How often the solver is asked, at most, to fill what the completing cut left of the budget.
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,6 @@ class Knapsack(Pass):
                 "Knapsack(solver=remat.plugins.registry().solver('greedy'), budget=...)"
             )
         saved, choice = self._by_knapsack(state, lowered, loosest, capacity, choice)
-        if bytes_of(saved) > capacity:
-            saved = least_cut
         return self._decided(state, lowered, saved, choice)
 
     @staticmethod
@@ -90,25 +92,43 @@ class Knapsack(Pass):
     def _by_knapsack(
         self, state: State, lowered: Lowered, loosest: MinCut, capacity: int, choice: Choice
     ) -> tuple[tuple[int, ...], Choice]:
-        """Lets the solver pick among the loosest cut's candidates, and completes the pick."""
+        """Lets the solver pick among the loosest cut's candidates, and completes the pick.
+
+        The completing cut often finds something smaller than what was picked; the room that leaves
+        is offered to the solver again, a few times, and the best result counts.
+        """
         assert self.solver is not None
+        problem = lowered.problem
         items = candidates(state, lowered, loosest.banned(state))
-        knapsack = KnapsackProblem(
-            weights=tuple(nbytes for _, nbytes in items.candidates),
-            values=tuple(lowered.problem.cost[i] for i, _ in items.candidates),
-            capacity=max(0, capacity - items.forced_bytes),
-        )
-        solution = run_solver(self.solver, knapsack, time_limit=self.time_limit or None)
-        fixed = list(items.fixed)
-        for k in solution.saved:
-            fixed[items.candidates[k][0]] = True
-        saved = find_cut(state, lowered, fixed, biased=False)
+        weights = tuple(nbytes for _, nbytes in items.candidates)
+        values = tuple(problem.cost[i] for i, _ in items.candidates)
+        offered = max(0, capacity - items.forced_bytes)
+        results: list[tuple[int, int, tuple[int, ...]]] = []
+        elapsed, deterministic = 0.0, True
+        for _ in range(ROUNDS):
+            knapsack = KnapsackProblem(weights=weights, values=values, capacity=offered)
+            solution = run_solver(self.solver, knapsack, time_limit=self.time_limit or None)
+            elapsed += solution.elapsed_s
+            deterministic &= solution.deterministic
+            fixed = list(items.fixed)
+            for k in solution.saved:
+                fixed[items.candidates[k][0]] = True
+            saved = find_cut(state, lowered, fixed, biased=False)
+            scored = evaluate(problem, _with_states(lowered, saved))
+            if scored.saved_bytes > capacity:
+                break
+            results.append((scored.recompute_cost, scored.saved_bytes, saved))
+            room = capacity - scored.saved_bytes
+            if room * 100 < capacity or solution.weight == sum(weights):
+                break
+            offered += room
+        saved = min(results)[2] if results else self.least(state)
         return saved, replace(
             choice,
             solver=self.solver.name,
             items=len(items.candidates),
-            deterministic=solution.deterministic,
-            elapsed_s=solution.elapsed_s,
+            deterministic=deterministic,
+            elapsed_s=elapsed,
         )
 
     def _decided(
@@ -172,6 +192,11 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
             chosen.append((i, nbytes - spare))
     chosen.sort(key=lambda item: (-item[1], item[0]))
     return Items(candidates=tuple(chosen), fixed=tuple(fixed), forced_bytes=forced)
+
+
+def _with_states(lowered: Lowered, saved: tuple[int, ...]) -> set[int]:
+    """A cut's nodes with every generator state: only those of replayed operators are counted."""
+    return {*saved, *(i for i, k in enumerate(lowered.kind) if k is Kind.GENERATOR_STATE)}
 
 
 def _producer(state: State, lowered: Lowered, i: int) -> int:

@@ -18,6 +18,7 @@ from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.budget import Budget
 from remat.graph.capture import LOWERINGS
+from remat.graph.costs import count_flops
 from remat.graph.joint import JointGraph
 from remat.graph.roles import has_tangents
 from remat.plugins.registry import registry
@@ -285,14 +286,26 @@ class TorchSolver(CustomKnapsackSolver):
         all_recomputable_banned_nodes: list[fx.Node],
     ) -> tuple[list[int], list[int]]:
         """Picks among PyTorch's candidates; runtimes come from PyTorch's own estimator."""
-        from torch._functorch.partitioners import estimate_runtime
-
-        runtimes = [float(estimate_runtime(n)) for n in all_recomputable_banned_nodes]
+        runtimes = [_runtime(n) for n in all_recomputable_banned_nodes]
         _, saved, recomputed = self._solve(memory, runtimes, max_memory)
         return saved, recomputed
 
     def uuid(self) -> str:
         return f"remat-{remat.__version__}-solver-{_identity(self.solver)}"
+
+
+def _runtime(node: fx.Node) -> float:
+    """A candidate's runtime by the estimator that PyTorch is configured for.
+
+    PyTorch counts FLOPs by running the operator on uninitialised arguments, which an operator that
+    takes indices does not survive; the formulas are asked without running anything.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import estimate_runtime
+
+    if config.activation_memory_budget_runtime_estimator == "flops":
+        return float(max(1, count_flops(node)))
+    return float(estimate_runtime(node))
 
 
 def torch_solver(name: str | Solver) -> TorchSolver:
@@ -316,14 +329,18 @@ def _identity(thing: object) -> str:
 
 
 def _name_of(gm: fx.GraphModule) -> str:
-    """The class of the user's module, as far as Dynamo recorded it."""
+    """The class of the user's module where Dynamo recorded one for the whole graph, and its number."""
     from torch._guards import CompileContext
 
     where = CompileContext.current_compile_id()
-    for node in gm.graph.nodes:
-        stack = node.meta.get("nn_module_stack")
-        if stack:
-            kind = next(iter(stack.values()))[1]
-            label = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
-            return f"{label.rpartition('.')[2]}" + (f" {where}" if where is not None else "")
-    return f"graph {where}" if where is not None else "graph"
+    roots = {
+        entry
+        for node in gm.graph.nodes
+        for entry in list((node.meta.get("nn_module_stack") or {}).items())[:1]
+    }
+    label = "graph"
+    if len(roots) == 1:
+        kind = roots.pop()[1][1]
+        name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+        label = name.rpartition(".")[2]
+    return label if where is None else f"{label} {where}"

@@ -9,6 +9,7 @@ from typing import Any
 from remat.errors import PlanError, ProblemError
 from remat.graph.budget import Budget
 from remat.graph.costs import CostModel
+from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.passes import manager
 from remat.passes.base import Choice, Pass, State
@@ -62,8 +63,9 @@ def prepare(joint: JointGraph, *, in_place: bool = False, count_outputs: bool = 
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
         )
-    state = State(joint=joint, count_outputs=count_outputs)
-    return PassManager.parse(PREPARE).run(state, in_place=in_place).state
+    state = State(joint=joint if in_place else joint.copy(), count_outputs=count_outputs)
+    repair_aliases(state.joint.graph)
+    return PassManager.parse(PREPARE).run(state, in_place=True).state
 
 
 def split(state: State) -> State:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
+import os
 import sys
 import time
 import warnings
@@ -259,6 +261,8 @@ def _capture(
     from remat.graph.capture import capture
 
     lower, device = options.pop("lower"), options.pop("device")
+    if "TORCH_LOGS" not in os.environ:
+        logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
     with contextlib.redirect_stdout(sys.stderr):
         progress.step(f"building {model}")
         example = load(model, overrides, **options)

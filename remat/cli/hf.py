@@ -131,6 +131,8 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
         ) from error
     if hasattr(config, "use_cache"):
         config.use_cache = False  # for generation; a training step has no use for it
+    if getattr(config, "architectures", None) is None:
+        config.architectures = []  # some types have several classes of one kind: take the first
     if getattr(config, "is_encoder_decoder", False):
         # Labels are shifted right behind these; checkpoints set them, bare configs may not.
         for key in ("pad_token_id", "decoder_start_token_id"):

@@ -87,7 +87,7 @@ def _find(where: str, name: str, spec: str) -> Any:
             ) from None
     if not callable(found):
         raise click.UsageError(
-            f"MODEL is '{spec}', but '{name}' is a {type(found).__name__}; expected a function that "
+            f"MODEL is '{spec}', but '{name}' is of type {type(found).__name__}; expected a function that "
             "returns (model, args, kwargs)"
         )
     return found

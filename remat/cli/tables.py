@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Standard output; as wide as it takes where it is not a terminal, so that nothing is cut."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=1000, soft_wrap=True)
+    """Standard output; as wide as it takes where it is not a terminal, so that nothing is cut.
+
+    Text is printed as it is: ``remat[hf]`` is no markup.
+    """
+    plain = {"markup": False, "emoji": False, "highlight": False}
+    terminal = Console(**plain)  # type: ignore[arg-type]
+    if terminal.is_terminal:
+        return terminal
+    return Console(width=1000, soft_wrap=True, **plain)  # type: ignore[arg-type]
 
 
 def show(table: Table) -> None:
@@ -42,6 +48,7 @@ def new_table(title: str = "") -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
+        collapse_padding=True,
     )
 
 
@@ -79,7 +86,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     table = new_table(title)
     table.add_column("budget", justify="right", no_wrap=True)
     table.add_column("solver", no_wrap=True)
-    for name in ("saved", "recompute", "bound", "peak", "solver time", "plan time"):
+    for name in ("saved", "recompute", "bound", "peak", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("decided by")
     budgets = [row.budget for row in comparison.rows]
@@ -87,7 +94,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
         first = i == 0 or budgets[i - 1] != row.budget
         table.add_row(
-            row.budget if first else "",
+            _budget(row.budget) if first else "",
             row.solver,
             *_cells(row),
             style="bold" if row.best else None,
@@ -96,19 +103,24 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     return table
 
 
+def _budget(text: str) -> str:
+    from remat.graph.budget import format_bytes
+
+    return format_bytes(int(text[:-1])) if text.endswith("B") else text
+
+
 def _cells(row: ComparisonRow) -> list[str]:
     from remat.graph.budget import format_bytes
     from remat.planning import format_cost
 
     if row.saved_bytes is None or row.recompute_cost is None:
-        return [*("–" for _ in range(6)), " ".join((row.reason or "").split())]
+        return [*("–" for _ in range(5)), " ".join((row.reason or "").split())]
     unit = row.unit or ""
     return [
         format_bytes(row.saved_bytes),
         format_cost(row.recompute_cost, unit) + (" *" if row.best else "  "),
         format_cost(row.recompute_bound or 0, unit),
         format_bytes(row.peak_bytes or 0),
-        f"{row.solve_s or 0:.3f} s",
         f"{row.plan_s or 0:.2f} s",
         row.decided_by or "",
     ]
@@ -116,8 +128,7 @@ def _cells(row: ComparisonRow) -> list[str]:
 
 def solver_table(lines: Sequence[SolverLine]) -> Table:
     table = new_table()
-    for name in ("solver", "available", "exact", "deterministic", "what it does"):
-        table.add_column(name)
+    _columns(table, "solver", "available", "exact", "deterministic", "what it does")
     for line in lines:
         table.add_row(
             line.name,
@@ -132,22 +143,27 @@ def solver_table(lines: Sequence[SolverLine]) -> Table:
 
 def pass_table(lines: Sequence[PassLine]) -> Table:
     table = new_table()
-    for name in ("pass", "stage", "options", "what it does"):
-        table.add_column(name)
+    _columns(table, "pass", "stage", "options", "what it does")
     for line in lines:
-        options = ", ".join(f"{name}={default}" for name, default in line.options.items())
+        options = "\n".join(f"{name}={default}" for name, default in line.options.items())
         table.add_row(line.name, line.stage, options, line.summary)
     return table
 
 
 def cost_table(lines: Sequence[CostLine]) -> Table:
     table = new_table()
-    for name in ("cost model", "unit", "what it counts", "devices"):
-        table.add_column(name)
+    _columns(table, "cost model", "unit", "what it counts", "devices")
     for line in lines:
         devices = "\n".join(f"{line.name}:{name}  {label}" for name, label in line.devices.items())
         table.add_row(line.name, line.unit, line.summary, devices)
     return table
+
+
+def _columns(table: Table, *names: str) -> None:
+    """Columns that are never cut: the first one whole, the others folded where they must be."""
+    table.add_column(names[0], no_wrap=True)
+    for name in names[1:]:
+        table.add_column(name, overflow="fold")
 
 
 def _yes(value: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, overload
@@ -275,11 +276,17 @@ def _taker() -> Any:
 
 @contextlib.contextmanager
 def _quiet_dynamo() -> Iterator[None]:
-    """Captures do not count as recompilations, and what Dynamo compiled for the user stays."""
+    """Captures do not count as recompilations, and what a model logs is no graph break."""
     from torch._dynamo import config
 
+    loggers = {
+        getattr(logging.Logger, n, None) for n in ("debug", "info", "warning", "warning_once")
+    }
     with config.patch(
-        recompile_limit=1_000_000, accumulated_recompile_limit=1_000_000, suppress_errors=False
+        recompile_limit=1_000_000,
+        accumulated_recompile_limit=1_000_000,
+        suppress_errors=False,
+        ignore_logging_functions={*config.ignore_logging_functions, *(loggers - {None})},
     ):
         yield
 

@@ -57,7 +57,7 @@ def find_storages(
     owner = list(range(n))
     first: dict[int, int] = {}
     for i, node in enumerate(index.nodes):
-        base = _aliased_argument(node)
+        base = aliased_argument(node)
         if base is not None and base in index.position:
             owner[i] = owner[index.position[base]]
             continue
@@ -91,7 +91,7 @@ def find_storages(
     )
 
 
-def _aliased_argument(node: fx.Node) -> fx.Node | None:
+def aliased_argument(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the node's result is a view of, by the operator's schema."""
     if node.op != "call_function":
         return None
@@ -106,7 +106,7 @@ def _aliased_argument(node: fx.Node) -> fx.Node | None:
         return None
     if getattr(target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
         # An element of a list of views: the list itself was grouped with its base.
-        return node.args[0] if _aliased_argument(node.args[0]) is not None else None
+        return node.args[0] if aliased_argument(node.args[0]) is not None else None
     return None
 
 

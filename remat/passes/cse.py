@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from remat.graph import ops
+from remat.graph.fake import refresh
 from remat.graph.joint import output_node
 from remat.graph.storages import storage_key
 from remat.passes.base import Pass, PassResult, Stage, State
@@ -74,17 +75,6 @@ def merge(graph: fx.Graph) -> int:
     for node in reversed(dead):
         graph.erase_node(node)
     return len(dead)
-
-
-def refresh(node: fx.Node) -> None:
-    """Computes the fake value of a node anew from those of its inputs, so that aliasing shows."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    fake = next(
-        (v.fake_mode for v in pytree.tree_leaves((args, kwargs)) if hasattr(v, "fake_mode")), None
-    )
-    if fake is not None:
-        with fake:
-            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _is_mergeable(node: fx.Node, value: Any, returned: set[int]) -> bool:

@@ -59,7 +59,7 @@ def _members(core: KnapsackProblem) -> Iterator[tuple[Solver, float]]:
     if len(core) * core.capacity <= _TABLE_CELLS:
         yield DynamicProgram(steps=core.capacity), 1.0
     yield CpSat(work=2.0), 0.5
-    yield Milp(nodes=2_000), 0.8
+    yield Milp(nodes=200), 0.8
     yield DynamicProgram(), 1.0
 
 

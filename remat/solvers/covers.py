@@ -21,7 +21,7 @@ from remat.solvers.doubles import Scaled, repair, scale_down
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer
 
-_ROUNDS = 12
+_ROUNDS = 8
 _WEIGHT_LIMIT = 10**8
 _RELATIVE_TRUST = 1e-6  # HiGHS's bounds were seen 1e-7 too low
 
@@ -41,10 +41,12 @@ class Attempt:
     Attributes:
         picked: the items that it chose.
         upper: its upper bound on the value of the scaled problem; infinity if it has none.
+        finished: no limit ended its search.
     """
 
     picked: tuple[int, ...]
     upper: float
+    finished: bool
 
 
 def search(
@@ -72,7 +74,8 @@ def search(
         bound = min(bound, _trusted(scaled, tried.upper))
         found = repair(core, tried.picked)
         saved = max(saved, found, key=core.value_of)
-        if core.weight_of(tried.picked) <= core.capacity or core.value_of(saved) == bound:
+        fits = core.weight_of(tried.picked) <= core.capacity
+        if fits or core.value_of(saved) == bound or not tried.finished:
             break
         covers.append(cover(core, tried.picked))
         left = None if deadline is None else deadline - time.monotonic()

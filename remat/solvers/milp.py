@@ -60,4 +60,5 @@ class Milp(ReducingSolver):
             )
         picked = () if result.x is None else tuple(np.flatnonzero(result.x > 0.5).tolist())
         bound = result.mip_dual_bound
-        return Attempt(picked=picked, upper=float("inf") if bound is None else -bound)
+        upper = float("inf") if bound is None else -bound
+        return Attempt(picked=picked, upper=upper, finished=result.status == 0)

@@ -66,11 +66,10 @@ class PulpCbc(ReducingSolver):
             cbc = _cbc(timeLimit=time_limit, maxNodes=nodes, gapRel=0.0, threads=1)
             cbc.tmpDir = folder
             model.solve(cbc)
-        upper = float("inf")
-        if model.sol_status == pulp.LpSolutionOptimal:
-            upper = float(pulp.value(model.objective))
+        optimal = model.sol_status == pulp.LpSolutionOptimal
+        upper = float(pulp.value(model.objective)) if optimal else float("inf")
         picked = tuple(i for i, x in enumerate(picks) if (x.varValue or 0.0) > 0.5)
-        return Attempt(picked=picked, upper=upper)
+        return Attempt(picked=picked, upper=upper, finished=optimal)
 
 
 def _cbc(**options: Any) -> Any:

@@ -49,7 +49,7 @@ def verify(
     relaxed = relax(problem)
     bound = _bound(solver, claim, value)
     if bound is not None and bound < max(value, relaxed.value):
-        known = "its own items are" if bound <= value else "a greedy choice is"
+        known = "its own items are" if bound < value else "a greedy choice is"
         _refuse(
             solver,
             f"claims that no choice is worth more than {bound}, but {known} worth "

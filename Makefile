@@ -1,0 +1,51 @@
+# make demo    plan, compare, compile and check a Llama's training step
+# make test    run the tests; ARGS="--solver=cpsat" and the like go to pytest
+# make lint    ruff and mypy
+# make bench   run every benchmark; results go to benchmarks/results
+# make format  let ruff rewrite what it can
+#
+# Each sets up .venv first, once, and again when pyproject.toml or constraints.txt change.
+# PYTHON names the interpreter to make it from: make demo PYTHON=python3.12
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+# Two processes: more would need more memory than small machines have.
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench
+
+help:
+	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+format: $(STAMP)
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+bench: $(STAMP)
+	@set -e; for file in benchmarks/[a-z]*.py; do \
+	  grep -q '__main__' $$file || continue; \
+	  echo "== $$file"; $(BIN)/python $$file $(ARGS); \
+	done

@@ -1,0 +1,67 @@
+"""PyTorch's float signature: decimals mean what they print as."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat.errors import ProblemError
+from remat.solvers.auto import Auto
+from remat.solvers.dp import DynamicProgram
+from remat.solvers.float_bridge import knapsack_fn, problem_from_floats
+
+
+def test_three_tenths_fit_into_point_three() -> None:
+    solve = knapsack_fn(DynamicProgram())
+    assert solve([0.1, 0.1, 0.1], [1.0, 2.0, 3.0], 0.3) == (6.0, [0, 1, 2], [])
+    assert solve([0.1, 0.1, 0.1], [1.0, 2.0, 3.0], 0.2) == (5.0, [1, 2], [0])
+
+
+def test_runtime_saved_and_the_rest() -> None:
+    total, saved, rest = knapsack_fn(Auto())([2, 3, 4, 5], [3, 4, 5, 6], 5)
+    assert (total, saved, rest) == (7.0, [0, 1], [2, 3])
+    assert isinstance(total, float)
+    assert knapsack_fn(Auto())([], [], 1.0) == (0.0, [], [])
+
+
+def test_decimals_are_scaled_exactly() -> None:
+    problem = problem_from_floats([0.25, np.float64(0.1), 1], [1.5, 2, 3], 0.349)
+    assert problem.weights == (5, 2, 20)
+    assert problem.values == (3, 4, 6)
+    assert problem.capacity == 6
+
+
+floats = st.floats(0, 1e300, allow_nan=False)
+
+
+@given(st.lists(st.tuples(floats, floats), max_size=6), floats)
+def test_what_fits_the_integers_fits_the_floats(items, room) -> None:
+    memory, runtimes = [m for m, _ in items], [r for _, r in items]
+    total, saved, rest = knapsack_fn(DynamicProgram())(memory, runtimes, room)
+    assert sorted(saved + rest) == list(range(len(items)))
+    assert math.fsum(memory[i] for i in saved) <= room * (1 + 1e-15)
+    assert total == math.fsum(runtimes[i] for i in saved)
+
+
+@pytest.mark.parametrize(
+    ("memory", "runtimes", "room", "said"),
+    [
+        ([0.1, math.nan], [1, 1], 1, r"^memory\[1\] must be finite, got nan"),
+        ([0.1, math.inf], [1, 1], 1, r"^memory\[1\] must be finite, got inf"),
+        ([-0.1, 0.1], [1, 1], 1, r"^memory\[0\] must not be negative, got -0.1"),
+        ([0.1, 0.1], [1, -1], 1, r"^runtimes\[1\] must not be negative, got -1"),
+        ([0.1, 0.1], [1, math.nan], 1, r"^runtimes\[1\] must be finite"),
+        ([0.1, 0.1], [1, 1], math.nan, r"^max_memory must be finite, got nan"),
+        ([0.1, 0.1], [1, 1], -1e-9, r"^max_memory must not be negative, got -1e-09"),
+        ([0.1, "0.1"], [1, 1], 1, r"^memory\[1\] must be a number, got '0.1'"),
+        ([0.1, True], [1, 1], 1, r"^memory\[1\] must be a number, got True"),
+        ([0.1, 0.1], [1], 1, r"^memory and runtimes must have the same length, got 2 and 1"),
+    ],
+)
+def test_bad_floats_are_refused(memory, runtimes, room, said) -> None:
+    with pytest.raises(ProblemError, match=said):
+        knapsack_fn(DynamicProgram())(memory, runtimes, room)

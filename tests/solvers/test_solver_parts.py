@@ -1,0 +1,104 @@
+"""The exact parts that solvers share: relaxation, reduction, scaling, covers, quiet."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from functools import cmp_to_key
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat.solvers import Answer, KnapsackProblem
+from remat.solvers.bounds import efficiency_order, relax
+from remat.solvers.covers import cover
+from remat.solvers.doubles import repair, scale_down
+from remat.solvers.quiet import quiet_stdout
+from remat.solvers.reduction import reduce
+from remat.testing.oracle import brute_force
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> KnapsackProblem:
+    span = draw(st.sampled_from([4, 100, 2**55]))
+    items = draw(st.lists(st.tuples(st.integers(0, span), st.integers(0, span)), max_size=8))
+    weights, values = tuple(w for w, _ in items), tuple(v for _, v in items)
+    return KnapsackProblem(weights, values, draw(st.integers(0, sum(weights) + 2)))
+
+
+@given(problems())
+def test_efficiency_order_compares_fractions_exactly(problem: KnapsackProblem) -> None:
+    def compare(i: int, j: int) -> int:
+        (wi, vi), (wj, vj) = (
+            (problem.weights[k], problem.values[k] if problem.weights[k] else 1) for k in (i, j)
+        )
+        return (vj * wi > vi * wj) - (vj * wi < vi * wj) or i - j
+
+    assert list(efficiency_order(problem)) == sorted(range(len(problem)), key=cmp_to_key(compare))
+
+
+@given(problems())
+def test_the_relaxation_bounds_and_its_rounding_is_half_as_good(problem: KnapsackProblem) -> None:
+    relaxed, optimum = relax(problem), brute_force(problem)
+    assert relaxed.value <= optimum <= relaxed.bound
+    assert 2 * relaxed.value >= optimum
+    assert problem.weight_of(relaxed.saved) <= problem.capacity
+    assert problem.value_of(relaxed.saved) == relaxed.value
+
+
+def test_the_relaxation_is_exact_at_large_numbers() -> None:
+    problem = KnapsackProblem((2**60, 2**60 + 1), (2**60 - 1, 2**60), 2**60 + 7)
+    fraction = Fraction(2**60) + Fraction(6 * (2**60 - 1), 2**60)
+    assert relax(problem).bound == int(fraction)
+
+
+@given(problems())
+def test_an_optimum_of_the_core_lifts_to_an_optimum(problem: KnapsackProblem) -> None:
+    reduction = reduce(problem)
+    core = reduction.core
+    assert all(0 < w <= core.capacity for w in core.weights)
+    assert all(v > 0 for v in core.values)
+    assert not core.weights or core.total_weight > core.capacity
+    best = brute_force(core)
+    assert reduction.lift(Answer((), best)).bound == brute_force(problem)
+    lifted = reduction.lift(Answer(relax(core).saved)).saved
+    assert problem.weight_of(lifted) <= problem.capacity
+
+
+@given(problems(), st.integers(9, 40))
+def test_scaling_down_relaxes(problem: KnapsackProblem, limit: int) -> None:
+    scaled = scale_down(problem, weight_limit=limit, value_limit=limit)
+    assert scaled.problem.total_weight <= limit
+    assert scaled.problem.total_value <= limit
+    assert scaled.value_unit * brute_force(scaled.problem) >= brute_force(problem)
+
+
+@given(problems(), st.data())
+def test_repair_makes_any_choice_fit_and_leaves_no_room(problem: KnapsackProblem, data) -> None:
+    picked = data.draw(st.sets(st.sampled_from(range(len(problem))))) if len(problem) else set()
+    fixed = repair(problem, picked)
+    room = problem.capacity - problem.weight_of(fixed)
+    assert room >= 0
+    assert all(w > room for i, w in enumerate(problem.weights) if i not in fixed)
+    if problem.weight_of(picked) <= problem.capacity:
+        assert picked <= set(fixed)
+
+
+@given(problems())
+def test_a_cover_cuts_off_the_choice_and_nothing_that_fits(problem: KnapsackProblem) -> None:
+    everything = range(len(problem))
+    if problem.total_weight <= problem.capacity:
+        return
+    cut = cover(problem, list(everything))
+    assert len(cut.items) > cut.most
+    for mask in range(2 ** len(problem)):
+        chosen = [i for i in everything if mask >> i & 1]
+        if problem.weight_of(chosen) <= problem.capacity:
+            assert len(set(chosen) & set(cut.items)) <= cut.most
+
+
+def test_quiet_drops_noise_and_nothing_else(capfd) -> None:
+    with quiet_stdout(noise="NOISE::"):
+        os.write(1, b"before\nNOISE::x\nafter\n")
+        os.write(1, b"unfinished")
+    assert capfd.readouterr().out == "before\nafter\nunfinished"

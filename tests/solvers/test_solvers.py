@@ -1,0 +1,149 @@
+"""Our solvers against trying everything, on problems that Hypothesis draws."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from remat.solvers import KnapsackProblem, Status, run
+from remat.solvers.auto import Auto
+from remat.solvers.cpsat import CpSat
+from remat.solvers.dp import DynamicProgram
+from remat.solvers.greedy import Greedy
+from remat.solvers.milp import Milp
+from remat.solvers.pulp_cbc import PulpCbc
+from remat.testing.families import family
+from remat.testing.oracle import brute_force
+
+ALL = (Greedy(), DynamicProgram(), Milp(), PulpCbc(), CpSat(), Auto())
+SLOW_START = (PulpCbc(),)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> KnapsackProblem:
+    """Up to nine items over any span, zeros and equal ones among them."""
+    span = draw(st.sampled_from([3, 20, 10**4, 10**9, 2**50]))
+    number = st.integers(0, span)
+    items = draw(st.lists(st.tuples(number, number), max_size=9))
+    weights, values = tuple(w for w, _ in items), tuple(v for _, v in items)
+    return KnapsackProblem(weights, values, draw(st.integers(0, sum(weights) + 1)))
+
+
+@pytest.mark.parametrize("mine", ALL, ids=lambda solver: solver.name)
+def test_honest_on_any_small_problem(mine) -> None:
+    @settings(max_examples=30 if mine in SLOW_START else 150, deadline=None, derandomize=True)
+    @given(problem=problems())
+    @example(problem=KnapsackProblem((2**40 + 1, 2**40, 1, 0), (2**40, 2**40, 1, 1), 2**40))
+    def check(problem: KnapsackProblem) -> None:
+        if mine.refuses(problem) is not None:
+            return
+        optimum = brute_force(problem)
+        solution = run(mine, problem)
+        assert solution.value <= optimum <= solution.bound
+        assert 2 * solution.value >= optimum
+        if mine.exact:
+            assert solution.status is Status.OPTIMAL
+
+    check()
+
+
+def test_dp_is_exact_where_steps_suffice_and_never_overweight_where_not() -> None:
+    problem = family("strongly-correlated", items=100, span=1000, share=50, seed=1)
+    assert problem.capacity > 10_000
+    exact = run(DynamicProgram(steps=problem.capacity), problem)
+    assert exact.status is Status.OPTIMAL
+    for steps in (1, 7, 100, 1000):
+        coarse = run(DynamicProgram(steps=steps), problem)
+        assert coarse.weight <= problem.capacity
+        assert exact.value * 0.95 < coarse.value <= exact.value <= coarse.bound
+
+
+def test_dp_divides_out_what_weights_have_in_common() -> None:
+    small = family("weakly-correlated", items=40, span=100, share=50, seed=2)
+    unit = 512 * 2**20 + 3
+    large = KnapsackProblem(
+        tuple(unit * w for w in small.weights), small.values, unit * small.capacity + unit - 1
+    )
+    assert run(DynamicProgram(), large).status is Status.OPTIMAL
+    assert run(DynamicProgram(), large).saved == run(DynamicProgram(), small).saved
+
+
+@pytest.mark.parametrize("mine", [Milp(), PulpCbc(), CpSat(), Auto()], ids=lambda s: s.name)
+def test_a_search_that_cannot_finish_ends_by_counted_work(mine) -> None:
+    problem = family("strongly-correlated", items=400, span=10**7, share=50, seed=3)
+    limited = {"milp": Milp(nodes=5), "pulp": PulpCbc(nodes=5), "cpsat": CpSat(work=0.01)}
+    solver = limited.get(mine.name, mine)
+    first, second = run(solver, problem), run(solver, problem)
+    assert first.saved == second.saved
+    assert first.deterministic
+    assert first.weight <= problem.capacity
+    assert first.value <= first.bound
+
+
+@pytest.mark.parametrize("mine", [Milp(), PulpCbc(), CpSat(), Auto()], ids=lambda s: s.name)
+def test_a_clock_that_decides_is_told(mine) -> None:
+    problem = family("strongly-correlated", items=2000, span=10**9, share=50, seed=3)
+    solution = run(mine, problem, time_limit=0.05)
+    assert solution.weight <= problem.capacity
+    assert solution.deterministic is (solution.status is Status.OPTIMAL)
+
+
+def test_auto_passes_over_what_is_missing_or_fails(monkeypatch) -> None:
+    problem = family("uncorrelated", items=60, span=10**6, share=50, seed=4)
+    best = run(CpSat(), problem)
+    monkeypatch.setattr(CpSat, "requires", ("no_such_module_here",))
+    assert run(Auto(), problem).value == best.value
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(Milp, "solve_core", broken)
+    monkeypatch.setattr(DynamicProgram, "solve_core", broken)
+    floor = run(Auto(), problem)
+    assert floor.saved == run(Greedy(), problem).saved
+    assert floor.solver == "auto"
+
+
+def test_cpsat_refuses_what_it_cannot_add_up() -> None:
+    problem = KnapsackProblem((2**61 + 1, 2**61, 2**61), (1, 1, 1), 2**62 + 1)
+    assert "CP-SAT can add up" in CpSat().refuses(problem)
+    halves = KnapsackProblem((2**61, 2**61, 2**61), (1, 1, 1), 2**62)  # 1, 1, 1 and 2
+    assert CpSat().refuses(halves) is None
+
+
+def test_pulp_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run(PulpCbc(), family("uncorrelated", items=30, span=100, share=50, seed=5))
+    assert list(tmp_path.iterdir()) == []
+    assert capfd.readouterr() == ("", "")
+
+
+def test_importing_solvers_loads_neither_torch_nor_a_back_end() -> None:
+    script = (
+        "import sys, remat\n"
+        "import remat.solvers.auto, remat.solvers.pulp_cbc, remat.solvers.float_bridge\n"
+        "assert remat.Solver and remat.KnapsackProblem and remat.Answer\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'ortools', 'pulp', 'pytest', 'pluggy'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_using_pulp_does_not_keep_ortools_from_loading() -> None:
+    script = (
+        "from remat.solvers import KnapsackProblem, run\n"
+        "from remat.solvers.cpsat import CpSat\n"
+        "from remat.solvers.pulp_cbc import PulpCbc\n"
+        "problem = KnapsackProblem((3, 4, 5), (3, 4, 6), 8)\n"
+        "print(run(PulpCbc(), problem).value, run(CpSat(), problem).value)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["9", "9"], done.stderr

@@ -1,0 +1,90 @@
+"""Every kind of lie is refused with the solver's name and the first thing wrong."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from remat.errors import SolverError
+from remat.solvers import Answer, KnapsackProblem, Solver, Status, verify
+
+# The optimum is items 1 and 2, worth 9; the relaxation says at most 9; greedy finds 0, worth 8.
+PROBLEM = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
+
+
+class Heuristic(Solver):
+    name = "heuristic"
+
+    def solve(self, problem, **kwargs):
+        return []
+
+
+class Exact(Heuristic):
+    name = "exact"
+    exact = True
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (None, "returned NoneType where indices are due"),
+        (7, "returned int where indices are due"),
+        ([0, 1.0], "returned 1.0 where an item index is due"),
+        (["0"], "returned '0' where an item index is due"),
+        ([True, False, False, False], r"returned True .*a mask\? return the indices"),
+        ([0, 4], "returned index 4, but the items are 0 to 3"),
+        ([-1], "returned index -1, but the items are 0 to 3"),
+        ([2, 1, 2], "returned index 2 twice"),
+        (itertools.cycle([1]), "returned index 1 twice"),
+        ([0, 1], "overweight choice: 11 over a capacity of 10, 1 too much"),
+        (Answer([0], value=9), "claims a value of 9, but its items are worth 8"),
+        (Answer([0], value=8.0), "claims a value of 8.0, which is no integer"),
+        (Answer([0], 7), "no choice is worth more than 7, but its own items are worth 8"),
+        (Answer([1], 6), "no choice is worth more than 6, but a greedy choice is worth 8"),
+        (Answer([0], 9.5), "claims a bound of 9.5, which is no integer"),
+        (Answer([0], 9, status=Status.OPTIMAL), "claims OPTIMAL at 8 and .* a bound of 9"),
+        (Answer([0], status=Status.OPTIMAL), "claims OPTIMAL without a bound"),
+        (Answer([0], status="optimal"), "returned 'optimal' as status"),
+    ],
+)
+def test_a_lie_is_refused_by_name(answer, said) -> None:
+    with pytest.raises(SolverError, match=f"^solver 'heuristic' .*{said}") as raised:
+        verify(PROBLEM, Heuristic(), answer)
+    assert raised.value.solver == "heuristic"
+
+
+def test_an_exact_solver_that_is_beaten_by_greedy_is_refused() -> None:
+    with pytest.raises(SolverError, match=r"'exact' claims .* more than 5, but a greedy choice"):
+        verify(PROBLEM, Exact(), [1])
+
+
+def test_value_and_weight_are_recomputed_and_indices_sorted() -> None:
+    solution = verify(PROBLEM, Heuristic(), np.array([2, 1]))
+    assert solution.saved == (1, 2)
+    assert {type(i) for i in solution.saved} == {int}
+    assert (solution.value, solution.weight, solution.solver) == (9, 10, "heuristic")
+
+
+def test_the_bound_is_the_least_of_the_claimed_and_the_relaxed() -> None:
+    loose = KnapsackProblem((5, 5, 5), (5, 5, 5), 9)
+    assert verify(loose, Heuristic(), [0]).bound == 9
+    assert verify(loose, Heuristic(), Answer([0], 10_000)).bound == 9
+    assert verify(loose, Heuristic(), Answer([0], 6)).bound == 6
+
+
+def test_optimal_needs_a_proof() -> None:
+    loose = KnapsackProblem((5, 5, 5), (5, 5, 5), 9)
+    assert verify(loose, Heuristic(), [0]).status is Status.FEASIBLE
+    assert verify(loose, Heuristic(), Answer([0], 5)).status is Status.OPTIMAL
+    assert verify(loose, Exact(), [0]).status is Status.OPTIMAL
+    assert verify(loose, Exact(), Answer([0], status=Status.OPTIMAL)).status is Status.OPTIMAL
+    assert verify(loose, Exact(), Answer([0], status=Status.FEASIBLE)).status is Status.FEASIBLE
+    tight = KnapsackProblem((5, 5), (5, 5), 10)
+    assert verify(tight, Heuristic(), [0, 1]).status is Status.OPTIMAL  # the relaxation proves it
+
+
+def test_a_clock_makes_it_undetermined() -> None:
+    assert verify(PROBLEM, Heuristic(), [0]).deterministic
+    assert not verify(PROBLEM, Heuristic(), Answer([0], by_clock=True)).deterministic

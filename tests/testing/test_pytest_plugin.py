@@ -1,0 +1,200 @@
+"""``pytest --solver``: what it runs, skips, refuses and prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from remat.plugins import registry
+
+SOLVER_TEST = """
+    import pytest
+    from remat.testing.cases import cases
+
+    def test_solver(solver):
+        assert solver.name
+
+    @pytest.mark.parametrize("case", cases()[:12], ids=lambda case: case.name)
+    def test_case(solver, case, solve_case):
+        assert solve_case(case).value <= case.optimum
+
+    def test_other():
+        pass
+"""
+
+MINE = """
+    from remat import Solver
+
+    class Mine(Solver):
+        name = "mine"
+
+        def solve(self, problem, **kwargs):
+            return []
+
+    class Liar(Mine):
+        name = "liar"
+
+        def solve(self, problem, **kwargs):
+            return range(len(problem.weights))
+
+    class Needy(Mine):
+        name = "needy"
+        requires = ("no_such_module_here",)
+
+    no_solver = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_strictness(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\n")
+
+
+def test_one_solver_and_only_the_solver_tests(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SOLVER_TEST)
+    result = pytester.runpytest("--solver=greedy", "-v")
+    result.assert_outcomes(passed=13, deselected=1)
+    result.stdout.fnmatch_lines(["*::test_solver?greedy? PASSED*"])
+    result.stdout.no_fnmatch_line("*solvers compared*")
+
+
+def test_without_the_option_everything_runs_on_all_that_can(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SOLVER_TEST)
+    result = pytester.runpytest("-k", "not test_case")
+    result.assert_outcomes(passed=1 + len(registry().solver_names()), deselected=12 * 6)
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester, workers) -> None:
+    pytester.makepyfile(SOLVER_TEST)
+    pytester.makepyfile(mine=MINE)
+    chosen = ("--solver=dp", "--solver=greedy", "--solver=mine:Mine", "--solver=dp")
+    result = pytester.runpytest_subprocess(*chosen, *workers)
+    result.assert_outcomes(passed=39)
+    result.stdout.re_match_lines(
+        [
+            r"=+ solvers compared =+",
+            r"solver +cases +wins +worst gap +mean gap +total time",
+            r"dp +12 +12 +0\.000% +0\.000% +\d+\.\d+ s",
+            r"greedy +12 +\d+ +\d+\.\d+% +\d+\.\d+% +\d+\.\d+ s",
+            r"mine:Mine +12 +[1-9] +100\.000% +\d+\.\d+% +\d+\.\d+ s",
+        ]
+    )
+
+
+def test_all_means_all_that_are_registered(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_solver(solver): pass")
+    result = pytester.runpytest("--solver=all")
+    result.assert_outcomes(passed=len(registry().solvers))
+
+
+def test_a_wrong_answer_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SOLVER_TEST)
+    pytester.makepyfile(mine=MINE)
+    result = pytester.runpytest_subprocess("--solver=mine:Liar")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*SolverError: solver 'liar' returned an overweight choice*"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gredy", "*--solver=gredy: unknown solver 'gredy': known are greedy, dp,*'greedy'?"),
+        ("nowhere:Mine", "*--solver=nowhere:Mine: *No module named 'nowhere'*"),
+        ("mine:Other", "*module 'mine' has no 'Other'*"),
+        ("mine:no_solver", "*'mine:no_solver' is unusable: 3 is not a class*"),
+    ],
+)
+def test_an_unknown_name_is_a_usage_error(pytester: pytest.Pytester, name, said) -> None:
+    pytester.makepyfile(SOLVER_TEST)
+    pytester.makepyfile(mine=MINE)
+    result = pytester.runpytest_subprocess(f"--solver={name}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([said])
+
+
+def test_a_missing_package_is_a_visible_skip(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_solver(solver): pass")
+    pytester.makepyfile(mine=MINE, lacking="import no_such_module_here\nclass Mine: pass")
+    result = pytester.runpytest_subprocess("--solver=mine:Needy", "--solver=lacking:Mine")
+    result.assert_outcomes(skipped=2)
+    assert result.ret == pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(
+        [
+            "--solver=mine:Needy: skipped, module 'no_such_module_here' is not installed: pip *",
+            "--solver=lacking:Mine: skipped, module 'no_such_module_here' is not installed",
+        ]
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_nothing_to_run_is_a_failure(pytester: pytest.Pytester, workers) -> None:
+    pytester.makepyfile("def test_other(): pass")
+    result = pytester.runpytest_subprocess("--solver=greedy", *workers)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["*no test collected here takes the 'solver' fixture*"])
+
+
+def test_other_peoples_solver_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        test_mark="""
+            import pytest
+
+            @pytest.mark.parametrize("solver", ["a", "b"])
+            def test_theirs(solver):
+                assert solver in "ab"
+        """,
+        test_fixture="""
+            import pytest
+
+            @pytest.fixture
+            def solver():
+                return "mine"
+
+            def test_theirs(solver):
+                assert solver == "mine"
+        """,
+        test_hook="""
+            def pytest_generate_tests(metafunc):
+                metafunc.parametrize("solver", ["x"])
+
+            def test_theirs(solver):
+                assert solver == "x"
+        """,
+    )
+    pytester.runpytest().assert_outcomes(passed=4)
+    assert pytester.runpytest("--solver=greedy").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_the_suite_runs_from_an_empty_folder(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(mine=MINE)
+    result = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Mine")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] > 70
+    assert set(outcomes) == {"passed", "skipped"}  # the laws of exact solvers do not apply
+    liar = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Liar")
+    assert liar.ret == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize("option", ["", "--solver=greedy"])
+def test_start_up_imports_no_torch(pytester: pytest.Pytester, option) -> None:
+    takes = "solver" if option else ""
+    heavy = {"torch", "numpy", "scipy", "ortools", "pulp"}
+    if not option:
+        heavy |= {"remat.solvers", "remat.plugins", "remat.testing.choices"}
+    pytester.makepyfile(
+        f"""
+        import sys
+
+        def test_light({takes}):
+            assert not {heavy} & set(sys.modules)
+        """
+    )
+    arguments = ["-m", "pytest", "-q", *filter(None, [option])]
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=pytester.path
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -83,14 +83,24 @@ def plan_prepared(
     fingerprint: str,
 ) -> Plan:
     """Plans a state that `prepare` returned; the state can be planned again."""
-    decide = PassManager(
-        (
-            MinCut(),
-            Knapsack(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0),
+    # The best knapsack is not always the best plan, as the completing cut has its say: `auto`
+    # answers for plans, so it looks at the greedy pick's plan too.
+    solvers = (solver, registry().solver("greedy")) if solver.name == "auto" else (solver,)
+    decided = [
+        PassManager(
+            (MinCut(), Knapsack(solver=s, budget=budget, cost=cost, time_limit=time_limit or 0.0))
         )
-    )
-    decided = decide.run(state, in_place=True).state
-    return finish(split(decided), cost=cost, budget=str(budget), fingerprint=fingerprint)
+        .run(state, in_place=True)
+        .state
+        for s in solvers
+    ]
+    best = min(decided, key=_recompute_cost)
+    return finish(split(best), cost=cost, budget=str(budget), fingerprint=fingerprint)
+
+
+def _recompute_cost(state: State) -> int:
+    cost = state.choice.recompute_cost if state.choice is not None else None
+    return 0 if cost is None else cost
 
 
 def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan:

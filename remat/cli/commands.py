@@ -30,6 +30,8 @@ class _Group(click.Group):
     """Turns what remat raises on purpose into one paragraph and exit code 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        if str(Path.cwd()) not in sys.path:  # for package.module:function and module:Class
+            sys.path.insert(0, str(Path.cwd()))
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # of libraries; refused plugins are told below

@@ -111,8 +111,6 @@ def _import_file(path: Path, spec: str) -> ModuleType:
 
 
 def _import(name: str, spec: str) -> ModuleType:
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
     try:
         with _users_code(spec):
             return importlib.import_module(name)

@@ -49,6 +49,7 @@ class Choice:
         items: items of the knapsack, 0 where a cut sufficed.
         deterministic: False if a clock ended the search.
         elapsed_s: seconds that the solver took.
+        recompute_cost: what the decision costs, where that was asked.
     """
 
     capacity: int | None = None
@@ -58,6 +59,7 @@ class Choice:
     items: int = 0
     deterministic: bool = True
     elapsed_s: float = 0.0
+    recompute_cost: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

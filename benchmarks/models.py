@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
@@ -283,7 +282,7 @@ class Checkpointed(nn.Module):
             if i % 2 == 0:
                 x = x + checkpoint(block, x, use_reentrant=False)
             else:
-                x = x + block(F.layer_norm(x, x.shape[-1:]))
+                x = x + block(nn.functional.layer_norm(x, x.shape[-1:]))
         return x
 
 

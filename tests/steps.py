@@ -75,8 +75,9 @@ def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return torch.equal(a, b) or torch.equal(a.isnan(), b.isnan()) and torch.equal(
-        a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0)
+    return torch.equal(a, b) or (
+        torch.equal(a.isnan(), b.isnan())
+        and torch.equal(a.nan_to_num(nan=0.0), b.nan_to_num(nan=0.0))
     )
 
 

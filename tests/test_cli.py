@@ -94,7 +94,7 @@ def test_plan_saves_what_it_prints_and_the_plan_can_be_used(folder: Path) -> Non
     assert sorted(p.name for p in folder.iterdir() if p.suffix != ".py") >= ["plan.json"]
     assert not list(folder.glob(".*part"))
     saved = remat.Plan.from_json(done.stdout)
-    example = models.load("some_models:mlp")
+    example = models.load("some_models.py:mlp")
     joint = remat.capture(example.model, example.args, lower="eager")
     assert remat.plan(joint, plan=saved).saved == saved.saved
 
@@ -115,6 +115,21 @@ def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
     assert shown.exit_code == 0
     assert "1 GiB" in shown.stdout
     assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
+
+
+def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
+    (folder / "some_models_too.py").write_text(
+        "import remat\n"
+        "class Nothing(remat.Solver):\n"
+        "    'Saves nothing.'\n"
+        "    name = 'nothing'\n"
+        "    def solve(self, problem, **kwargs):\n"
+        "        return []\n"
+    )
+    options = ("--solvers", "some_models_too:Nothing", "--budgets", "0.1", "--json")
+    done = run("compare", "some_models.py:mlp", *options)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["rows"][0]["solver"] == "some_models_too:Nothing"
 
 
 def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import math
 import numbers
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 
 from remat.errors import BudgetError
@@ -99,7 +100,9 @@ class Budget:
         return self.nbytes
 
     def __str__(self) -> str:
-        return f"{self.share:g}" if self.nbytes is None else f"{self.nbytes}B"
+        if self.nbytes is not None:
+            return f"{self.nbytes}B"
+        return format(Decimal(repr(self.share)).normalize(), "f")
 
 
 def format_bytes(n: float) -> str:

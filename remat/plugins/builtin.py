@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 def remat_solvers() -> list[type[Solver]]:
     """Our solvers, in the order of the tables."""
     from remat.solvers.auto import Auto
+    from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
     from remat.solvers.dp import DynamicProgram
     from remat.solvers.greedy import Greedy
     from remat.solvers.milp import Milp
+    from remat.solvers.native import Native
     from remat.solvers.pulp_cbc import PulpCbc
 
-    return [Greedy, DynamicProgram, Milp, PulpCbc, CpSat, Auto]
+    return [Greedy, DynamicProgram, Native, Milp, PulpCbc, CpSat, BranchAndBound, Auto]
 
 
 @hookimpl

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from remat.solvers.base import Solver
+from remat.solvers.problem import as_integer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESERVED = ("all",)
@@ -45,10 +46,13 @@ def check_solver(offered: object) -> str | None:
 
 def _check_capabilities(solver: type[Solver]) -> str | None:
     where = solver.__qualname__
-    for flag in ("exact", "deterministic"):
+    for flag in ("exact", "deterministic", "time_limit"):
         given: Any = getattr(solver, flag)
         if not isinstance(given, bool):
             return f"{where}.{flag} must be True or False as class data, got {given!r}"
+    limit: Any = solver.integer_limit
+    if limit is not None and (as_integer(limit) is None or limit < 1):
+        return f"{where}.integer_limit must be an integer above 0 or None, got {limit!r}"
     requires: Any = solver.requires
     if not isinstance(requires, (tuple, list)) or not all(isinstance(m, str) for m in requires):
         return f"{where}.requires must be a tuple of module names, got {requires!r}"

@@ -17,6 +17,7 @@ import pluggy
 from remat.errors import PluginError, ProblemError, SolverError
 from remat.plugins import builtin, hooks
 from remat.plugins.checks import check_class, check_solver
+from remat.plugins.isolation import isolated, obstacle
 from remat.solvers.base import Solver, unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from remat.passes.base import Pass
 
 _OURS = hooks.PROJECT
+_ISOLATION = (None, "process", "foreign")
 
 
 class PluginWarning(RuntimeWarning):
@@ -74,22 +76,50 @@ class Registry:
         """The names of the solvers that can be used here and now."""
         return tuple(name for name, kind in self.solvers.items() if unavailable(kind) is None)
 
-    def solver(self, name: str | Solver) -> Solver:
+    def solver(self, name: str | Solver, *, isolation: str | None = None) -> Solver:
         """Return a solver that is ready to run.
 
         Args:
             name: a registered name, or ``"module:Class"``; a solver is handed back as it is.
+            isolation: ``"process"``: it runs in a process of its own, see
+                `remat.plugins.isolation`; ``"foreign"``: it does so if it is not one of ours and
+                can; None: it runs here.
 
         Raises:
-            SolverError: no such solver, or it cannot run here; the message says what to do.
+            SolverError: no such solver, or it cannot run here or in a process of its own; the
+                message says what to do.
+            ProblemError: ``isolation`` is none of these.
         """
-        if isinstance(name, Solver):
-            return name
+        if isolation not in _ISOLATION:
+            known = ", ".join(map(repr, _ISOLATION))
+            raise ProblemError(f"isolation must be one of {known}, got {isolation!r}")
+        ready = name if isinstance(name, Solver) else self._ready(name)
+        if isolation == "process":
+            return isolated(ready)
+        if isolation == "foreign" and self.is_foreign(ready) and obstacle(ready) is None:
+            return isolated(ready)
+        return ready
+
+    def is_foreign(self, name: str | Solver) -> bool:
+        """Whether a solver, by name or as it is, comes from outside remat.
+
+        Raises:
+            SolverError: no such solver.
+        """
+        kind = type(name) if isinstance(name, Solver) else self.solver_class(name)
+        return kind.__module__.partition(".")[0] != _OURS
+
+    def _ready(self, name: str) -> Solver:
         kind = self.solver_class(name)
         reason = unavailable(kind)
         if reason is not None:
             raise SolverError(name, f"solver '{name}' is not available here: {reason}")
-        return kind()
+        try:
+            return kind()
+        except (Exception, SystemExit) as error:  # the plugin border
+            raise SolverError(
+                name, f"solver '{name}' raised {type(error).__name__} when created: {error}"
+            ) from error
 
     def solver_class(self, name: str) -> type[Solver]:
         """Return a solver's class, whether or not it can run here; otherwise as `solver`."""

@@ -21,7 +21,11 @@ class Solver:
         name: the name to ask for it by, kebab-case.
         summary: one line for tables; the docstring's first line if not given.
         exact: unless it says otherwise, its answer is optimal.
-        deterministic: the same problem gets the same answer in every process.
+        deterministic: the same problem gets the same answer in every process, unless an answer
+            says that a clock decided.
+        time_limit: it returns soon after the time limit that it is given.
+        integer_limit: the largest number that it can hold, be it a sum of weights or of values
+            or the capacity; problems beyond it are refused. None: as far as a problem goes.
         requires: importable modules that it needs.
         extra: what to ``pip install`` for them, such as ``"my-package[highs]"``; the missing
             module's own name if not given.
@@ -35,6 +39,8 @@ class Solver:
     summary: ClassVar[str] = ""
     exact: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
+    time_limit: ClassVar[bool] = True
+    integer_limit: ClassVar[int | None] = None
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
     knapsack: ClassVar[bool] = False
@@ -65,7 +71,21 @@ class Solver:
         raise NotImplementedError(f"solver '{self.name}' does not solve knapsack problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why this problem is not for this solver, or None. Called before ``solve``."""
+        """Return why this problem is not for this solver, or None. Called before ``solve``.
+
+        By default it holds the problem against ``integer_limit``.
+        """
+        limit = self.integer_limit
+        if limit is None:
+            return None
+        numbers = {
+            "the sum of the weights": problem.total_weight,
+            "the sum of the values": problem.total_value,
+            "the capacity": problem.capacity,
+        }
+        for what, number in numbers.items():
+            if number > limit:
+                return f"{what} is {number}, above the {limit} that it can hold"
         return None
 
     @classmethod

@@ -49,7 +49,7 @@ class Attempt:
     finished: bool
 
 
-def search(
+def rounds(
     core: KnapsackProblem,
     attempt: Callable[[KnapsackProblem, Sequence[Cover], float | None], Attempt],
     *,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from remat.solvers.bounds import relax
 from remat.solvers.doubles import repair
+from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import ReducingSolver, reduce
+from remat.solvers.reduction import reduce
 from remat.solvers.solution import Answer
 
 _SUM_LIMIT = 2**62 - 1  # CP-SAT calls larger sums a possible overflow
@@ -17,7 +19,7 @@ _DOUBLE_LIMIT = 2**53  # it reports bounds as doubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CpSat(ReducingSolver):
+class CpSat(PeelingSolver):
     """OR-Tools' CP-SAT: integer arithmetic, clause learning, proven bounds.
 
     One worker and a fixed seed: more workers find more, but not the same twice.
@@ -41,10 +43,11 @@ class CpSat(ReducingSolver):
                 return f"{what} sum to {total}, above the 2**62 - 1 that CP-SAT can add up"
         return None
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Search from the greedy answer until proven or out of work."""
         from ortools.sat.python import cp_model
 
+        started = time.monotonic()
         relaxed = relax(core)
         model = cp_model.CpModel()
         picks = [model.new_bool_var("") for _ in range(len(core))]
@@ -54,23 +57,24 @@ class CpSat(ReducingSolver):
         for i, pick in enumerate(picks):
             model.add_hint(pick, i in greedy)
 
-        search = cp_model.CpSolver()
-        search.parameters.num_workers = 1
-        search.parameters.random_seed = 0
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
         if time_limit is None:
-            search.parameters.max_deterministic_time = self.work
+            solver.parameters.max_deterministic_time = self.work
         else:
-            search.parameters.max_time_in_seconds = time_limit
-        status = search.solve(model)
+            left = time_limit - (time.monotonic() - started)
+            solver.parameters.max_time_in_seconds = max(0.001, left)
+        status = solver.solve(model)
 
         saved, bound = relaxed.saved, relaxed.bound
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            found = [i for i, pick in enumerate(picks) if search.boolean_value(pick)]
+            found = [i for i, pick in enumerate(picks) if solver.boolean_value(pick)]
             if status == cp_model.FEASIBLE:
                 found = list(repair(core, found))
             if core.value_of(found) >= relaxed.value:
                 saved = tuple(found)
-            bound = min(bound, _bound(core, search, status == cp_model.OPTIMAL, saved))
+            bound = min(bound, _bound(core, solver, status == cp_model.OPTIMAL, saved))
         proven = core.value_of(saved) == bound
         return Answer(saved, bound, by_clock=not proven and time_limit is not None)
 

@@ -15,13 +15,13 @@ from typing import ClassVar
 from remat.errors import ProblemError
 from remat.solvers.bounds import relax
 from remat.solvers.doubles import repair
+from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import ReducingSolver
 from remat.solvers.solution import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DynamicProgram(ReducingSolver):
+class DynamicProgram(PeelingSolver):
     """Dynamic programming over the capacity in steps; exact where the steps are fine enough.
 
     Attributes:
@@ -37,7 +37,7 @@ class DynamicProgram(ReducingSolver):
         if self.steps < 1:
             raise ProblemError(f"steps must be at least 1, got {self.steps}")
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Fill the table, items by efficiency, and read the choice back from it."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
         unit = -(-core.capacity // self.steps)

@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.solvers.covers import Attempt, Cover, search
+from remat.solvers.covers import Attempt, Cover, rounds
+from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.quiet import quiet_stdout
-from remat.solvers.reduction import ReducingSolver
 from remat.solvers.solution import Answer
 
 _VALUE_LIMIT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Milp(ReducingSolver):
+class Milp(PeelingSolver):
     """HiGHS: branch and cut in floating point, checked and repaired in integers.
 
     Attributes:
@@ -33,9 +33,9 @@ class Milp(ReducingSolver):
     name: ClassVar[str] = "milp"
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Run HiGHS to a gap of zero, or to its limit."""
-        return search(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
+        return rounds(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
 
     def _attempt(
         self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None

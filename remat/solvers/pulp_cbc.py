@@ -1,6 +1,6 @@
-"""CBC, through PuLP and the binary that it brings.
+"""CBC, through PuLP and the binary that it brings; PuLP's other solvers by option.
 
-CBC computes in floating point, like HiGHS, and gets the same treatment. PuLP hands numbers over as
+They compute in floating point, like HiGHS, and get the same treatment. PuLP hands numbers over as
 text of thirteen digits, so sums stay below that, and passes on no bound but a claim of optimality.
 
 PuLP imports ``highspy`` where it finds it. Its ``libhighs`` and the one of OR-Tools have the same
@@ -10,28 +10,34 @@ name, and whichever is loaded second fails; remat cannot do without OR-Tools, so
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.solvers.covers import Attempt, Cover, search
+from remat.solvers.covers import Attempt, Cover, rounds
+from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import ReducingSolver
 from remat.solvers.solution import Answer
 
 _VALUE_LIMIT = 10**12
+_CBC = "COIN_CMD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PulpCbc(ReducingSolver):
+class PulpCbc(PeelingSolver):
     """CBC: branch and cut in floating point, in a process of its own.
 
     Attributes:
-        nodes: where no time limit is given, the most branch-and-bound nodes to open.
+        solver: PuLP's name of the solver to ask, such as ``"HiGHS_CMD"`` or ``"SCIP_CMD"``.
+        nodes: where no time limit is given, the most branch-and-bound nodes to open, if the
+            solver can count them; CBC can.
     """
 
+    solver: str = _CBC
     nodes: int = 5_000
 
     name: ClassVar[str] = "pulp"
@@ -40,17 +46,29 @@ class PulpCbc(ReducingSolver):
     @classmethod
     def cannot_run(cls) -> str | None:
         """CBC is a binary of its own, which not every build of PuLP brings."""
-        if _cbc().available():
+        if _engine(_CBC).available():
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run CBC to a gap of zero, or to its limit."""
-        return search(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
+    def refuses(self, problem: KnapsackProblem) -> str | None:
+        """Refuse to ask a solver that PuLP does not know or that is not installed."""
+        if self.solver == _CBC:
+            return None
+        known = _pulp().listSolvers()
+        if self.solver not in known:
+            return f"PuLP knows no solver '{self.solver}': it knows {', '.join(known)}"
+        if not _engine(self.solver).available():
+            return f"PuLP's solver '{self.solver}' is not installed here"
+        return None
+
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Run it to a gap of zero, or to its limit."""
+        return rounds(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
 
     def _attempt(
         self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
     ) -> Attempt:
+        started = time.monotonic()
         pulp = _pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
         new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
@@ -62,21 +80,28 @@ class PulpCbc(ReducingSolver):
             model += pulp.LpAffineExpression([(picks[i], 1) for i in cover.items]) <= cover.most
 
         with tempfile.TemporaryDirectory() as folder:
-            nodes = self.nodes if time_limit is None else None
-            cbc = _cbc(timeLimit=time_limit, maxNodes=nodes, gapRel=0.0, threads=1)
-            cbc.tmpDir = folder
-            model.solve(cbc)
+            limits: dict[str, Any] = {"maxNodes": self.nodes}
+            if time_limit is not None:
+                left = time_limit - (time.monotonic() - started)
+                limits = {"timeLimit": max(0.01, left)}
+            engine = _engine(self.solver, gapRel=0.0, threads=1, **limits)
+            engine.tmpDir = folder
+            model.solve(engine)
         optimal = model.sol_status == pulp.LpSolutionOptimal
         upper = float(pulp.value(model.objective)) if optimal else float("inf")
         picked = tuple(i for i, x in enumerate(picks) if (x.varValue or 0.0) > 0.5)
         return Attempt(picked=picked, upper=upper, finished=optimal)
 
 
-def _cbc(**options: Any) -> Any:
-    """PuLP's CBC with its own binary, or with one on the path where PuLP brings none."""
+def _engine(name: str, **options: Any) -> Any:
+    """One of PuLP's solvers, with those options that it takes; CBC with the binary PuLP brings."""
     pulp = _pulp()
-    own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
-    return pulp.COIN_CMD(path=own, msg=False, **options)
+    if name == _CBC:  # or with one on the path where PuLP brings none
+        own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
+        # CBC runs in one thread unless told; told to use one, it may sleep ten seconds at the end.
+        return pulp.COIN_CMD(path=own, msg=False, **{**options, "threads": None})
+    taken = inspect.signature(getattr(pulp, name)).parameters
+    return pulp.getSolver(name, msg=False, **{k: v for k, v in options.items() if k in taken})
 
 
 def _pulp() -> Any:

@@ -46,19 +46,24 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
     if reason is not None:
         raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
 
+    given = (problem.weights, problem.values, problem.capacity)
     started = time.perf_counter()
     try:
         reason = solver.refuses(problem)
         if reason is None:
             answer = _drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+    except SolverError as error:
+        if error.solver == solver.name:  # says all there is to say, such as why a process died
+            raise
+        raise _raised(solver, error) from error
     except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
-        raise SolverError(
-            solver.name,
-            f"solver '{solver.name}' raised {type(error).__name__}: {error}",
-        ) from error
+        raise _raised(solver, error) from error
+    elapsed_s = time.perf_counter() - started
     if reason is not None:
         raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
-    return verify(problem, solver, answer, elapsed_s=time.perf_counter() - started)
+    if given != (problem.weights, problem.values, problem.capacity):
+        raise SolverError(solver.name, f"solver '{solver.name}' changed the problem it was given")
+    return verify(problem, solver, answer, elapsed_s=elapsed_s)
 
 
 def check_time_limit(time_limit: object) -> None:
@@ -71,6 +76,12 @@ def check_time_limit(time_limit: object) -> None:
         raise ProblemError(
             f"time_limit must be above 0 and finite, got {time_limit!r}: give None for no limit"
         )
+
+
+def _raised(solver: Solver, error: BaseException) -> SolverError:
+    return SolverError(
+        solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
+    )
 
 
 def _drawn(answer: object, count: int) -> object:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+from remat.solvers.bounds import efficiency_order
 from remat.solvers.problem import KnapsackProblem
 from remat.testing.families import FAMILIES, family, layers
 from remat.testing.oracle import brute_force
 
-SUITE_VERSION = 1
+SUITE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ brute = functools.cache(brute_force)
 
 _GIB = 2**30
 _PETA = 10**15
+_FIRST_FAMILIES = ("uncorrelated", "weakly-correlated", "strongly-correlated", "subset-sum")
 
 # name: (weights, values, capacity); at most 20 items, the optimum by trying everything.
 _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
@@ -83,6 +85,35 @@ _SMALL: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
     ),
 }
 
+_SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    # Ten times an eleventh is more than ten elevenths, in floating point.
+    "eleven-equal-room-for-ten": ((7,) * 11, (9,) * 11, 70),
+    "thirds": ((1, 1, 1), (5, 4, 3), 2),
+    "weightless-among-heavy": ((0, 9, 4, 0, 7), (3, 9, 8, 1, 2), 12),
+    "worthless-among-dear": ((2, 3, 4, 1), (0, 7, 8, 0), 5),
+    "lighter-of-equal-value": ((5, 4, 6, 3), (10, 10, 10, 10), 7),
+    "past-int32": (
+        (2**31 + 1, 2**31 - 1, 2**31, 2**32 + 1, 3),
+        (2**33, 2**33 + 5, 2**33 + 2, 2**34 + 1, 1),
+        2**32 + 2,
+    ),
+    "byte-next-to-terabyte": ((2**40, 1, 2**40 - 1, 2), (2**41, 1, 2**41, 1), 2**40 + 1),
+    "room-beyond-all": ((3, 1, 2), (5, 4, 3), 2**63 - 1),
+    "one-item-twice-as-good": ((1, 1, 2), (1, 1, 4), 2),
+    "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),
+}
+
+# (family, items, span, share of 101, seed): the optimum, item by item over undominated weights.
+_LARGE_2: dict[tuple[str, int, int, int, int], int] = {
+    ("inverse-strongly-correlated", 50, 1000, 40, 11): 10_808,
+    ("almost-strongly-correlated", 60, 1000, 60, 12): 21_301,
+    ("similar-weights", 60, 1000, 50, 13): 21_356,
+    ("spanner-strongly-correlated", 80, 1000, 50, 14): 9_814,
+    ("multiple-strongly-correlated", 60, 1000, 40, 15): 21_307,
+    ("profit-ceiling", 60, 1000, 50, 16): 13_998,
+    ("circle", 60, 1000, 50, 17): 30_557,
+}
+
 # (family, items, span, share of 101, seed): the optimum, by dynamic programming over capacity.
 _LARGE: dict[tuple[str, int, int, int, int], int] = {
     ("uncorrelated", 50, 1000, 30, 1): 17_533,
@@ -98,8 +129,9 @@ _LARGE: dict[tuple[str, int, int, int, int], int] = {
 
 def _small() -> list[Case]:
     return [
-        Case(name=name, since=1, problem=KnapsackProblem(*problem))
-        for name, problem in _SMALL.items()
+        Case(name=name, since=since, problem=KnapsackProblem(*problem))
+        for since, problems in ((1, _SMALL), (2, _SMALL_2))
+        for name, problem in problems.items()
     ]
 
 
@@ -108,7 +140,7 @@ def _drawn_small() -> list[Case]:
     return [
         Case(
             name=f"{name}-12-at-{share}",
-            since=1,
+            since=1 if name in _FIRST_FAMILIES else 2,
             problem=family(name, items=12, span=100, share=share, seed=share),
         )
         for name in FAMILIES
@@ -120,11 +152,12 @@ def _drawn_large() -> list[Case]:
     return [
         Case(
             name=f"{name}-{items}-to-{span}-at-{share}",
-            since=1,
+            since=since,
             problem=family(name, items=items, span=span, share=share, seed=seed),
             certificate=optimum,
         )
-        for (name, items, span, share, seed), optimum in _LARGE.items()
+        for since, problems in ((1, _LARGE), (2, _LARGE_2))
+        for (name, items, span, share, seed), optimum in problems.items()
     ]
 
 
@@ -166,7 +199,36 @@ def _like_models() -> list[Case]:
     ]
 
 
+def _twenty_thousand() -> list[Case]:
+    """Problems whose best items by value per weight fill the capacity to the byte.
+
+    What fills it so is worth as much as the relaxation, so nothing beats it.
+    """
+    drawn = family("uncorrelated", items=20_000, span=10**7, share=101, seed=21)
+    best = efficiency_order(drawn)[:8_000]
+    mib = 2**20
+    sizes, costs = (16 * mib, 24 * mib, 56 * mib, 41 * mib), (700, 911, 2_800, 1_730)
+    blocks = 5_000
+    return [
+        Case(
+            name="20000-items",
+            since=2,
+            problem=KnapsackProblem(drawn.weights, drawn.values, drawn.weight_of(best)),
+            certificate=drawn.value_of(best),
+        ),
+        # 2,800 / 56 is the best ratio, then 700 / 16: all of the former, 1,234 of the latter.
+        Case(
+            name="20000-items-of-four-kinds",
+            since=2,
+            problem=KnapsackProblem(
+                sizes * blocks, costs * blocks, blocks * sizes[2] + 1_234 * sizes[0]
+            ),
+            certificate=blocks * costs[2] + 1_234 * costs[0],
+        ),
+    ]
+
+
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All cases of the suite, in a fixed order."""
-    return (*_small(), *_drawn_small(), *_drawn_large(), *_like_models())
+    return (*_small(), *_drawn_small(), *_drawn_large(), *_like_models(), *_twenty_thousand())

@@ -6,6 +6,7 @@ Source: D. Pisinger, "Where are the hard knapsack problems?", Computers & Operat
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 
@@ -13,6 +14,23 @@ from remat.solvers.problem import KnapsackProblem
 
 Draw = Callable[[int, int], int]
 """A uniform integer between two bounds, both included."""
+Items = tuple[list[int], list[int]]
+"""Weights and values."""
+Family = Callable[[int, int, Draw], Items]
+"""So many items, of weights or values up to a span, from a source."""
+
+_MULTIPLES = 10  # of a spanner's base items
+_BASE_ITEMS = 2
+
+
+def _valued(value: Callable[[int, int, Draw], int]) -> Family:
+    """A family whose weights are uniform and whose values follow from them."""
+
+    def items(count: int, span: int, draw: Draw) -> Items:
+        weights = [draw(1, span) for _ in range(count)]
+        return weights, [value(weight, span, draw) for weight in weights]
+
+    return items
 
 
 def _uncorrelated(_: int, span: int, draw: Draw) -> int:
@@ -27,15 +45,65 @@ def _strongly_correlated(weight: int, span: int, _: Draw) -> int:
     return weight + span // 10
 
 
+def _almost_strongly_correlated(weight: int, span: int, draw: Draw) -> int:
+    middle = weight + span // 10
+    return draw(middle - span // 500, middle + span // 500)
+
+
 def _subset_sum(weight: int, _: int, __: Draw) -> int:
     return weight
 
 
-FAMILIES: Mapping[str, Callable[[int, int, Draw], int]] = {
-    "uncorrelated": _uncorrelated,
-    "weakly-correlated": _weakly_correlated,
-    "strongly-correlated": _strongly_correlated,
-    "subset-sum": _subset_sum,
+def _multiple_strongly_correlated(weight: int, span: int, _: Draw) -> int:
+    return weight + (3 if weight % 6 == 0 else 2) * span // 10
+
+
+def _profit_ceiling(weight: int, _: int, __: Draw) -> int:
+    return 3 * -(-weight // 3)
+
+
+def _circle(weight: int, span: int, _: Draw) -> int:
+    return 2 * math.isqrt(4 * span**2 - (weight - 2 * span) ** 2) // 3
+
+
+def _inverse_strongly_correlated(count: int, span: int, draw: Draw) -> Items:
+    values = [draw(1, span) for _ in range(count)]
+    return [value + span // 10 for value in values], values
+
+
+def _similar_weights(count: int, _: int, draw: Draw) -> Items:
+    weights = [draw(100_000, 100_100) for _ in range(count)]
+    return weights, [draw(1, 1_000) for _ in range(count)]
+
+
+def _spanner(base: Family) -> Family:
+    """Multiples of two items of another family."""
+
+    def items(count: int, span: int, draw: Draw) -> Items:
+        weights, values = (
+            [-(-number // (_MULTIPLES + 1)) for number in numbers]
+            for numbers in base(_BASE_ITEMS, span, draw)
+        )
+        picks = [(draw(0, _BASE_ITEMS - 1), draw(1, _MULTIPLES)) for _ in range(count)]
+        return [weights[i] * by for i, by in picks], [values[i] * by for i, by in picks]
+
+    return items
+
+
+FAMILIES: Mapping[str, Family] = {
+    "uncorrelated": _valued(_uncorrelated),
+    "weakly-correlated": _valued(_weakly_correlated),
+    "strongly-correlated": _valued(_strongly_correlated),
+    "subset-sum": _valued(_subset_sum),
+    "inverse-strongly-correlated": _inverse_strongly_correlated,
+    "almost-strongly-correlated": _valued(_almost_strongly_correlated),
+    "similar-weights": _similar_weights,
+    "spanner-uncorrelated": _spanner(_valued(_uncorrelated)),
+    "spanner-weakly-correlated": _spanner(_valued(_weakly_correlated)),
+    "spanner-strongly-correlated": _spanner(_valued(_strongly_correlated)),
+    "multiple-strongly-correlated": _valued(_multiple_strongly_correlated),
+    "profit-ceiling": _valued(_profit_ceiling),
+    "circle": _valued(_circle),
 }
 
 
@@ -55,13 +123,11 @@ def family(name: str, *, items: int, span: int, share: int, seed: int) -> Knapsa
     Args:
         name: one of `FAMILIES`.
         items: how many items.
-        span: weights are from 1 to this.
+        span: weights are from 1 to this, or, where they follow from the values, the values are.
         share: the capacity in hundred-and-firsts of the total weight.
         seed: which of the family.
     """
-    draw = drawer(seed)
-    weights = [draw(1, span) for _ in range(items)]
-    values = [FAMILIES[name](weight, span, draw) for weight in weights]
+    weights, values = FAMILIES[name](items, span, drawer(seed))
     return KnapsackProblem(tuple(weights), tuple(values), sum(weights) * share // 101)
 
 

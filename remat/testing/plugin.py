@@ -7,7 +7,7 @@ leaves alone whatever other project calls ``solver``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,12 +21,22 @@ if TYPE_CHECKING:
 
 FIXTURE = "solver"
 _CHOSEN = pytest.StashKey["tuple[Choice, ...]"]()
+_KNOWN = pytest.StashKey["Mapping[str, str]"]()
 _RECORDER = pytest.StashKey["_Recorder"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--solver``."""
-    parser.getgroup("remat", "solver tests (remat)").addoption(
+    """Add ``--solver`` and ``--known-failures``."""
+    group = parser.getgroup("remat", "solver tests (remat)")
+    group.addoption(
+        "--known-failures",
+        dest="remat_known_failures",
+        metavar="FILE",
+        help="solver tests that are known to fail, one name per line; one that passes after all "
+        "fails the run. With --solver, known_failures.txt in the current folder is read if it is "
+        "there.",
+    )
+    group.addoption(
         "--solver",
         action="append",
         dest="remat_solvers",
@@ -46,6 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
         from remat.testing.choices import choose
 
         config.stash[_CHOSEN] = choose(names, config.invocation_params.dir)
+    config.stash[_KNOWN] = _known_failures(config)
+
+
+def _known_failures(config: pytest.Config) -> Mapping[str, str]:
+    from remat.testing import known
+
+    folder, asked = config.invocation_params.dir, config.getoption("remat_known_failures")
+    if asked:
+        return known.read(folder / asked)
+    default = folder / known.DEFAULT
+    return known.read(default) if _CHOSEN in config.stash and default.is_file() else {}
 
 
 @pytest.hookimpl(trylast=True)
@@ -62,9 +83,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -k takes tests out that are listed as failing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--solver``, keep the solver tests only."""
-    if _CHOSEN not in config.stash:
+    """With ``--solver``, keep the solver tests only; mark those that are known to fail."""
+    known = config.stash[_KNOWN]
+    if _CHOSEN not in config.stash and not known:
         return
     from remat.testing.choices import Choice
 
@@ -72,10 +95,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         callspec = getattr(item, "callspec", None)
         return callspec is not None and isinstance(callspec.params.get(FIXTURE), Choice)
 
-    others = [item for item in items if not is_solver_test(item)]
-    if others:
-        items[:] = [item for item in items if is_solver_test(item)]
+    mine = [item for item in items if is_solver_test(item)]
+    if known:
+        _mark_known(config, mine, known)
+    if _CHOSEN in config.stash and len(mine) < len(items):
+        others = [item for item in items if not is_solver_test(item)]
+        items[:] = mine
         config.hook.pytest_deselected(items=others)
+
+
+def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
+    """Mark known failures; a name that is no test of a chosen solver any more is an error."""
+    from remat.testing.known import mark
+
+    left = mark(items, known)
+    if any("::" in argument for argument in config.args):
+        return  # asked for single tests, so not all are there to be found
+    for choice in config.stash.get(_CHOSEN, ()):
+        for name in sorted(left):
+            if items and name.endswith((f"[{choice.name}]", f"-{choice.name}]")):
+                raise pytest.UsageError(
+                    f"known failures: there is no test {name}: take it out of the list"
+                )
 
 
 def pytest_terminal_summary(

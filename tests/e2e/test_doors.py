@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,10 +77,10 @@ def assert_same(mine: list[Any], theirs: list[Any]) -> None:
 
 
 @pytest.fixture
-def new_plans() -> Iterator[Callable[[], tuple[remat.Plan, ...]]]:
+def new_plans() -> Callable[[], tuple[remat.Plan, ...]]:
     """The plans made since the test started."""
     before = len(remat.plans())
-    yield lambda: remat.plans()[before:]
+    return lambda: remat.plans()[before:]
 
 
 NewPlans = Callable[[], tuple[remat.Plan, ...]]

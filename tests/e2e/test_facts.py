@@ -103,9 +103,7 @@ def test_products_are_recomputed_last(tenths: int) -> None:
         assert (measured.saved, recomputed) == (10, 0)
 
 
-def two(
-    x1: torch.Tensor, w1: torch.Tensor, x2: torch.Tensor, w2: torch.Tensor
-) -> torch.Tensor:
+def two(x1: torch.Tensor, w1: torch.Tensor, x2: torch.Tensor, w2: torch.Tensor) -> torch.Tensor:
     return torch.mm(x1, w1).cos().sum() + torch.mm(x2, w2).cos().sum()
 
 

@@ -50,7 +50,9 @@ def test_the_zoo_has_something_to_lose(name: str) -> None:
         assert "loss" in step.train(seed=8).differs_from(once), "nothing in this model is random"
     if name in ("resnet", "mutated_buffer"):
         assert any(
-            not torch.equal(b, step.initial[k]) for k, b in once.buffers.items() if k in step.initial
+            not torch.equal(b, step.initial[k])
+            for k, b in once.buffers.items()
+            if k in step.initial
         )
 
 
@@ -111,6 +113,16 @@ def test_gradients_under_inductor(name: str, budget: float) -> None:
     outcome = compiled_step(name, "inductor", budget=budget, fallback_random=True)
     assert outcome.gradient_distance(eager(name)) <= 1e-4
     assert torch.equal(outcome.random_state, eager(name).random_state)
+
+
+@pytest.mark.parametrize("name", ["randn_like", "checkpointed"])
+def test_inductors_own_random_numbers_do_not_change(name: str) -> None:
+    """Without ``fallback_random`` the numbers are not eager's, but the same at every budget."""
+    full = compiled_step(name, "inductor", budget=1)
+    least = compiled_step(name, "inductor", budget=0)
+    assert least.gradient_distance(full) <= 1e-4
+    assert torch.equal(least.random_state, full.random_state)
+    assert full.gradient_distance(eager(name)) > 1e-3, "these are eager's numbers"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import nn
-from torch.nn import functional as F
 
 SIZE = 8
 
@@ -22,7 +21,7 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": torch.relu,
     "exp-sum": lambda x: torch.exp(-x * x),
     "softmax": lambda x: torch.softmax(x, -1),
-    "norm": lambda x: F.layer_norm(x, (SIZE,)),
+    "norm": lambda x: nn.functional.layer_norm(x, (SIZE,)),
     "transpose": lambda x: x.T,
     "view": lambda x: x.reshape(-1).view(SIZE, SIZE),
     "split": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
@@ -33,7 +32,7 @@ UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "var-mean": lambda x: (lambda v, m: (x - m) * torch.rsqrt(v + 1))(
         *torch.var_mean(x, 1, keepdim=True)
     ),
-    "dropout": lambda x: F.dropout(x, 0.4, training=True),
+    "dropout": lambda x: nn.functional.dropout(x, 0.4, training=True),
     "noise": lambda x: x + torch.randn_like(x),
     "noise-scale": lambda x: x * torch.rand(SIZE, 1),
     "in-place": lambda x: (x * 1.5).add_(1).mul_(x),
@@ -54,8 +53,10 @@ class Program:
     """A straight-line program over a growing list of values.
 
     Attributes:
-        lines: operator, then the values it reads. Values 0 to 3 are an input, two weights and a
-            buffer; ``mutate`` writes to the buffer and yields nothing.
+        lines: operator, then the values it reads. Values 0 to 3 are an input, two weights and what
+            is computed from a buffer; ``mutate`` writes to the buffer and yields what is computed
+            from it then. (The buffer itself is never differentiated through: autograd would refuse
+            the mutation.)
         outputs: values that the step returns.
     """
 
@@ -63,11 +64,12 @@ class Program:
     outputs: tuple[int, ...]
 
     def __call__(self, x: torch.Tensor, u: torch.Tensor, v: torch.Tensor, buf: torch.Tensor) -> Any:
-        values = [x, u, v, buf]
+        values = [x, u, v, torch.sin(buf @ buf)]
         for name, a, b in self.lines:
             if name == "mutate":
                 with torch.no_grad():
                     buf.mul_(0.5).add_(0.1)
+                values.append(torch.cos(buf))
             elif name in UNARY:
                 values.append(UNARY[name](values[a]))
             else:
@@ -95,20 +97,13 @@ class Model(nn.Module):
 
 @st.composite
 def programs(draw: st.DrawFn, max_lines: int = 12) -> Program:
-    """Programs that mutate their buffer at most once, after which nothing of it is differentiated."""
+    """Straight-line programs."""
     lines: list[tuple[str, int, int]] = []
-    count, mutated = 4, False
     names = [*UNARY, *BINARY, *["mm"] * 4, *["dropout", "noise", "mutate"] * 2]
-    for _ in range(draw(st.integers(2, max_lines))):
+    for count in range(4, 4 + draw(st.integers(2, max_lines))):
         name = draw(st.sampled_from(names))
-        if name == "mutate" and mutated:
-            continue
         # Late values are read more often: programs grow long rather than wide.
         pick = st.one_of(st.integers(max(0, count - 3), count - 1), st.integers(0, count - 1))
         lines.append((name, draw(pick), draw(pick)))
-        if name == "mutate":
-            mutated = True
-        else:
-            count += 1
-    outputs = draw(st.lists(st.integers(0, count - 1), max_size=2, unique=True))
+    outputs = draw(st.lists(st.integers(0, 3 + len(lines)), max_size=2, unique=True))
     return Program(lines=tuple(lines), outputs=tuple(outputs))

@@ -60,9 +60,7 @@ def test_the_budget_changes_nothing(
     assert joint.fingerprint == before
 
 
-@settings(
-    max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs(max_lines=8))
 def test_compiled_programs_do_what_they_do_without_us(program: Program) -> None:
     """Without us means ``aot_eager``: Dynamo drops draws that nobody reads, eager makes them."""

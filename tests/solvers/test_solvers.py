@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 
 from remat.solvers import KnapsackProblem, Status, run
 from remat.solvers.auto import Auto
+from remat.solvers.branch_and_bound import BranchAndBound
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
 from remat.solvers.milp import Milp
+from remat.solvers.native import Native
 from remat.solvers.pulp_cbc import PulpCbc
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
-ALL = (Greedy(), DynamicProgram(), Milp(), PulpCbc(), CpSat(), Auto())
+ALL = (Greedy(), DynamicProgram(), Milp(), PulpCbc(), CpSat(), BranchAndBound(), Auto())
 SLOW_START = (PulpCbc(),)
 
 
@@ -103,8 +105,9 @@ def test_auto_passes_over_what_is_missing_or_fails(monkeypatch) -> None:
     def broken(*args, **kwargs):
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(Milp, "solve_core", broken)
-    monkeypatch.setattr(DynamicProgram, "solve_core", broken)
+    monkeypatch.setattr(Native, "solve", broken)
+    monkeypatch.setattr(Milp, "search", broken)
+    monkeypatch.setattr(DynamicProgram, "search", broken)
     floor = run(Auto(), problem)
     assert floor.saved == run(Greedy(), problem).saved
     assert floor.solver == "auto"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import pytest
 
@@ -12,7 +13,7 @@ from remat.solvers.bounds import relax
 from remat.solvers.reduction import reduce
 from remat.testing.cases import SUITE_VERSION, cases
 from remat.testing.families import FAMILIES, drawer, family
-from remat.testing.oracle import brute_force
+from remat.testing.oracle import brute_force, by_dominance
 from remat.testing.scoreboard import Solved, table
 
 
@@ -40,24 +41,20 @@ def test_brute_force_against_combinations() -> None:
     "case", [c for c in cases() if c.certificate is not None], ids=lambda case: case.name
 )
 def test_certificates_are_derived_anew(case) -> None:
-    reduction = reduce(case.problem)
-    core = reduction.core
     relaxed = relax(case.problem)
     if relaxed.value == relaxed.bound:
         assert case.certificate == relaxed.bound
         return
-    best = {0: 0}  # weight: most value; every state that no lighter one beats
-    for weight, value in sorted(zip(core.weights, core.values, strict=True)):
-        states = dict(best)
-        for w, v in best.items():
-            if w + weight <= core.capacity and v + value > states.get(w + weight, -1):
-                states[w + weight] = v + value
-        best, top = {}, -1
-        for w in sorted(states):
-            if states[w] > top:
-                best[w] = top = states[w]
-    lifted = reduction.always_value + reduction.value_unit * max(best.values())
-    assert case.certificate == lifted
+    reduction = reduce(case.problem)
+    best = by_dominance(reduction.core)
+    assert case.certificate == reduction.always_value + reduction.value_unit * best
+
+
+def test_the_oracles_agree() -> None:
+    for name in FAMILIES:
+        for seed in range(10):
+            problem = family(name, items=11, span=60, share=9 * seed + 5, seed=seed)
+            assert by_dominance(problem) == brute_force(problem)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -65,7 +62,28 @@ def test_families_are_drawn_alike_everywhere(name) -> None:
     first = family(name, items=20, span=50, share=50, seed=1)
     assert first == family(name, items=20, span=50, share=50, seed=1)
     assert first != family(name, items=20, span=50, share=50, seed=2)
-    assert all(1 <= w <= 50 for w in first.weights)
+    assert min(first.weights) >= 1
+    assert min(first.values) >= 1
+
+
+def test_families_are_what_the_literature_says() -> None:
+    def pairs(name: str) -> list[tuple[int, int]]:
+        problem = family(name, items=200, span=1_000, share=50, seed=3)
+        return list(zip(problem.weights, problem.values, strict=True))
+
+    assert all(v == w + 100 for w, v in pairs("strongly-correlated"))
+    assert all(w == v + 100 for w, v in pairs("inverse-strongly-correlated"))
+    assert all(abs(v - w - 100) <= 2 for w, v in pairs("almost-strongly-correlated"))
+    assert all(abs(v - w) <= 100 for w, v in pairs("weakly-correlated"))
+    assert all(v == w for w, v in pairs("subset-sum"))
+    assert all(100_000 <= w <= 100_100 and v <= 1_000 for w, v in pairs("similar-weights"))
+    assert all(
+        v - w == (300 if w % 6 == 0 else 200) for w, v in pairs("multiple-strongly-correlated")
+    )
+    assert all(v % 3 == 0 and 0 <= v - w < 3 for w, v in pairs("profit-ceiling"))
+    assert all(abs(v - 2 / 3 * (4e6 - (w - 2_000) ** 2) ** 0.5) < 2 for w, v in pairs("circle"))
+    for base in ("uncorrelated", "weakly-correlated", "strongly-correlated"):
+        assert len({Fraction(w, v) for w, v in pairs(f"spanner-{base}")}) <= 2
 
 
 def test_the_drawer_is_pinned() -> None:

@@ -172,10 +172,62 @@ def test_the_suite_runs_from_an_empty_folder(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=MINE)
     result = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Mine")
     outcomes = result.parseoutcomes()
-    assert outcomes["passed"] > 70
-    assert set(outcomes) == {"passed", "skipped"}  # the laws of exact solvers do not apply
+    assert outcomes["passed"] > 150
+    assert set(outcomes) <= {"passed", "skipped"}
     liar = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Liar")
     assert liar.ret == pytest.ExitCode.TESTS_FAILED
+
+
+KNOWN = """
+    def test_one(solver):
+        assert solver.name == "other"
+
+    def test_two(solver):
+        assert solver.name == "mine"
+
+    def test_other():
+        pass
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+@pytest.mark.parametrize("option", ["known_failures.txt", "list.txt"])
+def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option, workers) -> None:
+    pytester.makepyfile(KNOWN, mine=MINE)
+    given = () if option == "known_failures.txt" else (f"--known-failures={option}",)
+
+    def listed(*lines: str) -> pytest.RunResult:
+        (pytester.path / option).write_text("\n".join(lines))
+        return pytester.runpytest_subprocess("--solver=mine:Mine", "-rx", *given, *workers)
+
+    result = listed("# a comment", "", "test_one[mine:Mine]  # is not called other")
+    result.assert_outcomes(passed=1, xfailed=1, deselected=0 if workers else 1)
+    result.stdout.fnmatch_lines(["XFAIL *test_one?mine:Mine? - is not called other*"])
+    result = listed("test_one[mine:Mine]", "x.py::test_two[mine:Mine]", "test_x[greedy]")
+    result.assert_outcomes(failed=1, xfailed=1, deselected=0 if workers else 1)
+    result.stdout.fnmatch_lines(["*XPASS(strict)*"])
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("test_gone[mine:Mine]", "*there is no test test_gone?mine:Mine?: take it out*"),
+        ("whatever this is", "*known_failures.txt:1: 'whatever this is' is no name of a test*"),
+        ("test_one[mine:Mine]\n" * 2, "*known_failures.txt:2: test_one?mine:Mine? is listed twice"),
+    ],
+)
+def test_a_list_that_is_wrong_is_an_error(pytester: pytest.Pytester, lines, said) -> None:
+    pytester.makepyfile(KNOWN, mine=MINE)
+    (pytester.path / "known_failures.txt").write_text(lines)
+    result = pytester.runpytest_subprocess("--solver=mine:Mine")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([said])
+
+
+def test_a_list_that_is_not_there_is_an_error(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_subprocess("--solver=greedy", "--known-failures=nowhere.txt")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--known-failures=*nowhere.txt: *No such file*"])
 
 
 @pytest.mark.parametrize("option", ["", "--solver=greedy"])

@@ -1,0 +1,131 @@
+// All Pareto-optimal (weight, value) pairs of a 0/1 knapsack, after Nemhauser and Ullmann (1969).
+//
+// Item by item, the list of undominated pairs is merged with itself shifted by the item. Where the list
+// outgrows its limit it is thinned: a pair is dropped when one that weighs no more is worth nearly as
+// much; the factor by which any point may then fall short is reported.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "knapsack.hpp"
+
+namespace remat {
+
+class Frontier {
+ public:
+  Frontier(const std::vector<i64>& weights, const std::vector<i64>& values, i64 capacity, std::size_t most)
+      : most_(std::max<std::size_t>(most, 16)) {
+    std::map<std::pair<i64, i64>, std::vector<std::int32_t>> groups;
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const auto at = static_cast<std::int32_t>(i);
+      if (values[i] == 0 || weights[i] > capacity) continue;
+      if (weights[i] == 0) {
+        free_.push_back(at);
+        free_value_ += values[i];
+      } else {
+        groups[{weights[i], values[i]}].push_back(at);
+      }
+    }
+    points_.push_back({0, free_value_, 0, Arena::none});
+    // Identical items are taken in order, so that k of them are one choice and not many: bundles of
+    // 1, 2, 4, … of them reach every k.
+    for (const auto& [kind, members] : groups) {
+      std::int64_t left = static_cast<std::int64_t>(members.size());
+      std::size_t at = 0;
+      for (std::int64_t bundle = 1; left > 0; bundle *= 2) {
+        const std::int64_t size = std::min(bundle, left);
+        left -= size;
+        if (kind.first > capacity / size) {
+          at += static_cast<std::size_t>(size);
+          continue;
+        }
+        bundles_.emplace_back(members.begin() + static_cast<std::ptrdiff_t>(at),
+                              members.begin() + static_cast<std::ptrdiff_t>(at + static_cast<std::size_t>(size)));
+        at += static_cast<std::size_t>(size);
+        merge(kind.first * size, kind.second * size, capacity);
+        if (points_.size() > most_) thin();
+        if (arena_.size() > 8 * points_.size() + 1'000'000) arena_.compact(points_);
+      }
+    }
+  }
+
+  std::size_t size() const { return points_.size(); }
+  i64 weight(std::size_t i) const { return points_[i].w; }
+  i64 value(std::size_t i) const { return points_[i].p; }
+  double tolerance() const { return factor_ - 1.0; }
+
+  std::vector<std::int32_t> items(std::size_t i) const {
+    std::vector<std::int32_t> out = free_;
+    arena_.walk(points_.at(i).node, [&](std::int32_t b) {
+      const auto& members = bundles_[static_cast<std::size_t>(b)];
+      out.insert(out.end(), members.begin(), members.end());
+    });
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+ private:
+  std::size_t most_;
+  double factor_ = 1.0;
+  i64 free_value_ = 0;
+  std::vector<std::int32_t> free_;
+  std::vector<std::vector<std::int32_t>> bundles_;
+  std::vector<State> points_, next_;
+  Arena arena_;
+
+  void merge(i64 w, i64 p, i64 capacity) {
+    const auto bundle = static_cast<std::int32_t>(bundles_.size() - 1);
+    next_.clear();
+    std::size_t i = 0, j = 0;
+    const std::size_t n = points_.size();
+    i64 last = -1;
+    while (i < n || j < n) {
+      if (j < n && points_[j].w > capacity - w) {
+        j = n;
+        continue;
+      }
+      const bool shifted = i == n || (j < n && (points_[j].w + w < points_[i].w ||
+                                                (points_[j].w + w == points_[i].w && points_[j].p + p > points_[i].p)));
+      State s = shifted ? points_[j++] : points_[i++];
+      if (shifted) {
+        s.w += w;
+        s.p += p;
+      }
+      if (s.p <= last) continue;
+      last = s.p;
+      if (shifted) s.node = arena_.add(s.node, bundle);
+      next_.push_back(s);
+    }
+    points_.swap(next_);
+  }
+
+  void thin() {
+    for (double step = 1e-9;; step *= 4) {
+      std::size_t kept = 1;
+      double reach = static_cast<double>(points_[0].p) * (1 + step);
+      for (std::size_t i = 1; i < points_.size(); ++i)
+        if (static_cast<double>(points_[i].p) > reach) {
+          ++kept;
+          reach = static_cast<double>(points_[i].p) * (1 + step);
+        }
+      if (kept > most_ / 2) continue;
+      std::size_t out = 1;
+      reach = static_cast<double>(points_[0].p) * (1 + step);
+      for (std::size_t i = 1; i < points_.size(); ++i)
+        if (static_cast<double>(points_[i].p) > reach) {
+          points_[out++] = points_[i];
+          reach = static_cast<double>(points_[i].p) * (1 + step);
+        }
+      points_.resize(out);
+      factor_ *= 1 + step;
+      return;
+    }
+  }
+};
+
+}  // namespace remat

@@ -1,0 +1,171 @@
+"""Every trade-off of a knapsack at once: its Pareto-optimal (weight, value) pairs.
+
+One run replaces a sweep over capacities: the best choice for any capacity is the last point that
+fits. By the compiled kernel where it was built, in NumPy otherwise; both after Nemhauser and Ullmann
+(1969), item by item with identical items grouped.
+"""
+
+from __future__ import annotations
+
+import bisect
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from remat.errors import ProblemError
+from remat.solvers.problem import KnapsackProblem
+
+#: Points that a frontier has at most before it is thinned.
+MOST_POINTS = 200_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KnapsackFrontier:
+    """The Pareto-optimal choices of a knapsack up to its capacity, lightest first.
+
+    Attributes:
+        weights: weight of each point, strictly rising.
+        values: value of each point, strictly rising.
+        tolerance: 0 where every Pareto-optimal pair is there; otherwise, for each pair that is
+            not, a point that weighs no more is worth at least its value / (1 + tolerance).
+    """
+
+    weights: tuple[int, ...]
+    values: tuple[int, ...]
+    tolerance: float
+    _items: Callable[[int], list[int]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def items(self, point: int) -> tuple[int, ...]:
+        """The sorted item indices of a point.
+
+        Raises:
+            ProblemError: there is no such point.
+        """
+        if not 0 <= point < len(self):
+            raise ProblemError(f"point is {point}; this frontier has points 0 to {len(self) - 1}")
+        return tuple(self._items(point))
+
+    def best_within(self, capacity: int) -> int:
+        """The point of highest value that weighs no more than ``capacity``."""
+        if capacity < 0:
+            raise ProblemError(f"capacity is {capacity}; expected 0 or more")
+        return bisect.bisect_right(self.weights, capacity) - 1
+
+    def knee(self, *, by: str = "origin") -> int:
+        """The point where more weight starts to buy little.
+
+        Weight and *lost* value are scaled to [0, 1] over the frontier.
+
+        Args:
+            by: ``"origin"``: nearest to no weight and no loss; ``"chord"``: farthest below the line
+                from the lightest to the heaviest point.
+
+        Returns:
+            The point; the last where all points weigh or are worth the same.
+        """
+        if by not in ("origin", "chord"):
+            raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
+        wide = self.weights[-1] - self.weights[0]
+        high = self.values[-1] - self.values[0]
+        if wide == 0 or high == 0:
+            return len(self) - 1
+
+        def distance(i: int) -> float:
+            x = (self.weights[i] - self.weights[0]) / wide
+            y = (self.values[-1] - self.values[i]) / high
+            return x * x + y * y if by == "origin" else x + y
+
+        return min(range(len(self)), key=lambda i: (distance(i), i))
+
+
+def knapsack_frontier(
+    problem: KnapsackProblem, *, most_points: int = MOST_POINTS
+) -> KnapsackFrontier:
+    """Computes the frontier of a knapsack.
+
+    Args:
+        problem: the problem; points heavier than its capacity are left out.
+        most_points: where there would be more points, they are thinned to fewer; the tolerance
+            that this costs is stated in the result.
+
+    Raises:
+        ProblemError: ``most_points`` is below 16.
+    """
+    if most_points < 16:
+        raise ProblemError(f"most_points is {most_points}; expected 16 or more")
+    capacity = min(problem.capacity, problem.total_weight)
+    if importlib.util.find_spec("remat.solvers._kernel") is None:
+        return _by_numpy(problem, capacity, most_points)
+    from remat.solvers import _kernel
+
+    found = _kernel.Frontier(problem.weights, problem.values, capacity, most_points)
+    points = found.points()
+    return KnapsackFrontier(
+        weights=tuple(w for w, _ in points),
+        values=tuple(v for _, v in points),
+        tolerance=found.tolerance,
+        _items=found.items,
+    )
+
+
+def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
+    """The same without the kernel: the choices are kept as one parent and one item per point."""
+    import numpy as np
+
+    free = [
+        i
+        for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True))
+        if w == 0 and v
+    ]
+    weight = np.zeros(1, dtype=np.int64)
+    value = np.full(1, problem.value_of(free), dtype=np.int64)
+    node = np.full(1, -1, dtype=np.int64)
+    parents: list[int] = []
+    item_of: list[int] = []
+    factor = 1.0
+    for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True)):
+        if w == 0 or v == 0 or w > capacity:
+            continue
+        fits = weight <= capacity - w
+        all_w = np.concatenate([weight, weight[fits] + w])
+        all_v = np.concatenate([value, value[fits] + v])
+        all_n = np.concatenate([node, -2 - np.flatnonzero(fits)])
+        order = np.lexsort((-all_v, all_w))
+        all_w, all_v, all_n = all_w[order], all_v[order], all_n[order]
+        best_before = np.concatenate([[-1], np.maximum.accumulate(all_v)[:-1]])
+        keep = all_v > best_before
+        all_w, all_v, all_n = all_w[keep], all_v[keep], all_n[keep]
+        if len(all_w) > most:
+            step = 1e-9
+            while True:
+                level = np.floor(np.log(np.maximum(all_v, 1)) / np.log1p(step))
+                first = np.concatenate([[True], np.diff(level) > 0])
+                if first.sum() <= most // 2:
+                    break
+                step *= 4
+            all_w, all_v, all_n = all_w[first], all_v[first], all_n[first]
+            factor *= 1 + step
+        fresh = all_n < -1
+        start = len(parents)
+        parents.extend(int(node[-2 - n]) for n in all_n[fresh])
+        item_of.extend([i] * int(fresh.sum()))
+        all_n[fresh] = np.arange(start, len(parents))
+        weight, value, node = all_w, all_v, all_n
+
+    def items(point: int) -> list[int]:
+        chosen = list(free)
+        n = int(node[point])
+        while n >= 0:
+            chosen.append(item_of[n])
+            n = parents[n]
+        return sorted(chosen)
+
+    return KnapsackFrontier(
+        weights=tuple(map(int, weight)),
+        values=tuple(map(int, value)),
+        tolerance=factor - 1.0,
+        _items=items,
+    )

@@ -1,0 +1,27 @@
+"""Saving only as much as pays: the knee of the frontier instead of the whole capacity (SPEC B)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.frontier import knapsack_frontier
+from remat.solvers.problem import KnapsackProblem
+
+
+class DynamicMemoryBudget(Solver):
+    """The choice at the knee of the frontier below the capacity, where more memory buys little.
+
+    The name is that of PyTorch's solver, which sweeps a hundred budgets; here the frontier is
+    computed once, and its knee is exact. It saves less than it may, on purpose.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "dynamic_memory_budget_dp"
+    exact: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
+
+    def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
+        frontier = knapsack_frontier(problem)
+        return list(frontier.items(frontier.knee()))

@@ -1,0 +1,54 @@
+"""Failures that a solver's author knows of: listed in a file, and strict.
+
+One test per line, by the name that pytest prints behind ``::``; what follows ``#`` is the reason::
+
+    test_case[beyond-doubles-mine:Mine]   # computes in float64
+
+A listed test must fail: one that passes fails the run, so that the list never hides what is fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+DEFAULT = "known_failures.txt"
+
+
+def read(path: Path) -> Mapping[str, str]:
+    """Read a file of known failures: reasons by test name.
+
+    Raises:
+        pytest.UsageError: the file cannot be read, or a line names no test.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise pytest.UsageError(f"--known-failures={path}: {error}") from None
+    known: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        name, _, reason = (part.strip() for part in line.partition("#"))
+        if not name:
+            continue
+        name = name.rpartition("::")[2]
+        if not name.startswith("test") or " " in name:
+            raise pytest.UsageError(
+                f"{path}:{number}: {line.strip()!r} is no name of a test: give one per line, as "
+                f"test_case[empty-mine:Mine], and a reason behind '#'"
+            )
+        if name in known:
+            raise pytest.UsageError(f"{path}:{number}: {name} is listed twice")
+        known[name] = reason or "a known failure"
+    return known
+
+
+def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
+    """Mark the listed tests as failing, strictly; return the names that no test has."""
+    left = set(known)
+    for item in items:
+        if item.name in known:
+            left.discard(item.name)
+            item.add_marker(pytest.mark.xfail(strict=True, reason=known[item.name]))
+    return left

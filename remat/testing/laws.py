@@ -1,0 +1,55 @@
+"""Laws that hold for every problem, tried on many: by Hypothesis, or on fixed draws without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from remat.solvers.problem import KnapsackProblem
+from remat.testing.families import Draw, drawer
+
+_SPANS = (3, 20, 10**4, 10**9, 2**50)
+
+
+def holds(law: Callable[[Draw], None], *, draws: int) -> None:
+    """Try a law that draws what it needs; the same draws in every run.
+
+    Hypothesis, where it is installed, looks for corners and shrinks what it finds.
+    """
+    try:
+        from hypothesis import HealthCheck, given, settings
+        from hypothesis import strategies as st
+    except ModuleNotFoundError:
+        for seed in range(draws):
+            law(drawer(seed))
+        return
+
+    @settings(
+        max_examples=draws,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def check(data: st.DataObject) -> None:
+        law(lambda low, high: data.draw(st.integers(low, high)))
+
+    check()
+
+
+def any_problem(draw: Draw, *, most: int = 9) -> KnapsackProblem:
+    """A problem of up to ``most`` items over any span, zeros and equal items among them."""
+    span = _SPANS[draw(0, len(_SPANS) - 1)]
+    count = draw(0, most)
+    weights = tuple(draw(0, span) for _ in range(count))
+    values = tuple(draw(0, span) for _ in range(count))
+    return KnapsackProblem(weights, values, draw(0, sum(weights) + 1))
+
+
+def any_order(draw: Draw, count: int) -> list[int]:
+    """The numbers from 0 to ``count - 1`` in any order."""
+    order = list(range(count))
+    for i in range(count - 1, 0, -1):
+        j = draw(0, i)
+        order[i], order[j] = order[j], order[i]
+    return order

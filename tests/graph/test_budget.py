@@ -1,0 +1,113 @@
+"""Budgets as users write them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat.errors import BudgetError
+from remat.graph.budget import Budget, format_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "nbytes"),
+    [
+        (0, 0.0, None),
+        (1, 1.0, None),
+        (0.3, 0.3, None),
+        (1.0, 1.0, None),
+        (np.float32(0.5), 0.5, None),
+        (2, None, 2),
+        (np.int64(4096), None, 4096),
+        (10**15, None, 10**15),
+        ("0.25", 0.25, None),
+        ("1", 1.0, None),
+        ("4096", None, 4096),
+        ("8GiB", None, 8 * 2**30),
+        ("8 gib", None, 8 * 2**30),
+        (" 512MB ", None, 512 * 10**6),
+        ("1.5KiB", None, 1536),
+        (".5kB", None, 500),
+        ("0.1TiB", None, 2**40 // 10),
+        ("1B", None, 1),
+    ],
+)
+def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) -> None:
+    assert Budget.parse(text) == Budget(share=share, nbytes=nbytes)
+    assert Budget.parse(Budget.parse(text)) == Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (math.nan, "nan"),
+        (math.inf, "a share above 1"),
+        (-math.inf, "-inf"),
+        (-0.5, "-0.5"),
+        (-3, "-3, which is negative"),
+        (1.5, "bytes are written as an int"),
+        (True, "True"),
+        (None, "NoneType"),
+        (1j, "complex"),
+        ([0.5], "list"),
+        ("8 bananas", "'bananas' is no unit of bytes"),
+        ("", "''"),
+        ("GiB", "'GiB'"),
+        ("-1GiB", "'-1GiB'"),
+        ("1e9", "'1e9'"),
+        ("nan", "'nan'"),
+        ("1.5", "a share above 1"),
+        ("8GiB8", "8GiB8"),
+    ],
+)
+def test_what_cannot_be_meant(text: Any, message: str) -> None:
+    with pytest.raises(BudgetError) as caught:
+        Budget.parse(text)
+    assert message in str(caught.value)
+    assert "8GiB" in str(caught.value), "the message says what can be written instead"
+
+
+@given(share=st.floats(0, 1), full=st.integers(0, 2**45), least=st.integers(0, 2**40))
+def test_a_share_is_never_exceeded_and_never_below_the_least(
+    share: float, full: int, least: int
+) -> None:
+    capacity = Budget.parse(share).capacity(full=full, least=least)
+    assert capacity >= least
+    assert capacity == least or capacity <= Fraction(repr(share)) * full
+    assert Budget.parse(1.0).capacity(full=full, least=least) == max(full, least)
+    assert Budget.parse(0.0).capacity(full=full, least=least) == least
+
+
+def test_shares_are_taken_as_they_are_written() -> None:
+    for tenths in range(11):
+        assert Budget.parse(tenths / 10).capacity(full=10 * 2**20, least=0) == tenths * 2**20
+
+
+@given(st.integers(2, 2**50), st.integers(0, 2**50))
+def test_bytes_below_the_least_are_refused_by_naming_it(nbytes: int, least: int) -> None:
+    budget = Budget.parse(nbytes)
+    if nbytes >= least:
+        assert budget.capacity(full=0, least=least) == nbytes
+    else:
+        with pytest.raises(BudgetError, match=f"at least {least} bytes"):
+            budget.capacity(full=2**60, least=least)
+
+
+@given(st.one_of(st.floats(0, 1), st.integers(2, 2**60)))
+def test_what_is_printed_reads_back(value: float | int) -> None:
+    budget = Budget.parse(value)
+    assert Budget.parse(str(budget)) == budget
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**30, "1 GiB")],
+)
+def test_bytes_for_people(n: int, text: str) -> None:
+    assert format_bytes(n) == text

@@ -1,0 +1,120 @@
+"""Passes over the joint graph besides `cse`: dead code, tags, tuples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+
+import remat
+from remat.graph import ops
+from remat.passes.base import State
+from remat.passes.cleanup_recompute_tags import CleanupRecomputeTags
+from remat.passes.dce import DeadCode
+from remat.passes.raise_getitems import raise_getitems
+from tests.graphs import calls, joint_of, node, traced, weight
+
+X = torch.linspace(-1, 1, 9).view(3, 3)
+
+
+def test_dead_code_goes_and_draws_and_effects_stay() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.sin().exp()
+        torch.rand_like(x).cos()
+        y.add_(1)
+        return x.tanh()
+
+    joint = traced(f, X, X.clone())
+    result = DeadCode().run(State(joint=joint))
+    assert calls(joint.graph) == ["rand_like", "add_", "tanh"]
+    assert (result.modified, result.detail) == (True, "3 nodes removed")
+    assert not DeadCode().run(result.state).modified
+
+
+@pytest.mark.parametrize(("p", "random"), [(0.0, False), (0.5, True)])
+def test_attention_draws_only_where_it_drops(p: float, random: bool) -> None:
+    q = torch.randn(1, 2, 4, 8)
+    joint = traced(lambda q: torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)[0], q)
+    attention = node(joint, "_scaled_dot_product_flash_attention")
+    attention.args = (*attention.args, p)
+    assert ops.is_random(attention) is random
+    attention.args = attention.args[:-1]
+    attention.kwargs = {"dropout_p": p}
+    assert ops.is_random(attention) is random
+    graph = joint.graph
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    output.args = (placeholder_of(joint),)
+    DeadCode().run(State(joint=joint))
+    assert (attention.name in calls(graph)) is random
+
+
+def placeholder_of(joint: remat.JointGraph) -> fx.Node:
+    return next(n for n in joint.graph.nodes if n.op == "placeholder")
+
+
+def test_the_stream_of_random_numbers_survives_planning() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        return y.exp().sum()
+
+    joint = joint_of(f, weight(3))
+    graph = joint.graph
+    with graph.inserting_after(node(joint, "sin")):
+        drawn = graph.call_function(torch.ops.aten.rand.default, ([3],))
+        drawn.meta["val"] = node(joint, "sin").meta["val"].new_empty(3)
+    for budget in (0, 1):
+        plan = remat.plan(joint, budget)
+        assert drawn.name in calls(plan.forward)
+        assert drawn.name not in calls(plan.backward)
+
+
+def test_boundaries_between_checkpointed_regions_are_saved() -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(block, x, use_reentrant=False)
+        x = checkpoint(block, x, use_reentrant=False)
+        return x.sum()
+
+    joint = joint_of(f, weight(16, 16))
+    tags = {n.name: n.meta.get("recompute") for n in joint.graph.nodes}
+    assert tags["cos"] is CheckpointPolicy.PREFER_RECOMPUTE
+    result = CleanupRecomputeTags().run(State(joint=joint))
+    assert result.modified
+    changed = {
+        n.name: n.meta.get("recompute")
+        for n in joint.graph.nodes
+        if n.meta.get("recompute") is not tags[n.name]
+    }
+    assert changed == {"cos": CheckpointPolicy.MUST_SAVE}
+    for budget in (0, 1):
+        plan = remat.plan(joint, budget)
+        assert "cos" in plan.saved
+        assert "cos" not in plan.recomputed
+
+
+def test_one_region_has_no_boundary() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False).exp().sum()
+
+    joint = joint_of(f, weight(16, 16))
+    assert not CleanupRecomputeTags().run(State(joint=joint)).modified
+
+
+def test_elements_move_behind_their_operator() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        a, b, c = x.split(1, 0)
+        return a + b.sin() + c
+
+    joint = traced(f, X)
+    graph = joint.graph
+    (total,) = (n for n in graph.nodes if n.name == "add_1")
+    last = node(joint, "getitem_2")
+    total.prepend(last)
+    assert calls(graph)[-2:] == ["getitem_2", "add_1"]
+    assert raise_getitems(graph) == 1
+    assert calls(graph) == ["split", "getitem", "getitem_1", "getitem_2", "sin", "add", "add_1"]
+    assert raise_getitems(graph) == 0
+    graph.lint()

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import networkx as nx
+import numpy as np
+import numpy.typing as npt
 
 from remat.errors import ProblemError
 from remat.graph.knapsack_info import GraphInfoProvider
 from remat.solvers.float_bridge import problem_from_floats
 from remat.solvers.frontier import knapsack_frontier
 
+FloatArray = npt.NDArray[np.float64]
 #: ``(memory, runtimes, max_memory) -> (runtime saved, indices to save, indices to allow recomputing)``
 KnapsackFn = Callable[[list[float], list[float], float], tuple[float, list[int], list[int]]]
 
@@ -122,7 +125,7 @@ class KnapsackEvaluator:
             iterations: budgets to try with a solver, 2 or more.
         """
         if knapsack_algo is None:
-            points = self._frontier(min_mem_budget, max_mem_budget)
+            budgets, memory, runtime = self._frontier(min_mem_budget, max_mem_budget)
         else:
             if iterations < 2:
                 raise ProblemError(f"iterations is {iterations}; expected 2 or more")
@@ -130,22 +133,17 @@ class KnapsackEvaluator:
             results = self.evaluate_distribution_of_results_for_knapsack_algo(
                 knapsack_algo, [min_mem_budget + i * step for i in range(iterations)]
             )
-            points = [
-                (r["memory_budget"], r["peak_memory"], r["recomputation_runtime"]) for r in results
-            ]
-        memory = [m for _, m, _ in points]
-        runtime = [r for _, _, r in points]
-        wide, high = max(memory) - min(memory), max(runtime) - min(runtime)
+            budgets = np.array([r["memory_budget"] for r in results])
+            memory = np.array([r["peak_memory"] for r in results])
+            runtime = np.array([r["recomputation_runtime"] for r in results])
+        wide, high = np.ptp(memory), np.ptp(runtime)
         if wide == 0 or high == 0:
             return max_mem_budget
-        scores = [
-            ((m - min(memory)) / wide) ** 2 + ((r - min(runtime)) / high) ** 2
-            for m, r in zip(memory, runtime, strict=True)
-        ]
-        return points[scores.index(min(scores))][0]
+        scores = ((memory - memory.min()) / wide) ** 2 + ((runtime - runtime.min()) / high) ** 2
+        return float(budgets[int(scores.argmin())])
 
-    def _frontier(self, least: float, most: float) -> list[tuple[float, float, float]]:
-        """(budget, memory, recompute runtime) of every Pareto-optimal choice within two budgets."""
+    def _frontier(self, least: float, most: float) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Budget, memory and recompute runtime of the Pareto-optimal choices within two budgets."""
         memories = self._info.get_knapsack_memory_input()
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)
@@ -153,7 +151,6 @@ class KnapsackEvaluator:
         byte = sum(memories) / problem.total_weight if problem.total_weight else 0.0
         tick = sum(runtimes) / problem.total_value if problem.total_value else 0.0
         first = frontier.best_within(int(least / byte)) if byte else 0
-        return [
-            (w * byte, w * byte, (problem.total_value - v) * tick)
-            for w, v in zip(frontier.weights[first:], frontier.values[first:], strict=True)
-        ]
+        memory = np.asarray(frontier.weights[first:], dtype=float) * byte
+        runtime = (problem.total_value - np.asarray(frontier.values[first:], dtype=float)) * tick
+        return memory, memory, runtime

@@ -20,11 +20,22 @@ def remat_solvers() -> list[type[Solver]]:
     from remat.solvers.cpsat import CpSat
     from remat.solvers.dp import DynamicProgram
     from remat.solvers.greedy import Greedy
+    from remat.solvers.knee import DynamicMemoryBudget
     from remat.solvers.milp import Milp
     from remat.solvers.native import Native
     from remat.solvers.pulp_cbc import PulpCbc
 
-    return [Greedy, DynamicProgram, Native, Milp, PulpCbc, CpSat, BranchAndBound, Auto]
+    return [
+        Greedy,
+        DynamicProgram,
+        Native,
+        Milp,
+        PulpCbc,
+        CpSat,
+        BranchAndBound,
+        DynamicMemoryBudget,
+        Auto,
+    ]
 
 
 @hookimpl

@@ -1,0 +1,247 @@
+"""Solvers that are wrong, each in one way: PyTorch's four, and faults that we planted."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from remat.solvers import Answer, KnapsackProblem, Solver, Status
+from remat.solvers.dp import DynamicProgram
+
+
+class FromTorch(Solver):
+    """One of PyTorch's knapsacks, called as its partitioner calls it: sizes and room in shares.
+
+    Source: ``torch/_functorch/_activation_checkpointing/knapsack.py``.
+    """
+
+    function: ClassVar[str]
+    time_limit = False
+
+    def solve(self, problem, **kwargs):
+        from torch._functorch._activation_checkpointing import knapsack
+
+        total = problem.total_weight or 1
+        memory = [weight / total for weight in problem.weights]
+        runtimes = [float(value) for value in problem.values]
+        room = min(1.0, problem.capacity / total)
+        return getattr(knapsack, self.function)(memory, runtimes, room)[1]
+
+
+class TorchGreedy(FromTorch):
+    name, function = "torch-greedy", "greedy_knapsack"
+
+
+class TorchIlp(FromTorch):
+    name, function, exact = "torch-ilp", "ilp_knapsack", True
+
+
+class TorchDp(FromTorch):
+    name, function = "torch-dp", "dp_knapsack"
+
+
+class TorchHirschberg(FromTorch):
+    name, function = "torch-hirschberg", "dp_knapsack_sliding_hirschberg"
+
+
+class Sound(Solver):
+    """No mutant: what the others are made of. Proves nothing, and is quick."""
+
+    name = "sound"
+
+    def solve(self, problem, *, time_limit=None):
+        return self.choose(problem)
+
+    def choose(self, problem):
+        return list(DynamicProgram().solve(problem).saved)
+
+
+def without(problem: KnapsackProblem, *, capacity: int) -> KnapsackProblem:
+    return KnapsackProblem(problem.weights, problem.values, capacity)
+
+
+class StrictRoom(Sound):
+    """Takes "at most" for "less than"."""
+
+    name, exact = "strict-room", True
+
+    def choose(self, problem):
+        return super().choose(without(problem, capacity=max(0, problem.capacity - 1)))
+
+
+class OneByteOver(Sound):
+    """Rounds the capacity up to whole KiB."""
+
+    name = "one-byte-over"
+
+    def choose(self, problem):
+        room = -(-problem.capacity // 1024) * 1024
+        return super().choose(without(problem, capacity=room))
+
+
+class Doubles(Sound):
+    """Adds up in floating point."""
+
+    name = "doubles"
+
+    def choose(self, problem):
+        if len(problem) > 9:
+            return super().choose(problem)
+        states = [(0.0, 0.0, ())]
+        for i, (weight, value) in enumerate(zip(problem.weights, problem.values, strict=True)):
+            states += [(w + float(weight), v + float(value), (*c, i)) for w, v, c in states]
+        fit = [state for state in states if state[0] <= float(problem.capacity)]
+        return max(fit, key=lambda state: state[1])[2]
+
+
+class Int32(Sound):
+    """Keeps weights in 32 bits."""
+
+    name = "int32"
+
+    def choose(self, problem):
+        weights = [weight % 2**32 for weight in problem.weights]
+        return super().choose(KnapsackProblem(weights, problem.values, problem.capacity))
+
+
+class DropsWeightless(Sound):
+    """Takes what weighs nothing for worthless, and calls the rest optimal."""
+
+    name, exact = "drops-weightless", True
+
+    def choose(self, problem):
+        return [i for i in super().choose(problem) if problem.weights[i]]
+
+
+class SameItemTwice(Sound):
+    """Looks items up by what they weigh, and finds the first of equal ones."""
+
+    name = "same-item-twice"
+
+    def choose(self, problem):
+        chosen = super().choose(problem)
+        return [problem.weights.index(problem.weights[i]) for i in chosen]
+
+
+class GreedyCalledOptimal(Sound):
+    """Fills up in order of efficiency and says that nothing is better."""
+
+    name = "greedy-called-optimal"
+
+    def solve(self, problem, **kwargs):
+        order = sorted(
+            range(len(problem)), key=lambda i: (-problem.values[i] / (problem.weights[i] or 0.5), i)
+        )
+        saved, room = [], problem.capacity
+        for i in order:
+            if problem.weights[i] <= room:
+                saved.append(i)
+                room -= problem.weights[i]
+        value = problem.value_of(saved)
+        return Answer(saved, value, value=value, status=Status.OPTIMAL)
+
+
+class OptimalOfTheFirst(Sound):
+    """Right as long as the items come in order of weight: it never looks at the last ones."""
+
+    name, exact = "optimal-of-the-first", True
+
+    def choose(self, problem):
+        order = list(range(len(problem)))
+        heavy = [i for i in order[4:] if problem.weights[i] < problem.weights[0]]
+        kept = [i for i in order if i not in heavy] if len(order) < 100 else order
+        inner = KnapsackProblem(
+            [problem.weights[i] for i in kept], [problem.values[i] for i in kept], problem.capacity
+        )
+        return [kept[i] for i in super().choose(inner)]
+
+
+class HashOrder(Sound):
+    """Walks a set of text, so the answer follows the hash seed."""
+
+    name = "hash-order"
+
+    def choose(self, problem):
+        saved, room = [], problem.capacity
+        for label in {str(i) for i in range(len(problem))}:
+            if problem.weights[int(label)] <= room:
+                saved.append(int(label))
+                room -= problem.weights[int(label)]
+        return saved
+
+
+class Remembers(Sound):
+    """Keeps state between calls."""
+
+    name = "remembers"
+    calls = 0
+
+    def choose(self, problem):
+        type(self).calls += 1
+        chosen = super().choose(problem)
+        return chosen[1:] if self.calls % 2 else chosen
+
+
+class IgnoresTheClock(Sound):
+    """Comes back when it is done."""
+
+    name = "ignores-the-clock"
+
+    def solve(self, problem, *, time_limit=None):
+        if time_limit is not None and len(problem) >= 1_000:
+            time.sleep(3_600.0)
+        return self.choose(problem)
+
+
+class Chatty(Sound):
+    """Prints its progress."""
+
+    name = "chatty"
+
+    def choose(self, problem):
+        print("searching")
+        return super().choose(problem)
+
+
+class Recursive(Sound):
+    """Calls itself once per item."""
+
+    name = "recursive"
+
+    def choose(self, problem):
+        def take(i: int, room: int) -> list[int]:
+            if i == len(problem):
+                return []
+            weight = problem.weights[i]
+            return [i, *take(i + 1, room - weight)] if weight <= room else take(i + 1, room)
+
+        return take(0, problem.capacity)
+
+
+class RefusesEverything(Sound):
+    """Cannot be wrong."""
+
+    name = "refuses-everything"
+
+    def refuses(self, problem):
+        return "not my kind of problem"
+
+
+class LiesAboutItsLimit(Sound):
+    """Says that it holds 62 bits, and refuses what has 60."""
+
+    name = "lies-about-its-limit"
+    integer_limit = 2**62
+
+    def refuses(self, problem):
+        return "too large for me" if problem.total_weight > 2**59 else None
+
+
+class ChangesTheProblem(Sound):
+    """Makes room for what it wants to save."""
+
+    name = "changes-the-problem"
+
+    def choose(self, problem):
+        object.__setattr__(problem, "capacity", problem.total_weight)
+        return range(len(problem))

@@ -1,0 +1,105 @@
+"""The frontier: every Pareto-optimal pair, its items, and a tolerance that is kept."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+
+import remat
+from remat.errors import ProblemError
+from remat.solvers import frontier as module
+from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
+
+
+def by_kernel_or_numpy(problem: remat.KnapsackProblem, most: int = 200_000) -> KnapsackFrontier:
+    return knapsack_frontier(problem, most_points=most)
+
+
+def by_numpy(problem: remat.KnapsackProblem, most: int = 200_000) -> KnapsackFrontier:
+    return module._by_numpy(problem, min(problem.capacity, problem.total_weight), most)
+
+
+BOTH = pytest.mark.parametrize("compute", [by_kernel_or_numpy, by_numpy])
+
+
+def pareto(problem: remat.KnapsackProblem) -> list[tuple[int, int]]:
+    n = len(problem)
+    pairs = sorted(
+        (problem.weight_of(c), -problem.value_of(c))
+        for k in range(n + 1)
+        for c in combinations(range(n), k)
+        if problem.weight_of(c) <= problem.capacity
+    )
+    best, points = -1, []
+    for weight, value in pairs:
+        if -value > best:
+            best = -value
+            points.append((weight, best))
+    return points
+
+
+@BOTH
+def test_every_pareto_optimal_pair_with_its_items(compute) -> None:
+    rng = random.Random(3)
+    for _ in range(60):
+        n, top = rng.randint(0, 9), rng.choice((2, 20))
+        problem = remat.KnapsackProblem(
+            [rng.randint(0, top) for _ in range(n)],
+            [rng.randint(0, top) for _ in range(n)],
+            rng.randint(0, 4 * top),
+        )
+        found = compute(problem)
+        assert list(zip(found.weights, found.values, strict=True)) == pareto(problem)
+        assert found.tolerance == 0
+        for i in range(len(found)):
+            items = found.items(i)
+            assert problem.weight_of(items) == found.weights[i]
+            assert problem.value_of(items) == found.values[i]
+
+
+@BOTH
+def test_a_thinned_frontier_keeps_its_tolerance(compute) -> None:
+    rng = random.Random(4)
+    weights = [rng.randint(1, 10**6) for _ in range(80)]
+    values = [rng.randint(1, 10**6) for _ in range(80)]
+    problem = remat.KnapsackProblem(weights, values, sum(weights))
+    whole, thin = compute(problem), compute(problem, 500)
+    assert len(thin) <= 500 < len(whole)
+    assert thin.tolerance > 0
+    for weight, value in zip(whole.weights, whole.values, strict=True):
+        i = thin.best_within(weight)
+        assert thin.weights[i] <= weight
+        assert thin.values[i] * (1 + thin.tolerance) >= value * (1 - 1e-12)
+
+
+def test_the_best_point_within_a_capacity_is_the_knapsack() -> None:
+    rng = random.Random(5)
+    weights = [rng.randint(1, 1000) for _ in range(30)]
+    values = [rng.randint(1, 1000) for _ in range(30)]
+    whole = knapsack_frontier(remat.KnapsackProblem(weights, values, sum(weights)))
+    for capacity in (0, 77, 3000, sum(weights)):
+        best = remat.solve(remat.KnapsackProblem(weights, values, capacity), "cpsat")
+        assert whole.values[whole.best_within(capacity)] == best.value
+
+
+def test_knees() -> None:
+    # Cheap gain first, then dear gain: the corner is the knee, whichever way it is looked for.
+    problem = remat.KnapsackProblem([1, 10], [90, 10], 11)
+    found = knapsack_frontier(problem)
+    assert list(found.weights) == [0, 1, 11]
+    assert found.knee() == found.knee(by="chord") == 1
+    assert knapsack_frontier(remat.KnapsackProblem([5], [0], 5)).knee() == 0
+
+
+def test_bad_arguments() -> None:
+    found = knapsack_frontier(remat.KnapsackProblem([1], [1], 1))
+    with pytest.raises(ProblemError, match="points 0 to 1"):
+        found.items(2)
+    with pytest.raises(ProblemError, match="'origin' or 'chord'"):
+        found.knee(by="eye")
+    with pytest.raises(ProblemError, match="0 or more"):
+        found.best_within(-1)
+    with pytest.raises(ProblemError, match="16 or more"):
+        knapsack_frontier(remat.KnapsackProblem([1], [1], 1), most_points=3)

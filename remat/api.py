@@ -24,7 +24,11 @@ if TYPE_CHECKING:
 
 
 def solve(
-    problem: KnapsackProblem, solver: str | Solver = "auto", time_limit: float | None = None
+    problem: KnapsackProblem,
+    solver: str | Solver = "auto",
+    time_limit: float | None = None,
+    *,
+    isolation: str | None = None,
 ) -> Solution:
     """Solves a 0/1 knapsack and checks the answer.
 
@@ -32,12 +36,16 @@ def solve(
         problem: weights, values and capacity, all ints.
         solver: a registered name, ``"module:Class"``, or an instance.
         time_limit: seconds; None: no clock.
+        isolation: ``"process"``: the solver runs in a process of its own, with a hard deadline and
+            a memory limit.
 
     Raises:
         SolverError: unknown or unavailable solver, or one that refuses, raises or answers wrongly.
         ProblemError: an argument is not what it must be.
     """
-    return run_solver(registry().solver(solver), problem, time_limit=time_limit)
+    return run_solver(
+        registry().solver(solver, isolation=isolation), problem, time_limit=time_limit
+    )
 
 
 def solver_names() -> tuple[str, ...]:
@@ -82,6 +90,7 @@ def plan(
     *,
     plan: Plan | None = None,
     count_outputs: bool = False,
+    isolation: str | None = None,
 ) -> Plan:
     """Decides what one training step keeps and what it computes again.
 
@@ -94,6 +103,7 @@ def plan(
         time_limit: seconds for the solver; None: no clock.
         plan: a saved plan to apply to this graph instead of deciding anew.
         count_outputs: count forward's outputs as saved bytes instead of as free.
+        isolation: ``"process"``: the solver runs in a process of its own.
 
     Raises:
         BudgetError: a budget that cannot be read, or below the least possible (which is named).
@@ -106,7 +116,8 @@ def plan(
     # Everything that can be refused is refused before any work is done.
     if plan is not None:
         return apply_plan(joint, plan)
-    asked, decider, model = BudgetType.parse(budget), registry().solver(solver), cost_model(cost)
+    asked, model = BudgetType.parse(budget), cost_model(cost)
+    decider = registry().solver(solver, isolation=isolation)
     check_time_limit(time_limit)
     state = prepare(joint, count_outputs=count_outputs)
     return plan_prepared(
@@ -205,7 +216,8 @@ def compare(
     """Plans one joint graph with several solvers at several budgets.
 
     A solver that cannot run, refuses, or answers wrongly gets a row with the reason; the others go
-    on. An unknown name and a budget that cannot be read are errors at once.
+    on. Foreign solvers run in processes of their own, so that not even a crash takes the others
+    down. An unknown name and a budget that cannot be read are errors at once.
 
     Args:
         joint: the captured step; it is not changed.
@@ -229,15 +241,18 @@ def compare(
     digest = joint.fingerprint
     state = prepare(joint)
     rows: list[ComparisonRow] = []
+    ready: dict[str, Solver] = {}
     for budget in asked:
         for name in names:
             label = name if isinstance(name, str) else name.name
             start = time.perf_counter()
             try:
+                if label not in ready:
+                    ready[label] = known.solver(name, isolation="foreign")
                 p = plan_prepared(
                     state,
                     budget=budget,
-                    solver=known.solver(name),
+                    solver=ready[label],
                     cost=model,
                     time_limit=time_limit,
                     fingerprint=digest,

@@ -229,10 +229,10 @@ class _Worker:
         if reply.get("exhausted"):
             self._fail(process, f"ran out of memory{when}: {self._room()}")
         if "error" in reply:
-            error = SolverError(self.solver.name, reply["error"])
+            failure = SolverError(self.solver.name, reply["error"])
             for note in reply["notes"]:
-                error.add_note(note)
-            raise error
+                failure.add_note(note)
+            raise failure
         return reply
 
     def _room(self) -> str:

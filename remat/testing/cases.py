@@ -98,6 +98,7 @@ _SMALL_2: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
         2**32 + 2,
     ),
     "byte-next-to-terabyte": ((2**40, 1, 2**40 - 1, 2), (2**41, 1, 2**41, 1), 2**40 + 1),
+    "one-more-than-doubles-tell": ((2**53, 1, 1), (50, 4, 3), 2**53),
     "room-beyond-all": ((3, 1, 2), (5, 4, 3), 2**63 - 1),
     "one-item-twice-as-good": ((1, 1, 2), (1, 1, 4), 2),
     "ascending-efficiency": (tuple(range(1, 15)), tuple(i * i for i in range(1, 15)), 50),

@@ -47,14 +47,15 @@ struct Outcome {
 struct Item {
   i64 w;
   i64 p;
-  i64 count;
+  i64 size;            // items in the bundle
+  i64 count;           // what the cardinality branches count: items, or units of value beyond weight
   std::int32_t first;  // position of the first of them in `members`
 };
 
 struct State {
   i64 w;
   i64 p;
-  i64 k;     // items held
+  i64 k;     // what is counted
   u32 node;  // last exchange, in the arena
 };
 
@@ -176,6 +177,7 @@ class Solver {
       if (values_[a] != values_[b]) return values_[a] > values_[b];
       return a < b;
     });
+    const i64 unit = value_beyond_weight(rest);
     for (std::size_t i = 0; i < rest.size();) {
       std::size_t j = i;
       while (j < rest.size() && weights_[rest[j]] == weights_[rest[i]] &&
@@ -186,7 +188,8 @@ class Solver {
       std::size_t at = i;
       for (i64 bundle = 1; left > 0; bundle *= 2) {
         const i64 size = static_cast<i64>(j - i) < 8 ? 1 : std::min(bundle, left);
-        items_.push_back({w * size, p * size, size, static_cast<std::int32_t>(members_.size())});
+        const i64 count = size * counted(rest[i], unit);
+        items_.push_back({w * size, p * size, size, count, static_cast<std::int32_t>(members_.size())});
         for (i64 k = 0; k < size; ++k) members_.push_back(rest[at++]);
         left -= size;
       }
@@ -194,6 +197,26 @@ class Solver {
     }
     std::sort(items_.begin(), items_.end(), more_efficient);
     best_.assign(items_.size(), 0);
+  }
+
+  // Where every value is its weight plus a multiple of one large unit, as with strongly correlated
+  // items, the multiples are what a tight bound must count; 0 where that is not so.
+  i64 value_beyond_weight(const std::vector<std::int32_t>& rest) const {
+    i64 unit = 0;
+    bool above = false, below = false;
+    for (std::int32_t i : rest) {
+      const i64 d = values_[static_cast<std::size_t>(i)] - weights_[static_cast<std::size_t>(i)];
+      unit = std::gcd(unit, d < 0 ? -d : d);
+      above |= d > 0;
+      below |= d < 0;
+      if (d == 0 || unit < 8 || (above && below)) return 0;
+    }
+    return above ? unit : -unit;
+  }
+
+  i64 counted(std::int32_t i, i64 unit) const {
+    if (unit == 0) return 1;
+    return (values_[static_cast<std::size_t>(i)] - weights_[static_cast<std::size_t>(i)]) / unit;
   }
 
   // ---- the search --------------------------------------------------------------------------------
@@ -669,8 +692,13 @@ class Solver {
         w += items_[j].w;
         k += items_[j].count;
       }
+    // By weight for what is counted: what holds most for the least comes first.
+    auto lean = [&](std::int32_t j) {
+      return static_cast<double>(items_[j].w) / static_cast<double>(items_[j].count);
+    };
     std::sort(loose.begin(), loose.end(), [&](std::int32_t a, std::int32_t b) {
-      return items_[a].w != items_[b].w ? items_[a].w < items_[b].w : a < b;
+      const double p = lean(a), q = lean(b);
+      return p != q ? p < q : a < b;
     });
     // The run [from, to): items are added at the top while the cardinality is short, and the run
     // moves up while there is room.
@@ -686,21 +714,21 @@ class Solver {
       ++from;
     }
     for (std::size_t i = from; i < to; ++i) x[loose[i]] = 1;
-    const i64 bottom = from < loose.size() ? items_[loose[from]].w : 0;
-    const i64 top = to > 0 ? items_[loose[to - 1]].w : 0;
+    const double bottom = from < loose.size() ? lean(loose[from]) : 0;
+    const double top = to > 0 ? lean(loose[to - 1]) : 0;
     auto far = [&](std::int32_t j) {
-      const i64 a = std::abs(items_[j].w - top);
-      return from > 0 ? std::min(a, std::abs(items_[j].w - bottom)) : a;
+      const double a = std::fabs(lean(j) - top);
+      return from > 0 ? std::min(a, std::fabs(lean(j) - bottom)) : a;
     };
     std::vector<std::int32_t> sides[2];
     for (std::int32_t j : loose) sides[static_cast<int>(x[j])].push_back(j);
     for (auto& side : sides) {
       std::sort(side.begin(), side.end(), [&](std::int32_t a, std::int32_t b) {
-        const i64 p = far(a), q = far(b);
+        const double p = far(a), q = far(b);
         return p != q ? p < q : a < b;
       });
       // Every attempt draws other items, from pools of other sizes.
-      const i64 reach = (c_ - w) >> (attempt % 4 + 1);
+      const double reach = static_cast<double>((c_ - w) >> (attempt % 4 + 1));
       const std::uint64_t salt = static_cast<std::uint64_t>(attempt) * 0xD1342543DE82EF95ull;
       std::size_t pool = std::min<std::size_t>(side.size(), 24 << (attempt % 3));
       while (pool < side.size() && far(side[pool]) <= reach) ++pool;
@@ -784,7 +812,7 @@ class Solver {
     out.saved = taken_;
     for (std::size_t j = 0; j < items_.size(); ++j)
       if (best_[j])
-        for (i64 k = 0; k < items_[j].count; ++k)
+        for (i64 k = 0; k < items_[j].size; ++k)
           out.saved.push_back(members_[static_cast<std::size_t>(items_[j].first + k)]);
     std::sort(out.saved.begin(), out.saved.end());
     i64 free = 0;

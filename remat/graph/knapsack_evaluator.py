@@ -18,6 +18,9 @@ from remat.graph.knapsack_info import GraphInfoProvider
 from remat.solvers.float_bridge import problem_from_floats
 from remat.solvers.frontier import knapsack_frontier
 
+#: Points that a knee is looked for among; thinning to so many costs about 1e-5 of the value.
+KNEE_POINTS = 32_768
+
 FloatArray = npt.NDArray[np.float64]
 #: ``(memory, runtimes, max_memory) -> (runtime saved, indices to save, indices to allow recomputing)``
 KnapsackFn = Callable[[list[float], list[float], float], tuple[float, list[int], list[int]]]
@@ -147,10 +150,10 @@ class KnapsackEvaluator:
         memories = self._info.get_knapsack_memory_input()
         runtimes = self._info.get_knapsack_runtime_input()
         problem = problem_from_floats(memories, runtimes, most)
-        frontier = knapsack_frontier(problem)
+        frontier = knapsack_frontier(problem, most_points=KNEE_POINTS)
         byte = sum(memories) / problem.total_weight if problem.total_weight else 0.0
         tick = sum(runtimes) / problem.total_value if problem.total_value else 0.0
         first = frontier.best_within(int(least / byte)) if byte else 0
-        memory = np.asarray(frontier.weights[first:], dtype=float) * byte
-        runtime = (problem.total_value - np.asarray(frontier.values[first:], dtype=float)) * tick
+        memory = frontier.weights[first:].astype(float) * byte
+        runtime = (problem.total_value - frontier.values[first:].astype(float)) * tick
         return memory, memory, runtime

@@ -7,10 +7,12 @@ fits. By the compiled kernel where it was built, in NumPy otherwise; both after 
 
 from __future__ import annotations
 
-import bisect
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
 
 from remat.errors import ProblemError
 from remat.solvers.problem import KnapsackProblem
@@ -24,14 +26,14 @@ class KnapsackFrontier:
     """The Pareto-optimal choices of a knapsack up to its capacity, lightest first.
 
     Attributes:
-        weights: weight of each point, strictly rising.
-        values: value of each point, strictly rising.
+        weights: weight of each point, int64, strictly rising.
+        values: value of each point, int64, strictly rising.
         tolerance: 0 where every Pareto-optimal pair is there; otherwise, for each pair that is
             not, a point that weighs no more is worth at least its value / (1 + tolerance).
     """
 
-    weights: tuple[int, ...]
-    values: tuple[int, ...]
+    weights: npt.NDArray[np.int64]
+    values: npt.NDArray[np.int64]
     tolerance: float
     _items: Callable[[int], list[int]] = field(repr=False)
 
@@ -52,7 +54,7 @@ class KnapsackFrontier:
         """The point of highest value that weighs no more than ``capacity``."""
         if capacity < 0:
             raise ProblemError(f"capacity is {capacity}; expected 0 or more")
-        return bisect.bisect_right(self.weights, capacity) - 1
+        return int(np.searchsorted(self.weights, capacity, side="right")) - 1
 
     def knee(self, *, by: str = "origin") -> int:
         """The point where more weight starts to buy little.
@@ -68,17 +70,13 @@ class KnapsackFrontier:
         """
         if by not in ("origin", "chord"):
             raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
-        wide = self.weights[-1] - self.weights[0]
-        high = self.values[-1] - self.values[0]
+        wide = int(self.weights[-1] - self.weights[0])
+        high = int(self.values[-1] - self.values[0])
         if wide == 0 or high == 0:
             return len(self) - 1
-
-        def distance(i: int) -> float:
-            x = (self.weights[i] - self.weights[0]) / wide
-            y = (self.values[-1] - self.values[i]) / high
-            return x * x + y * y if by == "origin" else x + y
-
-        return min(range(len(self)), key=lambda i: (distance(i), i))
+        x = (self.weights - self.weights[0]) / wide
+        y = (self.values[-1] - self.values) / high
+        return int(np.argmin(x * x + y * y if by == "origin" else x + y))
 
 
 def knapsack_frontier(
@@ -102,10 +100,10 @@ def knapsack_frontier(
     from remat.solvers import _kernel
 
     found = _kernel.Frontier(problem.weights, problem.values, capacity, most_points)
-    points = found.points()
+    weights, values = found.points()
     return KnapsackFrontier(
-        weights=tuple(w for w, _ in points),
-        values=tuple(v for _, v in points),
+        weights=weights,
+        values=values,
         tolerance=found.tolerance,
         _items=found.items,
     )
@@ -113,8 +111,6 @@ def knapsack_frontier(
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
     """The same without the kernel: the choices are kept as one parent and one item per point."""
-    import numpy as np
-
     free = [
         i
         for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True))
@@ -164,8 +160,8 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
         return sorted(chosen)
 
     return KnapsackFrontier(
-        weights=tuple(map(int, weight)),
-        values=tuple(map(int, value)),
+        weights=weight,
+        values=value,
         tolerance=factor - 1.0,
         _items=items,
     )

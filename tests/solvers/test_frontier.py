@@ -51,7 +51,9 @@ def test_every_pareto_optimal_pair_with_its_items(compute) -> None:
             rng.randint(0, 4 * top),
         )
         found = compute(problem)
-        assert list(zip(found.weights, found.values, strict=True)) == pareto(problem)
+        assert list(zip(found.weights.tolist(), found.values.tolist(), strict=True)) == pareto(
+            problem
+        )
         assert found.tolerance == 0
         for i in range(len(found)):
             items = found.items(i)
@@ -68,7 +70,7 @@ def test_a_thinned_frontier_keeps_its_tolerance(compute) -> None:
     whole, thin = compute(problem), compute(problem, 500)
     assert len(thin) <= 500 < len(whole)
     assert thin.tolerance > 0
-    for weight, value in zip(whole.weights, whole.values, strict=True):
+    for weight, value in zip(whole.weights.tolist(), whole.values.tolist(), strict=True):
         i = thin.best_within(weight)
         assert thin.weights[i] <= weight
         assert thin.values[i] * (1 + thin.tolerance) >= value * (1 - 1e-12)
@@ -88,7 +90,7 @@ def test_knees() -> None:
     # Cheap gain first, then dear gain: the corner is the knee, whichever way it is looked for.
     problem = remat.KnapsackProblem([1, 10], [90, 10], 11)
     found = knapsack_frontier(problem)
-    assert list(found.weights) == [0, 1, 11]
+    assert found.weights.tolist() == [0, 1, 11]
     assert found.knee() == found.knee(by="chord") == 1
     assert knapsack_frontier(remat.KnapsackProblem([5], [0], 5)).knee() == 0
 

@@ -1,5 +1,6 @@
 // Python's door to the kernel: plain lists of 64-bit integers in, plain values out, the interpreter
 // lock released in between.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -44,10 +45,14 @@ PYBIND11_MODULE(_kernel, m) {
       .def("items", &remat::Frontier::items)
       .def("points",
            [](const remat::Frontier& f) {
-             std::vector<std::pair<remat::i64, remat::i64>> out;
-             out.reserve(f.size());
-             for (std::size_t i = 0; i < f.size(); ++i) out.emplace_back(f.weight(i), f.value(i));
-             return out;
+             const auto n = static_cast<py::ssize_t>(f.size());
+             py::array_t<remat::i64> weights(n), values(n);
+             auto w = weights.mutable_unchecked<1>(), v = values.mutable_unchecked<1>();
+             for (py::ssize_t i = 0; i < n; ++i) {
+               w(i) = f.weight(static_cast<std::size_t>(i));
+               v(i) = f.value(static_cast<std::size_t>(i));
+             }
+             return py::make_tuple(weights, values);
            })
       .def_property_readonly("tolerance", &remat::Frontier::tolerance);
 }

@@ -14,6 +14,7 @@ where benchmarks/instances has any; and peak memory at 10,000 items.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import random
@@ -93,7 +94,7 @@ def grid(quick: bool) -> Iterator[Cell]:
                     )
 
 
-def contestants(limit_s: float) -> tuple[list[Solver], list[Solver], list[str]]:
+def contestants() -> tuple[list[Solver], list[Solver], list[str]]:
     """Ours, in this process; peers, each in its own; and why somebody is missing."""
     notes, ours, peers = [], [], []
     for name in (*OURS, *PEERS):
@@ -107,19 +108,28 @@ def contestants(limit_s: float) -> tuple[list[Solver], list[Solver], list[str]]:
         else:
             peers.append(isolated(solver, grace_s=GRACE_S))
     peers += [isolated(kind(), grace_s=GRACE_S) for kind in FROM_TORCH]
+    for solver in (*ours, *peers):
+        warm_up(solver)
     return ours, peers, notes
 
 
+def warm_up(solver: Solver) -> None:
+    """Have it load its libraries before the clock runs."""
+    with contextlib.suppress(SolverError):
+        run(solver, family("weakly-correlated", items=40, span=1_000, share=50, seed=1))
+
+
 def attempt(solver: Solver, cell: Cell, problem: KnapsackProblem, limit_s: float) -> Outcome:
-    solver.refuses(problem)  # starts the process of a peer that was killed, off the clock
     start = time.perf_counter()
     try:
         solution = run(solver, problem, time_limit=limit_s)
     except SolverError as error:
+        seconds = time.perf_counter() - start
+        warm_up(solver)  # it may have been killed
         return Outcome(
             solver=solver.name,
             cell=cell,
-            seconds=time.perf_counter() - start,
+            seconds=seconds,
             infeasible="overweight" in str(error),
             reason=str(error),
         )
@@ -134,12 +144,12 @@ def attempt(solver: Solver, cell: Cell, problem: KnapsackProblem, limit_s: float
 
 
 def run_grid(cells: Iterable[Cell], limit_s: float) -> tuple[list[Outcome], list[str]]:
-    ours, peers, notes = contestants(limit_s)
+    ours, peers, notes = contestants()
     outcomes = []
     for cell in cells:
         problem = cell.problem()
-        for solver in (*ours, *(peers if cell.peers else ())):
-            outcomes.append(attempt(solver, cell, problem, limit_s))
+        facing = (*ours, *(peers if cell.peers else ()))
+        outcomes += [attempt(solver, cell, problem, limit_s) for solver in facing]
     return outcomes, notes
 
 
@@ -308,22 +318,24 @@ def run_random(count: int) -> list[dict[str, Any]]:
 
 
 def instances() -> Iterator[tuple[str, KnapsackProblem]]:
+    """Captured problems, one file each, at every capacity that the file names."""
     for path in sorted(INSTANCES.glob("knapsack_*.json")):
         data = json.loads(path.read_text())
-        for i, entry in enumerate(data["instances"] if isinstance(data, dict) else data):
-            problem = KnapsackProblem(entry["weights"], entry["values"], entry["capacity"])
-            yield entry.get("name", f"{path.stem}[{i}]"), problem
+        total = sum(data["weights"])
+        capacities = data.get("capacities") or [data.get("capacity", total // 2)]
+        for capacity in capacities:
+            problem = KnapsackProblem(data["weights"], data["values"], capacity)
+            yield f"{data['name']} at {capacity / max(1, total):.0%}", problem
 
 
 def run_real(limit_s: float) -> list[dict[str, Any]]:
     """Captured instances: median of five runs of ours, one of each peer."""
-    ours, peers, _ = contestants(limit_s)
+    ours, peers, _ = contestants()
     rows = []
     for name, problem in instances():
         print(f"{name}: {len(problem)} items")
         for solver in (*ours, *peers):
             times, reason, solution = [], None, None
-            solver.refuses(problem)
             for _ in range(5 if solver in ours else 1):
                 start = time.perf_counter()
                 try:
@@ -357,15 +369,22 @@ import json, resource, sys
 from remat.plugins import registry
 from remat.solvers import KnapsackProblem, run
 from remat.testing.families import family
+
+def peak():
+    try:  # ru_maxrss starts from what the parent had
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
+    except OSError:
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
 name, kind = sys.argv[1:]
 problem = family(kind, items=10_000, span=10**7, share=50, seed=1)
 solver = registry().solver(name)
-run(solver, KnapsackProblem((3, 4, 5), (3, 4, 6), 8))  # libraries are loaded before
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-solution = run(solver, problem, time_limit=float(1))
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-unit = 1 if sys.platform == "darwin" else 1024
-print(json.dumps({"growth_bytes": (after - before) * unit, "peak_bytes": after * unit}))
+run(solver, family(kind, items=100, span=1_000, share=50, seed=1))  # libraries are loaded before
+before = peak()
+run(solver, problem, time_limit=1.0)
+print(json.dumps({"growth_bytes": peak() - before, "peak_bytes": peak()}))
 """
 
 

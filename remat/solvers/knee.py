@@ -23,5 +23,7 @@ class DynamicMemoryBudget(Solver):
     deterministic: ClassVar[bool] = True
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
-        frontier = knapsack_frontier(problem)
+        # Enough points for a knee, and no more than can be made of many items in a second or so.
+        most = max(1_000, min(32_768, 200_000_000 // max(1, len(problem))))
+        frontier = knapsack_frontier(problem, most_points=most)
         return list(frontier.items(frontier.knee()))

@@ -72,6 +72,7 @@ class Frontier {
  private:
   std::size_t most_;
   double factor_ = 1.0;
+  double step_ = 0.0;
   i64 free_value_ = 0;
   std::vector<std::int32_t> free_;
   std::vector<std::vector<std::int32_t>> bundles_;
@@ -105,7 +106,8 @@ class Frontier {
   }
 
   void thin() {
-    for (double step = 1e-9;; step *= 4) {
+    // The last step is a good guess for this one.
+    for (double step = std::max(1e-9, step_ / 16);; step *= 4) {
       std::size_t kept = 1;
       double reach = static_cast<double>(points_[0].p) * (1 + step);
       for (std::size_t i = 1; i < points_.size(); ++i)
@@ -123,6 +125,7 @@ class Frontier {
         }
       points_.resize(out);
       factor_ *= 1 + step;
+      step_ = step;
       return;
     }
   }

@@ -267,11 +267,11 @@ def random_problem(draw: random.Random) -> tuple[KnapsackProblem, int]:
         3: [max(0, w - span // 10) for w in weights],
         4: [draw.choice((0, 1, span)) for _ in weights],
     }[kind]
-    small = KnapsackProblem(weights, values, draw.randint(0, sum(weights) + 1))
+    small = KnapsackProblem(tuple(weights), tuple(values), draw.randint(0, sum(weights) + 1))
     by, worth = draw.choice((1, 1, 512, 2**30 + 1)), draw.choice((1, 1, 1_000_003))
     scaled = KnapsackProblem(
-        [w * by for w in weights],
-        [v * worth for v in values],
+        tuple(w * by for w in weights),
+        tuple(v * worth for v in values),
         small.capacity * by + draw.randrange(by),
     )
     return scaled, table_optimum(small) * worth
@@ -402,7 +402,7 @@ def run_memory() -> list[dict[str, Any]]:
                 check=True,
             )
             rows.append({"solver": solver, "family": kind, **json.loads(done.stdout)})
-            r = rows[-1]
+            r: dict[str, Any] = rows[-1]
             print(
                 f"{solver:8} {kind:20} grows by {r['growth_bytes'] / 2**20:>6.1f} MiB"
                 f" to {r['peak_bytes'] / 2**20:>6.1f} MiB"

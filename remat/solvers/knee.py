@@ -23,7 +23,8 @@ class DynamicMemoryBudget(Solver):
     deterministic: ClassVar[bool] = True
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
-        # Enough points for a knee, and no more than can be made of many items in a second or so.
-        most = max(1_000, min(32_768, 200_000_000 // max(1, len(problem))))
+        # Enough points for a knee, and no more than can be merged in a second or so, or in time.
+        merged = 2e8 if time_limit is None else min(2e8, 4e7 * time_limit)
+        most = max(16, min(32_768, int(merged / max(1, len(problem)))))
         frontier = knapsack_frontier(problem, most_points=most)
         return list(frontier.items(frontier.knee()))

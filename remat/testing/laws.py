@@ -16,7 +16,7 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
     Hypothesis, where it is installed, looks for corners and shrinks what it finds.
     """
     try:
-        from hypothesis import HealthCheck, given, settings
+        from hypothesis import HealthCheck, Phase, given, settings
         from hypothesis import strategies as st
     except ModuleNotFoundError:
         for seed in range(draws):
@@ -28,6 +28,7 @@ def holds(law: Callable[[Draw], None], *, draws: int) -> None:
         deadline=None,
         derandomize=True,
         database=None,
+        phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
     )
     @given(st.data())

@@ -193,7 +193,7 @@ def test_registering_by_hand_and_taking_out_again() -> None:
     [
         ("gredy", "unknown solver 'gredy': known are greedy, dp, .*; did you mean 'greedy'?"),
         ("CP-SAT", "did you mean 'cpsat'?"),
-        ("xyzzy", "unknown solver 'xyzzy': known are greedy, dp, [a-z, -]*$"),
+        ("xyzzy", "unknown solver 'xyzzy': known are greedy, dp, [a-z_, -]*$"),
         ("no_such_module:Mine", "importing 'no_such_module' raised ModuleNotFoundError"),
         ("math:Mine", "module 'math' has no 'Mine'"),
         ("math:sqrt", "'math:sqrt' is unusable: .* is not a class"),

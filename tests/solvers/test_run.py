@@ -67,6 +67,38 @@ def test_a_generator_that_fails_halfway_is_the_solvers_fault() -> None:
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
+def test_an_error_of_its_own_passes_and_that_of_another_is_wrapped() -> None:
+    class Delegates(Solver):
+        name = "delegates"
+        blames = "delegates"
+
+        def solve(self, problem, **kwargs):
+            raise SolverError(self.blames, f"solver '{self.blames}' gave up")
+
+    class Blames(Delegates):
+        name = "blames"
+        blames = "other"
+
+    with pytest.raises(SolverError, match=r"^solver 'delegates' gave up$"):
+        run(Delegates(), PROBLEM)
+    said = r"^solver 'blames' raised SolverError: solver 'other' gave up$"
+    with pytest.raises(SolverError, match=said) as raised:
+        run(Blames(), PROBLEM)
+    assert raised.value.solver == "blames"
+
+
+def test_a_solver_that_changes_the_problem_is_refused() -> None:
+    class Meddler(Solver):
+        name = "meddler"
+
+        def solve(self, problem, **kwargs):
+            object.__setattr__(problem, "capacity", 100)
+            return [0, 1, 2]
+
+    with pytest.raises(SolverError, match=r"^solver 'meddler' changed the problem it was given$"):
+        run(Meddler(), KnapsackProblem((3, 4, 5), (30, 41, 50), 8))
+
+
 def test_a_refusal_says_why() -> None:
     class Picky(Recorder):
         name = "picky"

@@ -13,8 +13,10 @@ from remat.solvers import Answer, KnapsackProblem
 from remat.solvers.bounds import efficiency_order, relax
 from remat.solvers.covers import cover
 from remat.solvers.doubles import repair, scale_down
+from remat.solvers.peeling import peel
 from remat.solvers.quiet import quiet_stdout
 from remat.solvers.reduction import reduce
+from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
 
@@ -63,6 +65,25 @@ def test_an_optimum_of_the_core_lifts_to_an_optimum(problem: KnapsackProblem) ->
     assert reduction.lift(Answer((), best)).bound == brute_force(problem)
     lifted = reduction.lift(Answer(relax(core).saved)).saved
     assert problem.weight_of(lifted) <= problem.capacity
+
+
+@given(problems())
+def test_what_is_peeled_off_needs_no_search(problem: KnapsackProblem) -> None:
+    core = reduce(problem).core
+    if not len(core):
+        return
+    relaxed = relax(core)
+    peeled = peel(core, relaxed)
+    lifted = peeled.lift(Answer((), brute_force(peeled.core))).bound
+    assert max(relaxed.value, lifted) == brute_force(core)
+    assert not set(peeled.always) & set(peeled.kept)
+    assert core.weight_of(peeled.always) <= core.capacity
+
+
+def test_peeling_leaves_little_of_a_large_problem() -> None:
+    problem = family("uncorrelated", items=10_000, span=10**7, share=50, seed=1)
+    core = reduce(problem).core
+    assert len(peel(core, relax(core)).kept) < 500
 
 
 @given(problems(), st.integers(9, 40))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from remat.errors import ProblemError
 from remat.solvers import KnapsackProblem, Status, run
 from remat.solvers.auto import Auto
 from remat.solvers.branch_and_bound import BranchAndBound
@@ -118,6 +119,49 @@ def test_cpsat_refuses_what_it_cannot_add_up() -> None:
     assert "CP-SAT can add up" in CpSat().refuses(problem)
     halves = KnapsackProblem((2**61, 2**61, 2**61), (1, 1, 1), 2**62)  # 1, 1, 1 and 2
     assert CpSat().refuses(halves) is None
+
+
+def test_branch_and_bound_refuses_what_its_bounds_cannot_hold() -> None:
+    problem = KnapsackProblem((3, 4, 5), (2**50, 2**49 + 1, 1), 8)
+    assert "up to which its bounds hold" in BranchAndBound().refuses(problem)
+    coarse = KnapsackProblem((3, 4, 5), (2**50, 2**49, 2**49), 8)  # 2, 1 and 1
+    assert BranchAndBound().refuses(coarse) is None
+    heavy = KnapsackProblem((2**61 + 1, 2**61, 2**61), (1, 2, 3), 2**62 + 1)
+    assert "that it can add up" in BranchAndBound().refuses(heavy)
+    with pytest.raises(ProblemError, match=r"^clock_s must be above 0, got 0"):
+        BranchAndBound(clock_s=0)
+
+
+def test_branch_and_bound_says_when_the_clock_decided() -> None:
+    problem = family("strongly-correlated", items=1000, span=10**7, share=50, seed=3)
+    solution = run(BranchAndBound(clock_s=0.1), problem)
+    assert (solution.status, solution.deterministic) == (Status.FEASIBLE, False)
+    assert solution.value >= run(Greedy(), problem).value
+
+
+def test_pulp_asks_other_solvers_by_option() -> None:
+    problem = KnapsackProblem((3, 4, 5), (3, 4, 6), 8)
+    assert "it knows" in PulpCbc(solver="NO_SUCH").refuses(problem)
+    for name in ("HiGHS_CMD", "SCIP_CMD"):
+        reason = PulpCbc(solver=name).refuses(problem)
+        if reason is None:
+            assert run(PulpCbc(solver=name), problem).value == 9
+        else:
+            assert reason == f"PuLP's solver '{name}' is not installed here"
+
+
+def test_an_integer_limit_is_held_against_sums_and_capacity() -> None:
+    class Small(Greedy):
+        name = "small"
+        integer_limit = 100
+
+    assert Small().refuses(KnapsackProblem((50, 50), (1, 1), 100)) is None
+    for problem, said in (
+        (KnapsackProblem((50, 51), (1, 1), 60), "the sum of the weights is 101, above the 100"),
+        (KnapsackProblem((5, 5), (1, 100), 60), "the sum of the values is 101, above the 100"),
+        (KnapsackProblem((5, 5), (1, 1), 101), "the capacity is 101, above the 100"),
+    ):
+        assert said in Small().refuses(problem)
 
 
 def test_pulp_leaves_nothing_behind(tmp_path: Path, monkeypatch, capfd) -> None:

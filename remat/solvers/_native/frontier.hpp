@@ -49,7 +49,7 @@ class Frontier {
         at += static_cast<std::size_t>(size);
         merge(kind.first * size, kind.second * size, capacity);
         if (points_.size() > most_) thin();
-        if (arena_.size() > 8 * points_.size() + 1'000'000) arena_.compact(points_);
+        arena_.tidy(points_);
       }
     }
   }

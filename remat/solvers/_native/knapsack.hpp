@@ -74,6 +74,12 @@ class Arena {
   void walk(u32 node, Visit visit) const {
     for (; node != none; node = nodes_[node].parent) visit(nodes_[node].item);
   }
+  // Compacts when it has grown to twice what the last compaction left.
+  void tidy(std::vector<State>& states) {
+    if (nodes_.size() <= tidy_at_) return;
+    compact(states);
+    tidy_at_ = std::max(kTidy, 2 * nodes_.size());
+  }
   // Keeps only what leads to `states`, whose node numbers change.
   void compact(std::vector<State>& states) {
     std::vector<u32> to(nodes_.size(), none);
@@ -97,6 +103,8 @@ class Arena {
     u32 parent;
     std::int32_t item;
   };
+  static constexpr std::size_t kTidy = 500'000;
+  std::size_t tidy_at_ = kTidy;
   std::vector<Node> nodes_;
 };
 
@@ -423,7 +431,7 @@ class Solver {
       }
       note(base, arena, found);
       if (z_ > before && z_ >= bound_) return true;
-      if (grown && arena.size() > 8 * list.size() + 100'000) arena.compact(list);
+      if (grown) arena.tidy(list);
     }
     return true;
   }
@@ -800,7 +808,7 @@ class Solver {
         if (m.bound <= z_) return true;
       }
       if (list.size() > states) return false;
-      if (arena.size() > 4 * list.size() + 200'000) arena.compact(list);
+      arena.tidy(list);
     }
     return true;
   }

@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from remat.errors import ProblemError
 from remat.solvers.problem import KnapsackProblem
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 #: Points that a frontier has at most before it is thinned.
 MOST_POINTS = 200_000
@@ -54,7 +56,7 @@ class KnapsackFrontier:
         """The point of highest value that weighs no more than ``capacity``."""
         if capacity < 0:
             raise ProblemError(f"capacity is {capacity}; expected 0 or more")
-        return int(np.searchsorted(self.weights, capacity, side="right")) - 1
+        return int(self.weights.searchsorted(capacity, side="right")) - 1
 
     def knee(self, *, by: str = "origin") -> int:
         """The point where more weight starts to buy little.
@@ -76,7 +78,7 @@ class KnapsackFrontier:
             return len(self) - 1
         x = (self.weights - self.weights[0]) / wide
         y = (self.values[-1] - self.values) / high
-        return int(np.argmin(x * x + y * y if by == "origin" else x + y))
+        return int((x * x + y * y if by == "origin" else x + y).argmin())
 
 
 def knapsack_frontier(
@@ -111,6 +113,8 @@ def knapsack_frontier(
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
     """The same without the kernel: the choices are kept as one parent and one item per point."""
+    import numpy as np
+
     free = [
         i
         for i, (w, v) in enumerate(zip(problem.weights, problem.values, strict=True))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import ClassVar
 
 from remat.solvers.base import Solver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer, Status
 
-#: States that one search may make and keep: at 48 bytes a state, what is kept takes 50 MB at most.
+#: States that one search may make, and keep: with its copy and its history, a search stays under
+#: 100 MB.
 WORK = 400_000_000
-STATES = 1_000_000
+STATES = 400_000
 #: Sums up to here leave the kernel room for its products and shifts.
 LARGEST_SUM = 2**60
 
@@ -30,6 +32,7 @@ class Native(Solver):
     name: ClassVar[str] = "native"
     exact: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
+    integer_limit: ClassVar[int | None] = LARGEST_SUM
 
     @classmethod
     def cannot_run(cls) -> str | None:
@@ -41,9 +44,9 @@ class Native(Solver):
         )
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        if problem.total_weight > LARGEST_SUM or problem.total_value > LARGEST_SUM:
-            return f"weights and values must each sum to {LARGEST_SUM} at most"
-        return None
+        # More room than everything weighs changes nothing, so it need not fit.
+        capacity = min(problem.capacity, problem.total_weight)
+        return super().refuses(replace(problem, capacity=capacity))
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         from remat.solvers import _kernel

@@ -61,8 +61,8 @@ def relax(problem: KnapsackProblem) -> Relaxation:
         room -= weights[i]
         bound += values[i]
     picked = fill(problem, order, capacity)
-    best = max(order, key=lambda i: (values[i], -weights[i], -i), default=None)
-    if best is not None and values[best] > problem.value_of(picked):
+    if max((values[i] for i in order), default=0) > problem.value_of(picked):
+        best = max(order, key=lambda i: (values[i], -weights[i], -i))
         picked = [best, *fill(problem, (i for i in order if i != best), capacity - weights[best])]
     saved = tuple(sorted(picked))
     return Relaxation(order=order, bound=bound, saved=saved, value=problem.value_of(saved))

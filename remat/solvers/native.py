@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from typing import ClassVar
 
 from remat.solvers.base import Solver
@@ -44,9 +43,11 @@ class Native(Solver):
         )
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        # More room than everything weighs changes nothing, so it need not fit.
-        capacity = min(problem.capacity, problem.total_weight)
-        return super().refuses(replace(problem, capacity=capacity))
+        # More room than everything weighs changes nothing, so the capacity need not fit.
+        for what, total in (("weights", problem.total_weight), ("values", problem.total_value)):
+            if total > LARGEST_SUM:
+                return f"the sum of the {what} is {total}, above the {LARGEST_SUM} that it can hold"
+        return None
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         from remat.solvers import _kernel

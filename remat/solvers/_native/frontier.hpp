@@ -48,6 +48,9 @@ class Frontier {
                               members.begin() + static_cast<std::ptrdiff_t>(at + static_cast<std::size_t>(size)));
         at += static_cast<std::size_t>(size);
         merge(kind.first * size, kind.second * size, capacity);
+        work_ += points_.size();
+        // Once much has been merged already, fewer points are kept for what is still to come.
+        if (work_ > kMuchWork) most_ = std::min(most_, kFewPoints);
         if (points_.size() > most_) thin();
         arena_.tidy(points_);
       }
@@ -70,7 +73,9 @@ class Frontier {
   }
 
  private:
+  static constexpr std::size_t kMuchWork = 4'000'000, kFewPoints = 32'768;
   std::size_t most_;
+  std::size_t work_ = 0;
   double factor_ = 1.0;
   double step_ = 0.0;
   i64 free_value_ = 0;

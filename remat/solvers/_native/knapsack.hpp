@@ -634,7 +634,7 @@ class Solver {
     if (few.bound < many.bound) std::swap(branches[0], branches[1]);
     // A few lifts and a small search settle most; what is left gets more of both.
     int attempt = 0;
-    for (const auto& [until, states] : {std::pair<int, std::size_t>{3, 200'000}, {20, limits_.states}}) {
+    for (const auto& [until, states] : {std::pair<int, std::size_t>{3, 200'000}, {60, limits_.states}}) {
       const int first = attempt;
       for (Branch& b : branches) {
         for (attempt = first; attempt < until && b.m.bound > z_ && !out_of_work(); ++attempt) {

@@ -85,10 +85,10 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     """Solvers side by side; the best of each budget stand out and carry a star."""
     table = new_table(title)
     table.add_column("budget", justify="right", no_wrap=True)
-    table.add_column("solver", no_wrap=True)
+    table.add_column("solver", overflow="fold")
     for name in ("saved", "recompute", "bound", "peak", "time"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("decided by")
+    table.add_column("decided by, or why not")
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
@@ -122,7 +122,7 @@ def _cells(row: ComparisonRow) -> list[str]:
         format_cost(row.recompute_bound or 0, unit),
         format_bytes(row.peak_bytes or 0),
         f"{row.plan_s or 0:.2f} s",
-        row.decided_by or "",
+        (row.decided_by or "") if row.decided_by != row.solver else "",
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -263,11 +263,6 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         fingerprint=fingerprint,
         _modules=(state.forward, state.backward),
     )
-
-
-def without_modules(plan: Plan) -> Plan:
-    """The plan without its modules, as it would come back from JSON."""
-    return replace(plan, _modules=None)
 
 
 def format_cost(cost: float, unit: str) -> str:

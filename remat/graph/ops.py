@@ -1,7 +1,8 @@
 """The taxonomy of operators: what fuses, what is worth keeping, what draws random numbers.
 
 Sets hold operator packets (``torch.ops.aten.mm``) or Python functions; an overload belongs where
-its packet does. `TAXONOMY` is extended in place with `OpTaxonomy.extend`, by plugins for instance.
+its packet does. `default_taxonomy()` is extended in place with
+`OpTaxonomy.extend`, by plugins for instance.
 """
 
 from __future__ import annotations
@@ -274,9 +275,3 @@ def _symbol_operators() -> list[Callable[..., Any]]:
     from torch.fx.experimental.sym_node import magic_methods, method_to_operator
 
     return [method_to_operator(m) for m in magic_methods]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "TAXONOMY":
-        return default_taxonomy()
-    raise AttributeError(name)

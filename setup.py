@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import sys
 
 from setuptools import setup
@@ -16,7 +17,7 @@ else:
         Pybind11Extension(
             "remat.solvers._kernel",
             ["remat/solvers/_native/module.cpp"],
-            depends=["remat/solvers/_native/knapsack.hpp", "remat/solvers/_native/frontier.hpp"],
+            depends=sorted(glob.glob("remat/solvers/_native/*.hpp")),
             cxx_std=17,
             extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
             # Without a compiler the build goes on, with a warning, and the solver says why it is missing.

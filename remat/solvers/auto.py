@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from remat.errors import SolverError
@@ -15,53 +14,102 @@ from remat.solvers.greedy import Greedy
 from remat.solvers.milp import Milp
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import ReducingSolver
+from remat.solvers.reduction import reduce
 from remat.solvers.run import run
-from remat.solvers.solution import Answer, Solution
+from remat.solvers.solution import Answer, Solution, Status
+from remat.solvers.verify import verify
 
 _TABLE_CELLS = 50_000_000  # items times capacities that dynamic programming fills in a blink
+_MOST_ITEMS = 3_000  # beyond, engines for general programs take 100 MB and more, and prove nothing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Auto(ReducingSolver):
+class Auto(Solver):
     """A portfolio of the other solvers; the best answer and the best bound of all.
 
-    The compiled kernel comes first: it proves nearly everything in milliseconds. Every member's answer is checked like anyone's. A member that is missing, fails or is refused
-    is passed over; greedy, which cannot fail, is the floor. Without a time limit all members
-    count their work, so that the answer repeats.
+    The compiled kernel comes first: it proves nearly everything in milliseconds. Every member's
+    answer is checked like anyone's. A member that is missing, fails or is refused is passed over;
+    greedy, which cannot fail, is the floor. Without a time limit all members count their work, so
+    that the answer repeats.
     """
+
+    __slots__ = ()
 
     name: ClassVar[str] = "auto"
 
-    def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+    def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Ask one member after the other until the best answer meets the best bound."""
         deadline = None if time_limit is None else time.monotonic() + time_limit
-        best = run(Greedy(), core)
-        bound, by_clock = best.bound, False
-        for member, share in _members(core):
-            if best.value == bound:
+        answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
+        if answer is not None and answer.status is Status.OPTIMAL:
+            return answer
+        try:
+            first = None if answer is None else verify(problem, Native(), answer)
+        except SolverError:
+            first = None
+        reduction = reduce(problem)
+        if not reduction.kept:
+            return reduction.lift(Answer((), 0))
+        members = _members(reduction.core, again=first is None)
+        others = reduction.lift(_best(reduction.core, members, deadline))
+        if first is None:
+            return others
+        bound = first.bound if others.bound is None else min(first.bound, others.bound)
+        ranks = (first.value, problem.value_of(others.saved))
+        return Answer(
+            first.saved if ranks[0] >= ranks[1] else others.saved,
+            bound,
+            by_clock=others.by_clock or not first.deterministic,
+        )
+
+
+def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
+    """What the kernel says, not yet checked: whoever ran `auto` checks it as `auto`'s own."""
+    native = Native()
+    if native.cannot_run() is not None or native.refuses(problem) is not None:
+        return None
+    try:
+        return native.solve(problem, time_limit=limit)
+    except Exception:  # a member that fails is passed over
+        return None
+
+
+def _best(
+    core: KnapsackProblem, members: Iterable[tuple[Solver, float]], deadline: float | None
+) -> Answer:
+    """The best answer and the best bound of those members that there is time for."""
+    best = run(Greedy(), core)
+    bound, by_clock = best.bound, False
+    for member, share in members:
+        if best.value == bound:
+            break
+        limit = None
+        if deadline is not None:
+            limit = (deadline - time.monotonic()) * share
+            if limit <= 0:
+                by_clock = True
                 break
-            limit = None
-            if deadline is not None:
-                limit = (deadline - time.monotonic()) * share
-                if limit <= 0:
-                    by_clock = True
-                    break
-            solution = _try(member, core, limit)
-            if solution is not None:
-                best = max(best, solution, key=_rank)
-                bound = min(bound, solution.bound)
-                by_clock |= not solution.deterministic
-        return Answer(best.saved, bound, by_clock=by_clock)
+        solution = _try(member, core, limit)
+        if solution is not None:
+            best = max(best, solution, key=_rank)
+            bound = min(bound, solution.bound)
+            by_clock |= not solution.deterministic
+    return Answer(best.saved, bound, by_clock=by_clock)
 
 
-def _members(core: KnapsackProblem) -> Iterator[tuple[Solver, float]]:
-    """Whom to ask, in order, and for what share of the time that is left then."""
-    yield Native(), 0.6
+def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
+    """Whom to ask, in order, and for what share of the time that is left then.
+
+    Args:
+        core: the problem.
+        again: the kernel refused the whole problem, and may not refuse what is left of it.
+    """
+    if again:
+        yield Native(), 0.6
     if len(core) * core.capacity <= _TABLE_CELLS:
         yield DynamicProgram(steps=core.capacity), 1.0
-    yield CpSat(work=2.0), 0.5
-    yield Milp(nodes=200), 0.8
+    if len(core) <= _MOST_ITEMS:
+        yield CpSat(work=2.0), 0.5
+        yield Milp(nodes=200), 0.8
     yield DynamicProgram(), 1.0
 
 

@@ -7,12 +7,12 @@ fits. By the compiled kernel where it was built, in NumPy otherwise; both after 
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from remat.errors import ProblemError
+from remat.solvers.kernel import kernel
 from remat.solvers.problem import KnapsackProblem
 
 if TYPE_CHECKING:
@@ -97,11 +97,10 @@ def knapsack_frontier(
     if most_points < 16:
         raise ProblemError(f"most_points is {most_points}; expected 16 or more")
     capacity = min(problem.capacity, problem.total_weight)
-    if importlib.util.find_spec("remat.solvers._kernel") is None:
+    compiled = kernel()
+    if compiled is None:
         return _by_numpy(problem, capacity, most_points)
-    from remat.solvers import _kernel
-
-    found = _kernel.Frontier(problem.weights, problem.values, capacity, most_points)
+    found = compiled.Frontier(problem.weights, problem.values, capacity, most_points)
     weights, values = found.points()
     return KnapsackFrontier(
         weights=weights,

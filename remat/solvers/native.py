@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import ClassVar
 
+from remat.errors import SolverError
 from remat.solvers.base import Solver
+from remat.solvers.kernel import kernel
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer, Status
 
@@ -35,7 +36,7 @@ class Native(Solver):
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        if importlib.util.find_spec("remat.solvers._kernel") is not None:
+        if kernel() is not None:
             return None
         return (
             "its kernel was not compiled when remat was installed: install a C++17 compiler and "
@@ -50,9 +51,10 @@ class Native(Solver):
         return None
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        from remat.solvers import _kernel
-
-        saved, value, bound, optimal, by_clock, _ = _kernel.solve(
+        compiled = kernel()
+        if compiled is None:
+            raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
+        saved, value, bound, optimal, by_clock, _ = compiled.solve(
             problem.weights,
             problem.values,
             min(problem.capacity, problem.total_weight),

@@ -63,11 +63,11 @@ class KnapsackProblem:
 
     def weight_of(self, items: Iterable[int]) -> int:
         """The weight of the items at the given indices."""
-        return sum(self.weights[i] for i in items)
+        return sum(map(self.weights.__getitem__, items))
 
     def value_of(self, items: Iterable[int]) -> int:
         """The value of the items at the given indices."""
-        return sum(self.values[i] for i in items)
+        return sum(map(self.values.__getitem__, items))
 
 
 def as_integer(number: object) -> int | None:

@@ -6,13 +6,15 @@ import os
 from fractions import Fraction
 from functools import cmp_to_key
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
-from remat.solvers.bounds import efficiency_order, relax
+from remat.solvers.bounds import efficiency_order, relax, relax_in_python
 from remat.solvers.covers import cover
 from remat.solvers.doubles import repair, scale_down
+from remat.solvers.kernel import kernel
 from remat.solvers.peeling import peel
 from remat.solvers.quiet import quiet_stdout
 from remat.solvers.reduction import reduce
@@ -123,3 +125,16 @@ def test_quiet_drops_noise_and_nothing_else(capfd) -> None:
         os.write(1, b"before\nNOISE::x\nafter\n")
         os.write(1, b"unfinished")
     assert capfd.readouterr().out == "before\nafter\nunfinished"
+
+
+@pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
+@given(problems())
+def test_the_kernel_relaxes_item_for_item_as_python_does(problem: KnapsackProblem) -> None:
+    assert relax(problem) == relax_in_python(problem)
+
+
+@pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
+@pytest.mark.parametrize("name", ["strongly-correlated", "circle", "subset-sum", "similar-weights"])
+def test_the_kernel_relaxes_nearly_equal_efficiencies_exactly(name: str) -> None:
+    problem = family(name, items=500, span=10**7, share=50, seed=9)
+    assert relax(problem) == relax_in_python(problem)

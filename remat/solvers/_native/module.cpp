@@ -6,13 +6,31 @@
 
 #include "frontier.hpp"
 #include "knapsack.hpp"
+#include "relaxation.hpp"
 
 namespace py = pybind11;
 
 namespace {
 
-py::tuple solve(const std::vector<remat::i64>& weights, const std::vector<remat::i64>& values,
-                remat::i64 capacity, double seconds, remat::i64 work, std::size_t states) {
+// A tuple or list of ints, at a few nanoseconds each: the general conversion would take longer than
+// solving does.
+std::vector<remat::i64> integers(const py::handle& sequence) {
+  const auto fast = py::reinterpret_steal<py::object>(
+      PySequence_Fast(sequence.ptr(), "expected a sequence of integers"));
+  if (!fast) throw py::error_already_set();
+  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast.ptr()));
+  PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
+  std::vector<remat::i64> numbers(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    numbers[i] = PyLong_AsLongLong(items[i]);
+    if (numbers[i] == -1 && PyErr_Occurred()) throw py::error_already_set();
+  }
+  return numbers;
+}
+
+py::tuple solve(const py::object& weights, const py::object& values, remat::i64 capacity,
+                double seconds, remat::i64 work, std::size_t states) {
+  const auto w = integers(weights), v = integers(values);
   remat::Outcome out;
   {
     py::gil_scoped_release unlocked;
@@ -20,9 +38,19 @@ py::tuple solve(const std::vector<remat::i64>& weights, const std::vector<remat:
     limits.seconds = seconds;
     limits.work = work;
     limits.states = states;
-    out = remat::Solver(weights, values, capacity, limits).run();
+    out = remat::Solver(w, v, capacity, limits).run();
   }
   return py::make_tuple(out.saved, out.value, out.bound, out.optimal, out.by_clock, out.work);
+}
+
+py::tuple relax(const py::object& weights, const py::object& values, remat::i64 capacity) {
+  const auto w = integers(weights), v = integers(values);
+  remat::Relaxation out;
+  {
+    py::gil_scoped_release unlocked;
+    out = remat::relax(w, v, capacity);
+  }
+  return py::make_tuple(out.order, out.bound, out.saved, out.value);
 }
 
 }  // namespace
@@ -32,11 +60,14 @@ PYBIND11_MODULE(_kernel, m) {
   m.def("solve", &solve, py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("seconds"),
         py::arg("work"), py::arg("states"),
         "(saved, value, bound, optimal, by_clock, work); seconds 0: no clock; work and states are counted");
+  m.def("relax", &relax, py::arg("weights"), py::arg("values"), py::arg("capacity"),
+        "(order, bound, saved, value): the linear relaxation and a greedy rounding of it");
   py::class_<remat::Frontier>(m, "Frontier")
-      .def(py::init([](const std::vector<remat::i64>& weights, const std::vector<remat::i64>& values,
-                       remat::i64 capacity, std::size_t most) {
+      .def(py::init([](const py::object& weights, const py::object& values, remat::i64 capacity,
+                       std::size_t most) {
+             const auto w = integers(weights), v = integers(values);
              py::gil_scoped_release unlocked;
-             return std::make_unique<remat::Frontier>(weights, values, capacity, most);
+             return std::make_unique<remat::Frontier>(w, v, capacity, most);
            }),
            py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("most"))
       .def("__len__", &remat::Frontier::size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 
+import numpy as np
 import pytest
 
 import remat
@@ -12,6 +14,7 @@ from remat.solvers.base import unavailable
 from remat.solvers.native import LARGEST_SUM, Native
 from remat.solvers.run import run
 from remat.solvers.solution import Status
+from remat.testing.families import family
 
 pytestmark = pytest.mark.skipif(
     unavailable(Native) is not None, reason=f"{unavailable(Native)} (nothing to test)"
@@ -29,6 +32,14 @@ def optimum(weights: list[int], values: list[int], capacity: int) -> int:
     return max(best.values())
 
 
+def table_optimum(problem: remat.KnapsackProblem) -> int:
+    """The optimum by dynamic programming over the capacity: for larger problems in small units."""
+    best = np.zeros(problem.capacity + 1, dtype=np.int64)
+    for w, v in zip(problem.weights, problem.values, strict=True):
+        best[w:] = np.maximum(best[w:], best[: len(best) - w] + v)
+    return int(best[-1])
+
+
 def draw(rng: random.Random, kind: str, n: int, top: int) -> tuple[list[int], list[int]]:
     weights = [rng.randint(1, top) for _ in range(n)]
     if kind == "uncorrelated":
@@ -44,13 +55,24 @@ def draw(rng: random.Random, kind: str, n: int, top: int) -> tuple[list[int], li
         values = [w + (3 if w % 6 == 0 else 2) * top // 10 for w in weights]
     elif kind == "ceiling":
         values = [3 * -(-w // 3) for w in weights]
+    elif kind == "circle":
+        values = [2 * math.isqrt(4 * top**2 - (w - 2 * top) ** 2) // 3 for w in weights]
     else:  # a few kinds of items, many of each, some for nothing
         pool = [(rng.randint(0, top), rng.randint(0, top)) for _ in range(3)]
         weights, values = map(list, zip(*(rng.choice(pool) for _ in range(n)), strict=True))
     return weights, values
 
 
-KINDS = ("uncorrelated", "strong", "inverse", "subset", "multiple", "ceiling", "few kinds")
+KINDS = (
+    "uncorrelated",
+    "strong",
+    "inverse",
+    "subset",
+    "multiple",
+    "ceiling",
+    "circle",
+    "few kinds",
+)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,6 +109,36 @@ def test_correlated_items_with_seven_digits_are_proven() -> None:
         weights, values = draw(rng, kind, 500, 10**7)
         solution = run(Native(), remat.KnapsackProblem(weights, values, sum(weights) // 3))
         assert solution.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize(
+    ("name", "items", "span", "share", "seed"),
+    [
+        ("circle", 400, 30_000, 50, 2),
+        ("inverse-strongly-correlated", 500, 10_000, 30, 2),
+        ("multiple-strongly-correlated", 300, 30_000, 50, 5),
+        ("profit-ceiling", 400, 30_000, 50, 4),
+        ("strongly-correlated", 500, 10_000, 30, 4),
+    ],
+)
+def test_what_outgrows_the_core_is_the_optimum_too(
+    name: str, items: int, span: int, share: int, seed: int
+) -> None:
+    problem = family(name, items=items, span=span, share=share, seed=seed)
+    solution = run(Native(), problem)
+    assert solution.status is Status.OPTIMAL
+    assert solution.value == table_optimum(problem)
+
+
+@pytest.mark.parametrize("name", ["circle", "profit-ceiling", "inverse-strongly-correlated"])
+@pytest.mark.parametrize("share", [10, 50, 90])
+def test_families_with_a_weak_linear_bound_are_proven(name: str, share: int) -> None:
+    # The room beside the break solution must be priced: linear bounds and one on the number of
+    # items leave gaps here that no enumeration closes.
+    problem = family(name, items=1_000, span=10**7, share=share, seed=1)
+    solution = run(Native(), problem)
+    assert solution.status is Status.OPTIMAL
+    assert solution.deterministic
 
 
 def test_the_same_answer_every_time_and_in_any_order_the_same_value() -> None:

@@ -1,0 +1,187 @@
+// Lists of states and what is done with them: widened by an item, joined in pairs.
+//
+//   expand    a list, and the list shifted by an exchange, merged; dominated and hopeless states go.
+//   exchanges all undominated exchanges over a few items.
+//   join      two lists in one sweep: 10^9 pairs are looked at in a millisecond.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "search.hpp"
+
+namespace remat {
+
+class Lists : public Search {
+ public:
+  using Search::Search;
+
+ protected:
+  // Positions by the loss that flipping an item away from the break solution brings.
+  std::vector<std::int32_t> by_reduced_profit() const {
+    const std::size_t n = items_.size();
+    std::vector<std::int32_t> order(n);
+    std::iota(order.begin(), order.end(), 0);
+    if (break_ == n) return order;
+    const double e = static_cast<double>(items_[break_].p) / static_cast<double>(items_[break_].w);
+    std::vector<double> loss(n);
+    for (std::size_t j = 0; j < n; ++j)
+      loss[j] = std::fabs(static_cast<double>(items_[j].p) - e * static_cast<double>(items_[j].w));
+    std::sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+      return loss[a] != loss[b] ? loss[a] < loss[b] : before(items_[a], items_[b]);
+    });
+    return order;
+  }
+
+  // An improved solution found while a list is expanded, until it can be written down.
+  struct Found {
+    bool any = false;
+    u32 parent = Arena::none;
+    std::int32_t item = -1;
+  };
+
+  // in ∪ (in shifted by an exchange) without what is dominated or cannot improve, sorted by weight.
+  // `low_k` says which of two states with equal weight and value to keep.
+  template <class Keep>
+  void expand(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
+              i64 dp, i64 dk, bool low_k, Found& found, Keep keep) {
+    out.clear();
+    const std::size_t n = in.size();
+    work_ += static_cast<i64>(2 * n);
+    std::size_t i = 0, j = 0;
+    i64 last = std::numeric_limits<i64>::min();
+    while (i < n || j < n) {
+      bool shifted;
+      if (i == n) {
+        shifted = true;
+      } else if (j == n) {
+        shifted = false;
+      } else {
+        const i64 wi = in[i].w, wj = in[j].w + dw;
+        if (wi != wj) {
+          shifted = wj < wi;
+        } else {
+          const i64 pi = in[i].p, pj = in[j].p + dp;
+          if (pi != pj)
+            shifted = pj > pi;
+          else
+            shifted = low_k ? in[j].k + dk < in[i].k : in[j].k + dk > in[i].k;
+        }
+      }
+      if (!shifted) {
+        const State& s = in[i++];
+        if (s.p <= last) continue;
+        last = s.p;
+        if (keep(s)) out.push_back(s);
+        continue;
+      }
+      State s{in[j].w + dw, in[j].p + dp, in[j].k + dk, in[j].node};
+      ++j;
+      if (s.p <= last) continue;
+      last = s.p;
+      if (s.w <= c_ && s.p > z_) {
+        z_ = s.p;
+        found = {true, s.node, item};
+      }
+      if (!keep(s)) continue;
+      s.node = arena.add(s.node, item);
+      out.push_back(s);
+    }
+  }
+
+  void write_down(const std::vector<char>& base, const Arena& arena, u32 node) {
+    best_ = base;
+    arena.walk(node, [&](std::int32_t item) { best_[item] ^= 1; });
+  }
+
+  void note(const std::vector<char>& base, const Arena& arena, const Found& found) {
+    if (!found.any) return;
+    write_down(base, arena, found.parent);
+    best_[found.item] ^= 1;
+  }
+
+  // Undominated exchanges over some items: sorted by weight, values strictly rising. `worth` says
+  // which of them are of use.
+  template <class Worth>
+  void exchanges(const std::vector<std::int32_t>& order, std::size_t from, std::size_t step, std::size_t most,
+                 const std::vector<char>& base, std::vector<State>& list, Arena& arena, Worth worth) {
+    list.assign(1, {0, 0, 0, Arena::none});
+    std::vector<State> next;
+    for (std::size_t i = from; i < order.size() && list.size() * 2 <= most; i += step) {
+      const Item& item = items_[order[i]];
+      const i64 sign = base[order[i]] ? -1 : 1;
+      merge(list, next, arena, order[i], sign * item.w, sign * item.p, worth);
+      list.swap(next);
+    }
+  }
+
+  template <class Worth>
+  void merge(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
+             i64 dp, Worth worth) {
+    out.clear();
+    work_ += static_cast<i64>(2 * in.size());
+    std::size_t i = 0, j = 0;
+    const std::size_t n = in.size();
+    i64 last = std::numeric_limits<i64>::min();
+    while (i < n || j < n) {
+      const bool shifted =
+          i == n || (j < n && (in[j].w + dw < in[i].w || (in[j].w + dw == in[i].w && in[j].p + dp > in[i].p)));
+      State s = shifted ? in[j++] : in[i++];
+      if (shifted) {
+        s.w += dw;
+        s.p += dp;
+      }
+      if (s.p <= last || (shifted && !worth(s))) continue;
+      last = s.p;
+      if (shifted) s.node = arena.add(s.node, item);
+      out.push_back(s);
+    }
+  }
+
+  // Of use for anything.
+  static bool any(const State&) { return true; }
+
+  // Tries every pair of exchanges, one from each of two lists of up to `most` around `base`.
+  void lift(const std::vector<std::int32_t>& order, const std::vector<char>& base, std::size_t most) {
+    i64 w0 = 0, p0 = 0;
+    for (std::size_t j = 0; j < items_.size(); ++j)
+      if (base[j]) {
+        w0 += items_[j].w;
+        p0 += items_[j].p;
+      }
+    Arena left_arena, right_arena;
+    std::vector<State> left, right;
+    exchanges(order, 0, 2, most, base, left, left_arena, any);
+    exchanges(order, 1, 2, most, base, right, right_arena, any);
+    join(base, w0, p0, left, left_arena, right, right_arena);
+  }
+
+  void join(const std::vector<char>& base, i64 w0, i64 p0, const std::vector<State>& left,
+            const Arena& left_arena, const std::vector<State>& right, const Arena& right_arena) {
+    work_ += static_cast<i64>(left.size() + right.size());
+    std::size_t j = right.size();
+    i64 top = z_;
+    u32 l = Arena::none, r = Arena::none;
+    for (const State& a : left) {
+      while (j > 0 && w0 + a.w + right[j - 1].w > c_) --j;
+      if (j == 0) break;
+      const i64 p = p0 + a.p + right[j - 1].p;
+      if (p > top) {
+        top = p;
+        l = a.node;
+        r = right[j - 1].node;
+      }
+    }
+    if (top <= z_) return;
+    z_ = top;
+    best_ = base;
+    left_arena.walk(l, [&](std::int32_t item) { best_[item] ^= 1; });
+    right_arena.walk(r, [&](std::int32_t item) { best_[item] ^= 1; });
+  }
+};
+
+}  // namespace remat

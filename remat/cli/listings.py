@@ -33,7 +33,7 @@ class PassLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostLine:
-    """A registered cost model, with the devices that can follow its name."""
+    """A registered cost model, with what can follow its name, devices for the most part."""
 
     name: str
     unit: str
@@ -80,14 +80,12 @@ def pass_lines() -> list[PassLine]:
 
 
 def cost_lines() -> list[CostLine]:
-    from remat.graph.costs import DEVICES, Roofline
-
     return [
         CostLine(
             name=name,
             unit=kind.unit,
             summary=kind.summary,
-            devices={d.name: d.label for d in DEVICES.values()} if kind is Roofline else {},
+            devices=dict(kind.arguments()),
         )
         for name, kind in registry().cost_models.items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from types import TracebackType
@@ -27,6 +28,7 @@ class Progress:
         self._timer.daemon = True
         self._lock = threading.Lock()
         self._done = False
+        self._listening = contextlib.ExitStack()
 
     def step(self, text: str) -> None:
         """Names what comes next."""
@@ -35,6 +37,9 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._status is not None:
+            from remat.graph.costs import reporting
+
+            self._listening.enter_context(reporting(self.step))
             self._timer.start()
         return self
 
@@ -44,6 +49,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._listening.close()
         self._timer.cancel()
         with self._lock:
             self._done = True

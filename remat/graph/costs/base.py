@@ -1,0 +1,198 @@
+"""What a cost model is, and how it is asked about a graph.
+
+A model is a frozen value with a name, a unit and one method. Views, tuple elements, sizes and
+constants cost nothing under any model: `node_costs` never asks a model about them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from numbers import Real
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from remat.errors import ProblemError, RematError
+from remat.graph.index import GraphIndex
+from remat.graph.storages import Storages
+
+_REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_report", default=None)
+
+
+class CostModel:
+    """Base of cost models; plugins subclass it and hand the class over in `remat_cost_models`.
+
+    Attributes:
+        name: what the model is called in ``cost="name"``; an argument may follow a colon.
+        unit: unit of the results.
+        summary: one line for ``remat costs``.
+        contextual: whether a cost depends on a node's neighbours too. If not, calls with the same
+            operator, constants, shapes, strides, dtypes and devices are asked for once.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    summary: ClassVar[str] = ""
+    contextual: ClassVar[bool] = False
+
+    @classmethod
+    def parse(cls, argument: str | None) -> CostModel:
+        """Builds the model from the text behind the colon, None where there is none.
+
+        Raises:
+            ProblemError: the model does not take this argument.
+        """
+        if argument is not None:
+            raise ProblemError(
+                f"cost model '{cls.name}' takes no argument, got '{argument}'; write '{cls.name}'"
+            )
+        return cls()
+
+    @classmethod
+    def arguments(cls) -> Mapping[str, str]:
+        """What may follow the colon, with a few words on each, for ``remat costs``."""
+        return {}
+
+    def cost(self, node: fx.Node) -> int:
+        """Cost of running ``node`` once, in `unit`: 0 or more.
+
+        Args:
+            node: a ``call_function`` node whose inputs and result carry ``meta["val"]``.
+        """
+        raise NotImplementedError
+
+    def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
+        """Cost of each of several nodes of one graph; for models that gain by being asked once."""
+        return [self.cost(node) for node in nodes]
+
+    def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+        """Which of these nodes the model could not do as it promises, and what it did instead.
+
+        One line for each distinct call, in the order of ``nodes``, after `costs` was asked.
+        """
+        return ()
+
+    def key(self) -> str:
+        """All that the costs depend on besides the graph, for the keys of caches."""
+        return str(self)
+
+    def __str__(self) -> str:
+        """The text that `parse` reads back, behind the name and a colon."""
+        return self.name
+
+
+@contextlib.contextmanager
+def reporting(callback: Callable[[str], None]) -> Iterator[None]:
+    """Hands a few words on every step of slow costing to ``callback``, within a ``with`` block."""
+    token = _REPORT.set(callback)
+    try:
+        yield
+    finally:
+        _REPORT.reset(token)
+
+
+def report(text: str) -> None:
+    """Says what a model is doing, to whoever listens by `reporting`."""
+    callback = _REPORT.get()
+    if callback is not None:
+        callback(text)
+
+
+def node_costs(index: GraphIndex, storages: Storages, model: CostModel) -> list[int]:
+    """Cost of every node of a graph; identical calls are asked for once unless context counts.
+
+    Raises:
+        ProblemError: the model raises, or answers with something that is no finite number of 0 or
+            more; the message names the model and the node.
+    """
+    first: dict[Any, int] = {}
+    asked: list[fx.Node] = []
+    answer: dict[int, int] = {}
+    for i, node in enumerate(index.nodes):
+        if node.op != "call_function" or _is_free(index, storages, i):
+            continue
+        key = i if model.contextual else _signature(node)
+        if key not in first:
+            first[key] = len(asked)
+            asked.append(node)
+        answer[i] = first[key]
+    found = [_checked(model, n, c) for n, c in zip(asked, _ask(model, asked), strict=True)]
+    costs = [0] * len(index)
+    for i, k in answer.items():
+        costs[i] = found[k]
+    return costs
+
+
+def _ask(model: CostModel, nodes: list[fx.Node]) -> Sequence[Any]:
+    """What the model answers; where it raises, the node is named."""
+    if type(model).costs is CostModel.costs:
+        return [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
+    answers = _guarded(model, nodes, "")
+    if len(answers) != len(nodes):
+        raise ProblemError(
+            f"cost model '{model}' gave {len(answers)} costs for {len(nodes)} nodes; "
+            f"{type(model).__name__}.costs must return one for each, in order"
+        )
+    return answers
+
+
+def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
+    try:
+        return list(model.costs(nodes))
+    except RematError:
+        raise
+    except Exception as error:  # the plugin border
+        raise ProblemError(
+            f"cost model '{model}' raised {type(error).__name__}{where}: {error}"
+        ) from error
+
+
+def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
+    number = isinstance(cost, Real) and not isinstance(cost, bool)
+    if not number or not math.isfinite(cost) or cost < 0:
+        raise ProblemError(
+            f"cost model '{model}' says that '{node.name}' ({node.target}) costs {cost!r}; "
+            "expected a finite number of 0 or more"
+        )
+    whole = int(cost)  # exact for integers of any kind
+    return whole if whole == cost else math.ceil(cost)
+
+
+def _is_free(index: GraphIndex, storages: Storages, i: int) -> bool:
+    """Views, elements of tuples, and arithmetic on sizes."""
+    node = index.nodes[i]
+    if storages.owner[i] != i or getattr(node.target, "__name__", "") == "getitem":
+        return True
+    value = node.meta.get("val")
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+
+
+def _signature(node: fx.Node) -> Any:
+    """What a model may look at: the operator, its constants, and the tensors it is given."""
+    seen: dict[fx.Node, int] = {}
+    kwargs = _describe(node.kwargs, seen) if node.kwargs else None
+    return (node.target, _describe(node.args, seen), kwargs)
+
+
+def _describe(x: Any, seen: dict[fx.Node, int]) -> Any:
+    """A hashable description; ``x + x`` and ``x + y`` read different amounts of memory."""
+    if isinstance(x, fx.Node):
+        which = seen.setdefault(x, len(seen))
+        if "val" not in x.meta:
+            return (x.op, str(x.target))  # a subgraph or a constant, by name
+        return (which, _describe(x.meta["val"], seen))
+    if isinstance(x, torch.Tensor):
+        shape: Any = x.shape
+        stride: Any = x.stride() if x.layout is torch.strided else ()
+        if not all(type(s) is int for s in (*shape, *stride)):
+            shape, stride = str(shape), str(stride)
+        return (shape, stride, x.dtype, x.device)
+    if isinstance(x, (tuple, list)):
+        return tuple(_describe(v, seen) for v in x)
+    if isinstance(x, dict):
+        return tuple((k, _describe(v, seen)) for k, v in x.items())
+    return repr(x)

@@ -1,0 +1,121 @@
+"""The rates of this machine's own devices, measured on the spot."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from remat.errors import ProblemError
+from remat.graph.costs.devices import Device
+from remat.graph.costs.measure import (
+    describe_device,
+    durations_ps,
+    free_bytes,
+    is_present,
+    this_device,
+    undisturbed,
+    whole,
+)
+
+#: Sides of the products that are timed, until the next one would take longer than `_ENOUGH_S`.
+_SIDES = (256, 512, 1024, 2048, 4096, 8192)
+_ENOUGH_S = 0.25
+#: Bytes that are copied; more than any cache holds.
+_COPY_BYTES = 128 * 2**20
+#: Seconds for the runs of each thing that is timed.
+_RUNS_S = 0.04
+
+
+def calibrate(device: str | torch.device = "here") -> Device:
+    """Measures a device of this machine: products in both precisions, and a copy. Takes 1 s or so.
+
+    Products of float32 run in the precision that PyTorch is set to use for them
+    (`torch.set_float32_matmul_precision`). Of each figure the best run counts.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, or ``"here"``: the current CUDA device where
+            there is one, else the CPU.
+
+    Raises:
+        ProblemError: there is no such device here.
+    """
+    found = _resolve(device)
+    with undisturbed(found):
+        half, single = (_tflops(found, dtype) for dtype in (torch.bfloat16, torch.float32))
+        return Device(
+            name=str(found),
+            label=f"{describe_device(found)}, measured",
+            half_tflops=half,
+            single_tflops=single,
+            memory_tbps=_tbps(found),
+        )
+
+
+def calibrated(device: str | torch.device = "here") -> Device:
+    """What `calibrate` found the first time that this process asked for the device."""
+    return _calibrated(str(_resolve(device)))
+
+
+def is_here(text: str) -> bool:
+    """Whether a text means a device of the kinds that can be calibrated, present or not."""
+    if text == "here":
+        return True
+    try:
+        return torch.device(text).type in ("cpu", "cuda")
+    except RuntimeError:
+        return False
+
+
+@functools.cache
+def _calibrated(device: str) -> Device:
+    return calibrate(device)
+
+
+def _resolve(device: str | torch.device) -> torch.device:
+    if device == "here":
+        return this_device()
+    try:
+        found = whole(torch.device(device))
+    except RuntimeError as error:
+        raise ProblemError(
+            f"'{device}' is no device: {str(error).splitlines()[0]}; expected cpu, cuda or here"
+        ) from error
+    if not is_present(found):
+        raise ProblemError(
+            f"device '{device}' is not here to be measured; this machine has '{this_device()}'. "
+            "Measure where it is and share the file: remat.graph.costs.calibrate('here')"
+            ".to_toml('mine.toml'), then 'roofline:mine.toml'"
+        )
+    return found
+
+
+def _tflops(device: torch.device, dtype: torch.dtype) -> float:
+    """The best rate of square products, TFLOP/s."""
+    best = 0.0
+    generator = torch.Generator(device).manual_seed(0)
+    for side in _SIDES:
+        if 3 * side**2 * dtype.itemsize > free_bytes(device) // 4 and best:
+            break
+        a, b = (
+            torch.rand(side, side, dtype=dtype, device=device, generator=generator)
+            for _ in range(2)
+        )
+        out = torch.empty(side, side, dtype=dtype, device=device)
+        fastest_ps = _fastest_ps(functools.partial(torch.mm, a, b, out=out), device)
+        best = max(best, 2 * side**3 / fastest_ps)
+        if 8 * fastest_ps > _ENOUGH_S * 1e12:
+            break
+    return best
+
+
+def _tbps(device: torch.device) -> float:
+    """Bandwidth of a copy, bytes read and written together, TB/s."""
+    count = max(2**20, min(_COPY_BYTES, free_bytes(device) // 8))
+    source = torch.ones(count, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * count / _fastest_ps(functools.partial(target.copy_, source), device)
+
+
+def _fastest_ps(run: functools.partial[torch.Tensor], device: torch.device) -> int:
+    return max(1, min(durations_ps(run, device, seconds=_RUNS_S, most=10)))

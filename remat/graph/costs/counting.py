@@ -1,0 +1,84 @@
+"""Costs that are counted: operators, and floating-point operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.graph import ops
+from remat.graph.costs.base import CostModel
+from remat.graph.storages import hint
+
+
+@dataclass(frozen=True, slots=True)
+class Unit(CostModel):
+    """Every operator costs 1."""
+
+    name: ClassVar[str] = "unit"
+    unit: ClassVar[str] = "op"
+    summary: ClassVar[str] = "1 for every operator"
+
+    def cost(self, node: fx.Node) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Flops(CostModel):
+    """Floating-point operations by PyTorch's own formulas, at least 1 per operator."""
+
+    name: ClassVar[str] = "flops"
+    unit: ClassVar[str] = "FLOP"
+    summary: ClassVar[str] = (
+        "floating-point operations of products, convolutions, attention; else 1"
+    )
+
+    def cost(self, node: fx.Node) -> int:
+        return max(1, count_flops(node))
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def count_flops(node: fx.Node) -> int:
+    """Floating-point operations of one run of a node; 0 for what has no formula.
+
+    The formulas are PyTorch's, and one for what its registry lacks: the grouped products of
+    mixtures of experts.
+    """
+    from torch.utils.flop_counter import flop_registry
+
+    packet = ops.packet(node.target)
+    own = _grouped_product if packet is torch.ops.aten._grouped_mm else None
+    formula = flop_registry.get(packet, own)
+    if formula is None:
+        return 0
+
+    def shape(x: Any) -> Any:
+        value = x.meta.get("val") if isinstance(x, fx.Node) else x
+        if isinstance(value, torch.Tensor):
+            return torch.Size([hint(s) for s in value.shape])
+        return hint(value) if isinstance(value, torch.SymInt) else value
+
+    args, kwargs = pytree.tree_map(shape, (node.args, node.kwargs))
+    out = pytree.tree_map(shape, node.meta.get("val"))
+    try:
+        return int(formula(*args, **kwargs, out_val=out))
+    except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
+        return 0  # shapes that the formula does not cover; memory time still counts
+
+
+def _grouped_product(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
+    """Operations of ``_grouped_mm``: each group's share of the ragged dimension by its matrix.
+
+    A matrix by a stack of them splits the rows of ``a``, a stack by a matrix the columns of ``b``,
+    two matrices what is summed over; so each row meets one matrix only.
+    """
+    rows = a[-2] if len(a) < len(b) or len(b) == 2 else a[0] * a[-2]
+    return 2 * rows * a[-1] * b[-1]

@@ -1,0 +1,142 @@
+"""Devices by their peak rates: from vendors' data sheets, or from a TOML file."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remat.errors import ProblemError
+from remat.files import write_whole
+
+_RATES = {"half_tflops": "TFLOP/s", "single_tflops": "TFLOP/s", "memory_tbps": "TB/s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Peak rates of a device (dense, vendors' data sheets, or as measured).
+
+    Attributes:
+        name: what it is called, as in ``"roofline:NAME"``.
+        label: name in tables; `name` where it is left empty.
+        half_tflops: peak of bfloat16 and float16 matrix products, TFLOP/s.
+        single_tflops: peak of float32 matrix products (TF32 where there is one), TFLOP/s.
+        memory_tbps: memory bandwidth, TB/s.
+
+    Raises:
+        ProblemError: the name is empty, or a rate is no finite number above 0.
+    """
+
+    name: str
+    label: str = ""
+    half_tflops: float
+    single_tflops: float
+    memory_tbps: float
+
+    def __post_init__(self) -> None:
+        fault = _fault({f.name: getattr(self, f.name) for f in fields(self)})
+        if fault is not None:
+            raise ProblemError(f"device {self.name!r}: {fault}")
+        if not self.label:
+            object.__setattr__(self, "label", self.name)
+
+    def flops_per_ps(self, dtype: torch.dtype) -> float:
+        """Operations per picosecond, which is the number of TFLOP/s."""
+        if dtype in (torch.bfloat16, torch.float16):
+            return self.half_tflops
+        if dtype.is_floating_point and dtype.itemsize == 1:
+            return 2 * self.half_tflops
+        if dtype is torch.float64:
+            return self.single_tflops / 8
+        return self.single_tflops
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> Device:
+        """Reads a device from a TOML file with this class's attributes as keys; ``label`` may lack.
+
+        Raises:
+            ProblemError: the file cannot be read, is no TOML, or a key is missing, unknown or
+                wrong; the file and the key are named.
+        """
+        where = f"device file '{path}'"
+        try:
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ProblemError(f"{where} cannot be read: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:  # TOML and UTF-8 errors are ValueErrors
+            raise ProblemError(f"{where} is no TOML: {error}") from error
+        takes = [f.name for f in fields(cls)]
+        unknown = [k for k in data if k not in takes]
+        missing = [k for k in takes if k not in data and k != "label"]
+        for what, keys in (("unknown", unknown), ("missing", missing)):
+            if keys:
+                raise ProblemError(
+                    f"{where}: {what} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
+                )
+        fault = _fault(data)
+        if fault is not None:
+            raise ProblemError(f"{where}: {fault}")
+        return cls(**data)
+
+    def to_toml(self, path: str | Path) -> Path:
+        """Writes the device as TOML, whole or not at all, for ``roofline:PATH``.
+
+        Raises:
+            ProblemError: the path does not end in ``.toml``, or cannot be written.
+        """
+        path = Path(path)
+        if path.suffix != ".toml":
+            raise ProblemError(f"device file '{path}' must end in '.toml', as 'roofline:' tells by")
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        text = "".join(f"{key} = {_literal(value)}\n" for key, value in values.items())
+        try:
+            write_whole(path, text)
+        except OSError as error:
+            raise ProblemError(
+                f"device file '{path}' cannot be written: {error.strerror or error}"
+            ) from error
+        return path
+
+
+def _fault(values: Mapping[str, Any]) -> str | None:
+    """What is wrong with the values of a device, or None."""
+    name = values["name"]
+    if not isinstance(name, str) or not name:
+        return f"key 'name' is {name!r}; expected text"
+    label = values.get("label", "")
+    if not isinstance(label, str):
+        return f"key 'label' is {label!r}; expected text"
+    for key, unit in _RATES.items():
+        value = values[key]
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        try:
+            usable = number and math.isfinite(value) and value > 0
+        except OverflowError:  # an int beyond every float
+            usable = False
+        if not usable:
+            return f"key '{key}' is {value!r}; expected a finite number above 0, in {unit}"
+    return None
+
+
+def _literal(value: str | float) -> str:
+    if isinstance(value, str):  # what JSON escapes, TOML reads; DEL is the one that JSON leaves
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(float(value))
+
+
+DEVICES: Mapping[str, Device] = {
+    d.name: d
+    for d in (
+        Device(name="a100", label="A100 SXM 80GB", half_tflops=312, single_tflops=156, memory_tbps=2.039),
+        Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35),
+        Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8),
+        Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0),
+        Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3),
+    )
+}  # fmt: skip

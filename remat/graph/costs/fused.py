@@ -1,0 +1,113 @@
+"""A roofline for compiled code: what a fusing compiler keeps in registers is not moved."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.graph import ops
+from remat.graph.costs.roofline import Roofline, all_bytes
+from remat.graph.storages import aliased_argument, tensor_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineFused(Roofline):
+    """The roofline of a graph whose pointwise operators and reductions are fused, in picoseconds.
+
+    A node costs ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps. Two nodes
+    fuse where one reads the other, directly or through views and elements of tuples, both are
+    pointwise operators, reductions or random draws (`OpTaxonomy.is_fusible`), neither writes to an
+    argument, and both are on the same device. External bytes of a node that fuses are
+
+    - the bytes it reads from whatever does not fuse with it: inputs, products, convolutions,
+      attention, custom operators;
+    - the bytes of each result that something reads that does not fuse with it, that the graph
+      returns, or that nobody reads.
+
+    A node that never fuses (a product, say) moves all its bytes, as under `Roofline`. No cost is
+    ever above `Roofline`'s on the same device.
+
+    The model is additive, so it cannot know what a plan will do: a value that a plan saves is read
+    from memory where this model lets it flow in a register, siblings that share a read pay for it
+    each, and forward and backward readers count alike.
+    """
+
+    name: ClassVar[str] = "roofline-fused"
+    summary: ClassVar[str] = "roofline; what a fusing compiler does not write to memory moves free"
+    contextual: ClassVar[bool] = True
+
+    def moved_bytes(self, node: fx.Node) -> int:
+        """Bytes that one run reads from memory and writes to it, given its neighbours."""
+        if not _may_fuse(node):
+            return all_bytes(node)
+        read = sum(
+            tensor_bytes(n.meta.get("val"))
+            for n in node.all_input_nodes
+            if not _fuse(node, _producer(n))
+        )
+        return read + _written_bytes(node)
+
+
+def _written_bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)):
+        elements = [u for u in node.users if u.target is operator.getitem]
+        return sum(tensor_bytes(u.meta.get("val")) for u in elements if _is_written(node, u))
+    return tensor_bytes(value) if _is_written(node, node) else 0
+
+
+def _is_written(node: fx.Node, value: fx.Node) -> bool:
+    """Whether ``value``, which ``node`` computes, must exist in memory."""
+    readers = list(_readers(value))
+    return not readers or not all(_fuse(node, reader) for reader in readers)
+
+
+def _fuse(a: fx.Node, b: fx.Node) -> bool:
+    return _may_fuse(a) and _may_fuse(b) and _device(a) == _device(b)
+
+
+def _may_fuse(node: fx.Node) -> bool:
+    taxonomy = ops.default_taxonomy()
+    return (
+        node.op == "call_function"
+        and not isinstance(node.target, torch._ops.HigherOrderOperator)
+        and taxonomy.is_fusible(node)
+        and not taxonomy.is_compute_intensive(node)  # attention with dropout is random too
+        and not ops.is_mutating(node)
+    )
+
+
+def _is_passed_on(node: fx.Node) -> bool:
+    """Whether a node only hands on what it is given: a view, or an element of a tuple."""
+    return node.target is operator.getitem or aliased_argument(node) is not None
+
+
+def _producer(node: fx.Node) -> fx.Node:
+    while _is_passed_on(node) and not ops.is_mutating(node):
+        base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
+        if not isinstance(base, fx.Node):
+            break
+        node = base
+    return node
+
+
+def _readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Nodes that read a value, directly or through views."""
+    waiting = list(node.users)
+    while waiting:
+        user = waiting.pop()
+        if _is_passed_on(user) and not ops.is_mutating(user):
+            waiting.extend(user.users)
+        else:
+            yield user
+
+
+def _device(node: fx.Node) -> torch.device | None:
+    value = node.meta.get("val")
+    return next((v.device for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)), None)

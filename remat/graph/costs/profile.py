@@ -1,0 +1,203 @@
+"""Measured time: every distinct call of an operator really runs, once for all plans."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from remat.errors import ProblemError
+from remat.graph.costs.base import CostModel, report
+from remat.graph.costs.calibration import calibrated
+from remat.graph.costs.measure import (
+    describe_device,
+    durations_ps,
+    free_bytes,
+    is_present,
+    this_device,
+    undisturbed,
+    whole,
+)
+from remat.graph.costs.request import Request, request_of, run, with_inputs
+from remat.graph.costs.roofline import Roofline
+from remat.graph.costs.store import Store, cache_path, store
+
+#: Seconds for the runs of one call.
+_RUNS_S = 0.05
+#: Seconds after which what was measured goes to disk, for what may yet happen.
+_FLUSH_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile(CostModel):
+    """Time that each distinct call takes on its device, in picoseconds: the median of several runs.
+
+    A call is an operator with its constants and the shapes, strides, dtypes and devices of its
+    tensors. It runs by itself, in eager PyTorch, on tensors made up for it; nothing of the user's
+    is touched, and generators are as before. On the CPU the time holds PyTorch's own overhead, a
+    few microseconds. Times are kept on disk by PyTorch's version, device and number of threads, and
+    the first that reaches the disk stands for all processes.
+
+    What cannot be run (it has effects, takes more than half of the free memory, raises, or its
+    device is not here) costs what the roofline of its device says, and is listed by `fallbacks`.
+
+    Attributes:
+        device: where to run everything; None: where the graph's tensors are.
+    """
+
+    device: str | None = None
+
+    name: ClassVar[str] = "profile"
+    unit: ClassVar[str] = "ps"
+    summary: ClassVar[str] = "really runs each distinct call; times are kept on disk"
+
+    @classmethod
+    def parse(cls, argument: str | None) -> Profile:
+        """Reads ``cpu``, ``cuda``, ``cuda:1``, or nothing.
+
+        Raises:
+            ProblemError: it is no device, or none that is here.
+        """
+        if argument is None:
+            return cls()
+        try:
+            present = is_present(torch.device(argument))
+        except RuntimeError:
+            present = False
+        if not present:
+            raise ProblemError(
+                f"cost model 'profile:{argument}' names no device that is here; this machine has "
+                f"'{this_device()}': write 'profile:{this_device().type}', or 'profile' to run "
+                "every operator where its tensors are"
+            )
+        return cls(argument)
+
+    @classmethod
+    def arguments(cls) -> Mapping[str, str]:
+        return {
+            "cpu": "run everything on the CPU",
+            "cuda": "run everything on the current CUDA device",
+        }
+
+    def cost(self, node: fx.Node) -> int:
+        """Time of one run in picoseconds, at least 1."""
+        return self.costs([node])[0]
+
+    def costs(self, nodes: Sequence[fx.Node]) -> list[int]:
+        """Times of many calls; those that are not known are measured, then kept on disk."""
+        known = store(cache_path())
+        requests = [self._request(n) for n in nodes]
+        places = [(_environment(r.device), r.key) for r in requests]
+        if any(_lacks(known, *place) for place in places):
+            known.load()
+        missing = {p: r for p, r in zip(places, requests, strict=True) if _lacks(known, *p)}
+        _measure_all(known, missing)
+        return [
+            known.times[environment][key]
+            if key in known.times.get(environment, {})
+            else _fallback(request).cost(node)
+            for node, request, (environment, key) in zip(nodes, requests, places, strict=True)
+        ]
+
+    def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+        """Which of these nodes were not measured, why, and whose cost stands in."""
+        known = store(cache_path())
+        if not any(known.fallen.values()):
+            return ()
+        found: dict[str, None] = {}
+        for node in nodes:
+            if node.op != "call_function":
+                continue
+            request = self._request(node)
+            environment = _environment(request.device)
+            reason = known.fallen.get(environment, {}).get(request.key)
+            if reason is not None and request.key not in known.times.get(environment, {}):
+                found[f"{request.key}: {reason}; cost by {_fallback(request)}"] = None
+        return tuple(found)
+
+    def key(self) -> str:
+        return f"{self} {_environment(self._device() or this_device())}"
+
+    def _request(self, node: fx.Node) -> Request:
+        return request_of(node, self._device())
+
+    def _device(self) -> torch.device | None:
+        return None if self.device is None else whole(torch.device(self.device))
+
+    def __str__(self) -> str:
+        return self.name if self.device is None else f"{self.name}:{self.device}"
+
+
+def _lacks(known: Store, environment: str, key: str) -> bool:
+    return key not in known.times.get(environment, {}) and key not in known.fallen.get(
+        environment, {}
+    )
+
+
+def _measure_all(known: Store, missing: Mapping[tuple[str, str], Request]) -> None:
+    """Measures what is missing; what is done by then is kept whatever ends it."""
+    fresh: dict[str, dict[str, int]] = {}
+    flushed_s = time.monotonic()
+
+    def flush() -> None:
+        for environment, times in fresh.items():
+            known.merge(environment, times)
+        fresh.clear()
+
+    try:
+        for done, ((environment, key), request) in enumerate(missing.items()):
+            report(f"timing {done + 1} of {len(missing)} operators: {request.target}")
+            result = _measure(request)
+            if isinstance(result, str):
+                known.fallen.setdefault(environment, {})[key] = result
+            else:
+                fresh.setdefault(environment, {})[key] = result
+            if time.monotonic() - flushed_s > _FLUSH_S:
+                flush()
+                flushed_s = time.monotonic()
+    finally:
+        flush()
+    if missing:
+        report("planning")
+
+
+def _measure(request: Request) -> int | str:
+    """The median time of a call in picoseconds, or why it could not be run."""
+    if request.refusal is not None:
+        return request.refusal
+    for device in request.devices:
+        if not is_present(device):
+            return f"device {device} is not here"
+    allowed = free_bytes(request.device) // 2
+    if request.nbytes > allowed:
+        return f"it takes {_mib(request.nbytes)}, and half of the free memory is {_mib(allowed)}"
+    try:
+        with undisturbed(request.device):
+            real = with_inputs(request)
+            times = durations_ps(functools.partial(run, real), request.device, seconds=_RUNS_S)
+    except Exception as error:  # any kernel may raise anything on inputs that are made up
+        first = (str(error).splitlines() or [""])[0]
+        return f"it raised {type(error).__name__}: {first[:160]}"
+    return max(1, round(statistics.median(times)))
+
+
+def _fallback(request: Request) -> Roofline:
+    """The roofline of the device that a call is for; the default one where that is not here."""
+    return Roofline(calibrated(request.device)) if is_present(request.device) else Roofline()
+
+
+def _environment(device: torch.device) -> str:
+    """All that a time depends on besides the call."""
+    name = describe_device(device) if is_present(device) else str(device)
+    precision = torch.get_float32_matmul_precision()
+    return f"torch {torch.__version__}; {name}; float32 products {precision}"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"

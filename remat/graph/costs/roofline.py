@@ -1,0 +1,96 @@
+"""Modelled time: the larger of what arithmetic and what memory take on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.errors import ProblemError
+from remat.graph.costs.base import CostModel
+from remat.graph.costs.calibration import calibrated, is_here
+from remat.graph.costs.counting import count_flops
+from remat.graph.costs.devices import DEVICES, Device
+from remat.graph.storages import tensor_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Roofline(CostModel):
+    """The larger of arithmetic time and memory time on a device, in picoseconds.
+
+    The device defaults to an H100 whatever machine plans, so that every machine plans alike.
+
+    Attributes:
+        device: the rates.
+        source: the TOML file that the device was read from, None for any other.
+    """
+
+    device: Device = field(default_factory=lambda: DEVICES["h100"])
+    source: str | None = None
+
+    name: ClassVar[str] = "roofline"
+    unit: ClassVar[str] = "ps"
+    summary: ClassVar[str] = "max(operations / peak, bytes / bandwidth) of a device"
+
+    @classmethod
+    def parse(cls, argument: str | None) -> Self:
+        """Reads ``h100``, ``cpu``, ``cuda:1``, ``here``, ``FILE.toml``, or nothing: ``h100``.
+
+        The machine's own devices are measured, once in a process (1 s or so).
+
+        Raises:
+            ProblemError: no such device, or the file is unusable.
+        """
+        if argument is None:
+            return cls()
+        if argument.endswith(".toml"):
+            return cls(Device.from_toml(argument), argument)
+        if argument in DEVICES:
+            return cls(DEVICES[argument])
+        if is_here(argument):
+            return cls(calibrated(argument))
+        raise ProblemError(
+            f"cost model '{cls.name}:{argument}' names an unknown device; known: "
+            f"{', '.join(DEVICES)}; or cpu, cuda, here to measure this machine, or a FILE.toml"
+        )
+
+    @classmethod
+    def arguments(cls) -> Mapping[str, str]:
+        return {
+            **{d.name: d.label for d in DEVICES.values()},
+            "cpu": "this machine's CPU, measured",
+            "here": "this machine's GPU, or else its CPU, measured",
+            "FILE.toml": "a device of your own",
+        }
+
+    def cost(self, node: fx.Node) -> int:
+        """Time of one run in picoseconds, at least 1."""
+        tensors = [
+            v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
+        ]
+        dtype = tensors[0].dtype if tensors else torch.float32
+        arithmetic = count_flops(node) / self.device.flops_per_ps(dtype)
+        # 1 TB/s is one byte per picosecond.
+        memory = self.moved_bytes(node) / self.device.memory_tbps
+        return max(1, math.ceil(max(arithmetic, memory)))
+
+    def moved_bytes(self, node: fx.Node) -> int:
+        """Bytes that one run reads from memory and writes to it."""
+        return all_bytes(node)
+
+    def key(self) -> str:
+        return f"{self} {self.device}"
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.source or self.device.name}"
+
+
+def all_bytes(node: fx.Node) -> int:
+    """Bytes of a node's result and of all it reads."""
+    read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
+    return tensor_bytes(node.meta.get("val")) + read

@@ -1,0 +1,165 @@
+"""A plugin's own cost model: registered, planned with, and not believed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import fx
+
+import remat
+from remat.errors import ProblemError
+from remat.graph.costs import CostModel, node_costs
+from remat.passes.base import State
+from remat.plugins.registry import registry
+from tests.graphs import joint_of, traced, weight
+
+
+class Picky(CostModel):
+    """Products cost what follows the colon, everything else 1."""
+
+    name = "picky"
+    unit = "coin"
+    summary = "products are dear"
+
+    def __init__(self, price: int = 100) -> None:
+        self.price = price
+
+    @classmethod
+    def parse(cls, argument: str | None) -> CostModel:
+        return cls() if argument is None else cls(int(argument))
+
+    def cost(self, node: fx.Node) -> int:
+        return self.price if "mm" in str(node.target) else 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.price}"
+
+
+class Plugin:
+    """What an entry point of the group ``remat`` names."""
+
+    @remat.hookimpl
+    def remat_cost_models(self) -> list[type[CostModel]]:
+        return [Picky]
+
+
+@pytest.fixture
+def plugin() -> Iterator[None]:
+    with registry().registered(Plugin(), "pricing"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.sin(x @ w)
+        return x.sum()
+
+    return joint_of(f, torch.randn(8, 8), weight(8, 8))
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_plugins_model_plans(joint: remat.JointGraph) -> None:
+    assert registry().cost_models["picky"] is Picky
+    cheap, dear = (remat.plan(joint, 0.0, cost=c) for c in ("picky:1", "picky:1000"))
+    assert (dear.cost, dear.unit) == ("picky:1000", "coin")
+    products = sum("mm" in name for name in dear.recomputed)
+    assert products > 0
+    assert dear.recompute_cost == products * 1000 + len(dear.recomputed) - products
+    assert cheap.recompute_cost == len(cheap.recomputed)
+    assert remat.plan(joint, plan=remat.Plan.from_json(dear.to_json())).cost == "picky:1000"
+
+
+def model(answer: Any) -> CostModel:
+    class Answer(CostModel):
+        name = "answering"
+        unit = "op"
+
+        def cost(self, node: fx.Node) -> int:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    return Answer()
+
+
+@pytest.mark.parametrize("answer", [math.nan, -1, -0.5, np.float64("nan"), 1j, [1]])
+def test_a_bad_answer_stops_planning_with_the_models_name(
+    joint: remat.JointGraph, answer: Any
+) -> None:
+    says = r"cost model 'answering' says that 'mm' \(aten\.mm\.default\) costs .*finite number of 0"
+    with pytest.raises(ProblemError, match=says):
+        remat.plan(joint, 0.5, cost=model(answer))
+
+
+def test_a_model_that_raises_is_named_with_the_node(joint: remat.JointGraph) -> None:
+    says = r"cost model 'answering' raised KeyError for 'mm' \(aten\.mm\.default\): 'price'"
+    with pytest.raises(ProblemError, match=says) as raised:
+        remat.plan(joint, 0.5, cost=model(KeyError("price")))
+    assert isinstance(raised.value.__cause__, KeyError)
+    with pytest.raises(ProblemError, match=r"^as it is"):
+        remat.plan(joint, 0.5, cost=model(ProblemError("as it is")))
+
+
+@pytest.mark.parametrize(
+    ("answer", "cost"),
+    [(2, 2), (1.25, 2), (0, 0), (np.int64(2**60 + 1), 2**60 + 1), (Fraction(5, 2), 3)],
+)
+def test_every_kind_of_number_becomes_an_int(answer: Any, cost: int) -> None:
+    state = State(joint=traced(torch.relu, torch.randn(3)))
+    found = node_costs(state.index, state.storages, model(answer))
+    assert found == [0, cost]
+    assert type(found[1]) is int
+
+
+def test_a_model_may_answer_for_all_nodes_at_once(joint: remat.JointGraph) -> None:
+    asked: list[list[str]] = []
+
+    class AtOnce(CostModel):
+        name = "at-once"
+        unit = "op"
+        short = 0
+
+        def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
+            asked.append([n.name for n in nodes])
+            return range(len(nodes) - self.short)
+
+    state = State(joint=joint)
+    found = node_costs(state.index, state.storages, AtOnce())
+    assert len(asked) == 1
+    assert len(asked[0]) == len(set(found) - {0}) + 1, "distinct calls only"
+    AtOnce.short = 1
+    with pytest.raises(ProblemError, match=r"'at-once' gave \d+ costs for \d+ nodes; AtOnce.costs"):
+        node_costs(state.index, state.storages, AtOnce())
+
+
+def test_a_model_that_looks_around_is_asked_about_every_node() -> None:
+    class Place(CostModel):
+        name = "place"
+        unit = "op"
+        contextual = True
+
+        def cost(self, node: fx.Node) -> int:
+            return len(node.name)
+
+    state = State(joint=traced(lambda x: x.sin().sin(), torch.randn(3)))
+    assert node_costs(state.index, state.storages, Place()) == [0, len("sin"), len("sin_1")]
+
+
+def test_reading_one_tensor_twice_is_another_call() -> None:
+    class Inputs(CostModel):
+        name = "inputs"
+        unit = "tensor"
+
+        def cost(self, node: fx.Node) -> int:
+            return len(node.all_input_nodes)
+
+    state = State(joint=traced(lambda x, y: (x + x, x + y), *(torch.randn(3) for _ in range(2))))
+    assert node_costs(state.index, state.storages, Inputs()) == [0, 0, 1, 2]

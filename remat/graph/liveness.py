@@ -1,4 +1,4 @@
-"""Bytes alive at once while forward and backward run, by walking both graphs once.
+"""What is alive when, while forward and then backward run: lifetimes of storages, and their peak.
 
 Eager lowering without reuse of memory in place: a value is allocated where its node stands and
 freed after its last use. Inputs, parameters, forward outputs and gradients live to the end of the
@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
-import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from remat.graph.joint import Role, output_node, role_of
-from remat.graph.storages import storage_bytes, storage_key
+from remat.graph.joint import output_node
+from remat.graph.lifetimes import Kind, Step
+from remat.graph.sizes import Sizes
+from remat.graph.source import source_line
+from remat.graph.storages import is_input_mutation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,88 +36,133 @@ class Peak:
     in_backward: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lifetime:
+    """One storage from the moment it is allocated to the moment it is last used.
+
+    Attributes:
+        node: the node that made it, or the placeholder that it came in by.
+        nbytes: bytes of the whole storage.
+        kind: what it is to the step.
+        source: where the user's code made it, ``"file.py:12 code"``; empty where that is unknown.
+        first: moment at which it is there for the first time.
+        last: moment at which it is there for the last time.
+    """
+
+    node: str
+    nbytes: int
+    kind: Kind
+    source: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Memory of one step: forward, then backward. A moment is the run of one node.
+
+    Attributes:
+        moments: the nodes that run, forward's first; a half that runs none counts as one moment
+            with an empty name.
+        boundary: number of forward's moments.
+        lifetimes: every storage of the step, by the moment it begins.
+    """
+
+    moments: tuple[str, ...]
+    boundary: int
+    lifetimes: tuple[Lifetime, ...]
+
+    def alive(self, moment: int) -> tuple[Lifetime, ...]:
+        """What is alive while the node of a moment runs, its result included; largest first."""
+        found = [x for x in self.lifetimes if x.first <= moment <= x.last]
+        return tuple(sorted(found, key=lambda x: -x.nbytes))
+
+    def nbytes(self, *kinds: Kind) -> tuple[int, ...]:
+        """Bytes alive at each moment, of some kinds or (none given) of all."""
+        chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
+        return _sums(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
+
+    @property
+    def peak_moment(self) -> int:
+        """The first moment with the most bytes alive."""
+        sums = self.nbytes()
+        return sums.index(max(sums))
+
+    @property
+    def peak(self) -> Peak:
+        return _peak(self.nbytes(), self.moments, self.boundary)
+
+
+def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
+    """Lifetimes of all storages of one step over a pair of modules that carry fake values.
+
+    Args:
+        forward: returns its own outputs, then what it hands to backward.
+        backward: takes what was handed over and the tangents; returns gradients.
+        num_fwd_outputs: how many of forward's outputs are its own.
+    """
+    step = Step(forward, backward, num_fwd_outputs)
+    found = [
+        Lifetime(
+            node=node.name,
+            nbytes=nbytes,
+            kind=step.kind(key, first, node),
+            source="" if node.op == "placeholder" else source_line(node),
+            first=first,
+            last=last,
+        )
+        for key, node, nbytes, first, last in step.lifetimes()
+    ]
+    return Timeline(
+        moments=step.moments,
+        boundary=step.boundary,
+        lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+    )
+
+
 def simulate_peak(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Peak:
-    """Simulates the memory of one step over a pair of modules that carry fake values."""
-    inputs = _sizes(n for n in forward.graph.nodes if n.op == "placeholder")
-    values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
-    outputs = _sizes(v for v in values[:num_fwd_outputs] if isinstance(v, fx.Node))
-    handed = _sizes(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
-    first = _walk(forward, resident=inputs, initial={}, pinned={*outputs, *handed})
-    initial = _sizes(
-        n
-        for n in backward.graph.nodes
-        if n.op == "placeholder" and role_of(n) in (Role.PRIMAL, Role.TANGENT)
-    )
-    gradients = pytree.arg_tree_leaves(*output_node(backward.graph).args)
-    second = _walk(
-        backward,
-        resident=inputs | outputs,
-        initial={k: b for k, b in initial.items() if k not in inputs and k not in outputs},
-        pinned=set(_sizes(v for v in gradients if isinstance(v, fx.Node))),
-    )
-    if second[0] > first[0]:
-        return Peak(nbytes=second[0], node=second[1], in_backward=True)
-    return Peak(nbytes=first[0], node=first[1], in_backward=False)
-
-
-def _walk(
-    module: fx.GraphModule, *, resident: dict[int, int], initial: dict[int, int], pinned: set[int]
-) -> tuple[int, str]:
-    """Most bytes alive while a graph runs, and the node that runs then."""
-    made: dict[fx.Node, dict[int, int]] = {n: _sizes((n,)) for n in module.graph.nodes}
-    nodes = [n for n in module.graph.nodes if n.op == "call_function"]
-    last: dict[int, int] = {}
-    for i, node in enumerate(nodes):
-        for read in (node, *node.all_input_nodes):
-            for key in made[read]:
-                last[key] = i
-    # What backward never reads is freed before it starts.
-    alive = {k: b for k, b in initial.items() if k in last or k in pinned}
-    ends: dict[int, list[int]] = {}
-    for key, i in last.items():
-        if key not in pinned:
-            ends.setdefault(i, []).append(key)
-    current = sum(resident.values()) + sum(alive.values())
-    most, where = current, nodes[0].name if nodes else ""
-    for i, node in enumerate(nodes):
-        for key, nbytes in made[node].items():
-            if key not in resident and key not in alive:
-                alive[key] = nbytes
-                current += nbytes
-        if current > most:
-            most, where = current, node.name
-        for key in ends.get(i, ()):
-            current -= alive.pop(key, 0)
-    return most, where
-
-
-def _sizes(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    """Storages of the values of nodes, with their bytes."""
-    found: dict[int, int] = {}
-    for node in nodes:
-        value = node.meta.get("val")
-        for tensor in (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value):
-            if isinstance(tensor, torch.Tensor):
-                key = storage_key(tensor)
-                found[id(tensor) if key is None else key] = storage_bytes(tensor)
-    return found
+    """The peak of `timeline`, without building it: for searches over many plans."""
+    step = Step(forward, backward, num_fwd_outputs)
+    spans = ((nbytes, first, last) for _, _, nbytes, first, last in step.lifetimes())
+    return _peak(_sums(spans, len(step.moments)), step.moments, step.boundary)
 
 
 def saved_storages(
     forward: fx.GraphModule, num_fwd_outputs: int, *, count_outputs: bool = False
 ) -> dict[int, int]:
     """Distinct storages that forward hands to backward beyond inputs and outputs, with their bytes."""
-    from remat.graph.storages import is_input_mutation
-
-    out = output_node(forward.graph)
-    values = pytree.arg_tree_leaves(*out.args)
-    descs = pytree.arg_tree_leaves(out.meta.get("desc", [None] * len(values)))
-    free = _sizes(n for n in forward.graph.nodes if n.op == "placeholder")
+    values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
+    descs = pytree.arg_tree_leaves(
+        output_node(forward.graph).meta.get("desc", [None] * len(values))
+    )
+    sizes = Sizes()
+    free = sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder")
     if not count_outputs:
-        free |= _sizes(
+        free |= sizes.of_all(
             v
             for v, d in zip(values[:num_fwd_outputs], descs, strict=False)
             if isinstance(v, fx.Node) and not is_input_mutation(d)
         )
-    handed = _sizes(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
+    handed = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
     return {k: b for k, b in handed.items() if k not in free}
+
+
+def own_outputs(forward: fx.GraphModule) -> int:
+    """How many of the outputs of a partitioned forward are its own, by AOTAutograd's descriptors."""
+    descs = pytree.arg_tree_leaves(output_node(forward.graph).meta.get("desc", ()))
+    return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
+
+
+def _sums(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
+    """Bytes alive at each moment, of storages given as (bytes, first moment, last moment)."""
+    change = [0] * (moments + 1)
+    for nbytes, first, last in spans:
+        change[first] += nbytes
+        change[last + 1] -= nbytes
+    return tuple(accumulate(change[:-1]))
+
+
+def _peak(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> Peak:
+    most = max(sums)
+    moment = sums.index(most)
+    return Peak(nbytes=most, node=moments[moment], in_backward=moment >= boundary)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import fx, nn
+from torch._subclasses import FakeTensorMode
 
 import remat
-from remat.graph.liveness import saved_storages, simulate_peak
+from benchmarks.models import build
+from remat.graph.lifetimes import Kind
+from remat.graph.liveness import Timeline, own_outputs, saved_storages, simulate_peak, timeline
 from tests.graphs import joint_of, weight
+
+
+def timeline_of(plan: remat.Plan) -> Timeline:
+    return timeline(plan.forward, plan.backward, own_outputs(plan.forward))
 
 
 def test_peak_of_one_product() -> None:
@@ -55,3 +64,117 @@ def test_saved_storages_leave_out_inputs_and_outputs() -> None:
     assert list(saved_storages(plan.forward, n, count_outputs=True).values()) == [64, 64]
     assert plan.saved_bytes == 64
     assert remat.plan(joint, 1, count_outputs=True).saved_bytes == 128
+
+
+def test_timeline_of_one_product() -> None:
+    """The step of `test_peak_of_one_product`, moment by moment."""
+    joint = joint_of(lambda x, w: torch.mm(x.cos(), w).sum(), weight(4, 4), weight(4, 4))
+    step = timeline_of(remat.plan(joint, 1))
+    forward, backward = step.moments[: step.boundary], step.moments[step.boundary :]
+    assert forward == ("cos", "mm", "sum_1")
+    assert [n for n in backward if n in ("t", "mm_1", "mm_2", "sin", "neg", "mul")][-3:] == [
+        "sin",
+        "neg",
+        "mul",
+    ]
+    assert step.nbytes()[:3] == (192, 256, 260)
+    assert step.nbytes(Kind.INPUT) == (128,) * len(step.moments)
+    assert step.peak == simulate_peak(
+        *(remat.plan(joint, 1).forward, remat.plan(joint, 1).backward), joint.num_fwd_outputs
+    )
+    kinds = {(x.node, x.kind) for x in step.lifetimes}
+    assert ("cos", Kind.SAVED) in kinds
+    assert ("mm", Kind.TEMPORARY) in kinds
+    assert ("sum_1", Kind.OUTPUT) in kinds
+    assert ("tangents_1", Kind.TANGENT) in kinds
+    assert sum(kind is Kind.GRADIENT for _, kind in kinds) == 2
+    at_peak = step.alive(step.peak_moment)
+    assert sum(x.nbytes for x in at_peak) == step.peak.nbytes == 388
+    assert [x.nbytes for x in at_peak] == sorted((x.nbytes for x in at_peak), reverse=True)
+    assert {"sin", "neg"} < {x.node for x in at_peak}
+    assert not {"cos", "tangents_1"} & {x.node for x in at_peak}
+
+
+def test_a_saved_value_lives_from_forward_to_its_last_use_in_backward() -> None:
+    joint = joint_of(lambda x, w: torch.mm(x.cos(), w).sum(), weight(4, 4), weight(4, 4))
+    step = timeline_of(remat.plan(joint, 1))
+    (cos,) = (x for x in step.lifetimes if x.node == "cos")
+    assert (cos.first, cos.nbytes) == (0, 64)
+    assert step.moments[cos.last] == "mm_1"
+    assert cos.last >= step.boundary
+
+
+def test_a_recomputed_value_lives_once_in_each_half() -> None:
+    """With no budget nothing is kept of `cos`, and both runs of it are short."""
+    joint = joint_of(lambda x, w: torch.mm(x.cos(), w).sum(), weight(4, 4), weight(4, 4))
+    plan = remat.plan(joint, 0)
+    assert plan.recomputed == ("cos",)
+    step = timeline_of(plan)
+    first, second = (x for x in step.lifetimes if x.node == "cos")
+    assert first.last < step.boundary <= second.first
+    assert first.kind is second.kind is Kind.TEMPORARY
+
+
+def test_lifetimes_name_the_line_of_the_user() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = torch.mm(x, w).tanh()
+        return nn.functional.layer_norm(h, (4,)).sum()
+
+    step = timeline_of(remat.plan(joint_of(f, weight(4, 4), weight(4, 4)), 1))
+    source = {x.node: x.source for x in step.lifetimes}
+    assert source["tanh"].startswith("test_liveness.py:")
+    assert source["tanh"].endswith("h = torch.mm(x, w).tanh()")
+    assert source["native_layer_norm"].endswith("return nn.functional.layer_norm(h, (4,)).sum()")
+    assert source["primals_1"] == ""
+
+
+@pytest.mark.parametrize("name", ["llama", "resnet", "mutated_buffer", "checkpointed"])
+def test_the_quick_peak_is_the_peak_of_the_timeline(name: str) -> None:
+    step = build(name)
+    joint = remat.capture(step.model, step.args, step.kwargs, lower="eager")
+    for budget in (0, 0.5, 1):
+        plan = remat.plan(joint, budget)
+        drawn = timeline_of(plan)
+        assert own_outputs(plan.forward) == joint.num_fwd_outputs
+        assert drawn.peak == simulate_peak(plan.forward, plan.backward, joint.num_fwd_outputs)
+        assert drawn.peak.nbytes == plan.peak_bytes
+        assert drawn.nbytes() == tuple(
+            map(sum, zip(*(drawn.nbytes(kind) for kind in Kind), strict=True))
+        )
+        # What is saved stands between the halves; outputs that are saved too count as outputs.
+        assert drawn.nbytes(Kind.SAVED)[drawn.boundary] <= plan.saved_bytes
+        assert drawn.nbytes(Kind.SAVED)[drawn.boundary - 1] == plan.saved_bytes
+
+
+def test_what_is_made_again_beside_its_kept_twin_counts() -> None:
+    """Forward returns the values of a sort; backward needs the indices and sorts again."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values = x.sin().sort(dim=1).values
+        return values, values.exp().sum()
+
+    plan = remat.plan(joint_of(f, weight(8, 8)), 0)
+    assert "sort" in plan.recomputed
+    step = timeline_of(plan)
+    again = [x for x in step.lifetimes if x.node == "sort" and x.first >= step.boundary]
+    assert sorted(x.nbytes for x in again) == [256, 512]  # values and indices
+    kept = [x for x in step.lifetimes if x.node == "sort" and x.kind is Kind.OUTPUT]
+    assert [(x.nbytes, x.last) for x in kept] == [(256, len(step.moments) - 1)]
+
+
+def test_a_half_without_operators() -> None:
+    """A forward that only hands its input on."""
+    forward, backward = fx.Graph(), fx.Graph()
+    with FakeTensorMode():
+        x, y = torch.empty(4, 4), torch.empty(2)
+    given = forward.placeholder("primals_1")
+    given.meta["val"] = x
+    forward.output((given,))
+    tangent = backward.placeholder("tangents_1")
+    tangent.meta["val"] = y
+    backward.output((tangent,))
+    halves = fx.GraphModule({}, forward), fx.GraphModule({}, backward)
+    step = timeline(*halves, 1)
+    assert step.moments == ("", "")
+    assert step.nbytes() == (64, 72)
+    assert step.peak == simulate_peak(*halves, 1)

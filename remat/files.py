@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a text file under another name first, so that nobody ever sees half of it.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file under another name first, so that nobody ever sees half of it; text as UTF-8.
 
     Raises:
         OSError: it cannot be written; what was there before is as it was.
     """
     target = path.resolve()
+    data = content.encode() if isinstance(content, str) else content
     if target.exists() and not target.is_file():  # a pipe or a terminal
-        target.write_text(text)
+        target.write_bytes(data)
         return
-    draft = target.with_name(f".{target.name}.{os.getpid()}.part")
+    draft = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with draft.open("xb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(target)

@@ -1,0 +1,281 @@
+"""Bytes really alive while a training step runs: the other side of `remat.graph.liveness`.
+
+Counted in one of two ways. By *storages*: a dispatch mode sees what every operator returns, and
+finalisers see when that memory goes. By the *allocator*: CUDA's statistics, or on the CPU the
+profiler's record of every allocation. What an operator allocates and frees by itself, such as the
+workspace of a convolution, is seen by the allocator only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat.errors import CaptureError, ProblemError
+
+#: Runs before the one that is measured, at most; a step may compile more than once as it changes
+#: its own state.
+_WARM_UP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Memory of one step that ran.
+
+    Attributes:
+        peak_bytes: most bytes alive at once, parameters, buffers and inputs included.
+        forward_peak_bytes: most bytes alive at once before backward began.
+        input_bytes: bytes of parameters, buffers and inputs.
+        by: ``"storages"`` or ``"allocator"``.
+        where: the operator that had just run at the peak; empty where the allocator counted.
+    """
+
+    peak_bytes: int
+    forward_peak_bytes: int
+    input_bytes: int
+    by: str
+    where: str = ""
+
+
+def measure_step(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    resident: Iterable[torch.Tensor] = (),
+    by: str | None = None,
+) -> Measured:
+    """Runs forward and backward of one step until nothing more is compiled, and measures one run.
+
+    Every output that requires a gradient is given one (of ones), as a loss outside of ``fn`` would.
+    Buffers, gradients and the state of the random number generators are as before when it returns.
+
+    Args:
+        fn: a module or function, usually a compiled one; its parameters and buffers count.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+        resident: more tensors that are alive during the step and count.
+        by: ``"storages"`` (on the CPU only) or ``"allocator"``; None: by storages on the CPU, by the
+            allocator on CUDA, which counts blocks of 512 bytes.
+
+    Raises:
+        CaptureError: no output of ``fn`` requires a gradient.
+        ProblemError: ``by`` is something else, or not possible on the device.
+    """
+    named = dict(kwargs or {})
+    given = [v for v in pytree.tree_leaves((tuple(args), named)) if isinstance(v, torch.Tensor)]
+    given += resident
+    if isinstance(fn, torch.nn.Module):
+        given += [*fn.parameters(), *fn.buffers()]
+    given = list({id(t): t for t in given}.values())
+    device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
+    measure = _way(by, device)
+    with _as_before(given, device):
+        for _ in range(_WARM_UP):
+            before = _graphs_compiled()
+            _backward(_forward(fn, args, named))
+            _forget_gradients(given)
+            if _graphs_compiled() == before:
+                break
+        return measure(lambda: _forward(fn, args, named), given, device)
+
+
+def _graphs_compiled() -> int:
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+_Step = Callable[[], tuple[Any, torch.Tensor]]
+_Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
+
+
+def _way(by: str | None, device: torch.device) -> _Way:
+    known = {"allocator": _by_cuda} if device.type == "cuda" else _ON_CPU
+    if by is None:
+        return next(iter(known.values()))
+    if by not in known:
+        raise ProblemError(
+            f"by is {by!r}; expected {' or '.join(map(repr, known))} for a step on {device.type}"
+        )
+    return known[by]
+
+
+def _forward(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Any, torch.Tensor]:
+    """What a call returns, and a seed from which backward through all of it starts."""
+    out = fn(*args, **kwargs)
+    leaves = [v for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor) and v.requires_grad]
+    if not leaves:
+        raise CaptureError(
+            "no output of the step requires a gradient, so it has no backward to measure; return a "
+            "tensor that depends on a parameter"
+        )
+    seed: torch.Tensor = _Seed.apply(*leaves)  # type: ignore[no-untyped-call]
+    return out, seed
+
+
+def _backward(result: tuple[Any, torch.Tensor]) -> None:
+    seed = result[1]
+    seed.backward(seed.detach())  # type: ignore[no-untyped-call]
+
+
+class _Seed(torch.autograd.Function):
+    """Gives each of its inputs a gradient of ones, which the autograd engine alone holds."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(v.shape, v.dtype, v.device) for v in outputs]
+        return outputs[0].new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.ones(s, dtype=t, device=d) for s, t, d in ctx.like)
+
+
+@contextlib.contextmanager
+def _as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
+    """Puts values of what needs no gradient, gradients and random states back."""
+    values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad]
+    gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
+    _forget_gradients(tensors)
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in values:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
+
+
+def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        if tensor.requires_grad and tensor.is_leaf:
+            tensor.grad = None
+
+
+def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
+    tracker = StorageTracker()
+    for tensor in inputs:
+        tracker.add(tensor)
+    input_bytes = tracker.current
+    with tracker:
+        result = step()
+        forward_peak = tracker.peak
+        _backward(result)
+    return Measured(
+        peak_bytes=tracker.peak,
+        forward_peak_bytes=forward_peak,
+        input_bytes=input_bytes,
+        by="storages",
+        where=tracker.where,
+    )
+
+
+def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
+    input_bytes = _bytes_of(inputs, 1)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+        result = step()
+        with torch.profiler.record_function("remat::backward"):
+            _backward(result)
+    events: Any = profile.profiler.kineto_results.events()
+    current = peak = forward_peak = input_bytes
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if event.name() == "remat::backward":
+            forward_peak = peak
+        elif event.name() == "[memory]":
+            current += event.nbytes()
+            peak = max(peak, current)
+    return Measured(
+        peak_bytes=peak,
+        forward_peak_bytes=forward_peak,
+        input_bytes=input_bytes,
+        by="allocator",
+    )
+
+
+def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:
+    input_bytes = _bytes_of([t for t in inputs if t.device == device], 512)
+    torch.cuda.synchronize(device)
+    others = torch.cuda.memory_allocated(device) - input_bytes
+    torch.cuda.reset_peak_memory_stats(device)
+    result = step()
+    forward_peak = torch.cuda.max_memory_allocated(device)
+    _backward(result)
+    return Measured(
+        peak_bytes=torch.cuda.max_memory_allocated(device) - others,
+        forward_peak_bytes=forward_peak - others,
+        input_bytes=input_bytes,
+        by="allocator",
+    )
+
+
+_ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profiler}
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
+    """Bytes of distinct storages, each in whole blocks."""
+    sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    return sum(-(-n // block) * block for n in sizes.values())
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all storages that operators return, until they are freed.
+
+    Storages from before count once they are added. Compiled code runs under it as it is: every
+    operator that it calls is seen, higher-order ones from outside.
+
+    Attributes:
+        current: bytes alive now.
+        peak: most bytes alive at once.
+        where: the operator that had just run then.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.current = 0
+        self.peak = 0
+        self.where = ""
+        self._alive: dict[int, int] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else Dynamo runs the original code instead of what it compiled
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Counts the storage of a tensor from now on."""
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse and other layouts without one storage
+            return
+        key, nbytes = storage._cdata, storage.nbytes()
+        if key not in self._alive:
+            weakref.finalize(storage, self._freed, key).atexit = False
+        self.current += nbytes - self._alive.get(key, 0)
+        self._alive[key] = nbytes
+
+    def _freed(self, key: int) -> None:
+        self.current -= self._alive.pop(key)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self.add(value)
+        if self.current > self.peak:
+            self.peak, self.where = self.current, str(func)
+        return out

@@ -1,0 +1,57 @@
+"""Bytes of the storages behind the values of nodes: asked for once per storage, not per node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.graph.storages import hint, storage_bytes
+
+
+class Sizes:
+    """Keys of the storages of nodes, and bytes of each key: asked for once per storage."""
+
+    def __init__(self) -> None:
+        self.nbytes: dict[int, int] = {}
+        self._known: dict[fx.Node, tuple[int, ...]] = {}
+
+    def keys(self, node: fx.Node) -> tuple[int, ...]:
+        known = self._known.get(node)
+        if known is None:
+            value = node.meta.get("val")
+            leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+            known = tuple(self.key(v) for v in leaves if isinstance(v, torch.Tensor))
+            self._known[node] = known
+        return known
+
+    def rename(self, node: fx.Node, key: int, other: int) -> None:
+        """Calls one storage behind the value of a node by another key."""
+        if key != other:
+            self._known[node] = tuple(other if k == key else k for k in self.keys(node))
+
+    def of_all(self, nodes: Iterable[fx.Node]) -> dict[int, int]:
+        """Storages of the values of nodes, with their bytes."""
+        return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
+
+    def key(self, tensor: torch.Tensor) -> int:
+        try:
+            storage = tensor.untyped_storage()
+            key: int = storage._cdata
+        except NotImplementedError:  # sparse and other layouts without one storage
+            key = id(tensor)
+            self.nbytes[key] = storage_bytes(tensor)
+            return key
+        if key not in self.nbytes:
+            self.nbytes[key] = hint(storage.nbytes())
+        return key
+
+    def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
+        """For each storage of the values of nodes, the first node that has it."""
+        found: dict[int, fx.Node] = {}
+        for node in nodes:
+            for key in self.keys(node):
+                found.setdefault(key, node)
+        return found

@@ -51,8 +51,8 @@ def main() -> None:
         f" {'knee':>9} {'PyTorch':>9} {'ratio':>7} {'score':>8} {'PyTorch':>8}"
     )
     for path in sorted((ROOT / "instances").glob("knapsack_*.json")):
-        record = json.loads(path.read_text())
-        weights, values = record["weights"], record["values"]
+        made = remat.load_instance(path)
+        weights, values = made.problem.weights, made.problem.values
         problem = remat.KnapsackProblem(weights, values, sum(weights))
         frontier_s, frontier = timed(lambda p=problem: knapsack_frontier(p), 5)
         total = sum(weights)
@@ -92,7 +92,7 @@ def main() -> None:
 
         rows.append(
             {
-                "instance": record["name"],
+                "instance": made.name,
                 "items": len(weights),
                 "points": len(frontier),
                 "tolerance": frontier.tolerance,
@@ -105,7 +105,7 @@ def main() -> None:
             }
         )
         print(
-            f"{record['name']:22} {len(weights):>6} {len(frontier):>8} {frontier.tolerance:>9.1e}"
+            f"{made.name:22} {len(weights):>6} {len(frontier):>8} {frontier.tolerance:>9.1e}"
             f" {frontier_s * 1e3:>8.1f}ms {knee_s * 1e3:>7.1f}ms {sweep_s * 1e3:>7.0f}ms"
             f" {sweep_s / knee_s:>6.0f}x {score(mine):>8.5f} {score(swept):>8.5f}",
             flush=True,

@@ -1,27 +1,36 @@
-"""Captures real knapsacks from `transformers` models at real sizes, under fake tensors, as JSON.
+"""Captures the training steps of `benchmarks/architectures.py` as instances, under fake tensors.
 
-    python benchmarks/make_instances.py [NAME …]
+    python benchmarks/make_instances.py [NAME …] [--to FOLDER]
 
-Weights are bytes, values picoseconds on an H100 (roofline). Each model gives two: the expensive
-operators alone, and with them what only the runtime-optimal cut keeps.
+Writes `benchmarks/instances/NAME.json`, the graph problem of one training step, for every
+architecture, and `knapsack_NAME-expensive.json` and `knapsack_NAME-all.json` for some older ones:
+the expensive operators alone, and with them what only the runtime-optimal cut keeps. Bytes are
+counted as they are, costs are picoseconds on an H100 (roofline). The same versions of PyTorch and
+transformers write the same bytes again.
 """
 
 from __future__ import annotations
 
-import json
-import sys
+import argparse
+import gc
+import logging
+import time
 import warnings
 from pathlib import Path
 
+from architectures import ARCHITECTURES
+
 import remat
 from remat.cli.hf import build
+from remat.cli.instances import figures
+from remat.graph.budget import format_bytes
 from remat.graph.costs import Roofline
 from remat.passes.candidates import candidates
 from remat.passes.min_cut import MinCut
 from remat.pipelines import prepare
 
 FOLDER = Path(__file__).parent / "instances"
-MODELS: dict[str, tuple[str, str, int, int]] = {
+KNAPSACKS: dict[str, tuple[str, str, int, int]] = {
     "llama-32": ("llama", "num_hidden_layers=32 dtype=bfloat16", 1, 2048),
     "gpt2-36": ("gpt2", "n_layer=36 n_embd=1280 n_head=20", 4, 1024),
     "bert-24": ("bert", "num_hidden_layers=24 hidden_size=1024 num_attention_heads=16 intermediate_size=4096", 8, 512),
@@ -30,35 +39,93 @@ MODELS: dict[str, tuple[str, str, int, int]] = {
 }  # fmt: skip
 
 
-def main() -> None:
-    warnings.simplefilter("ignore")
-    FOLDER.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or MODELS:
-        kind, config, batch, seq = MODELS[name]
-        example = build(kind, config.split(), batch=batch, seq=seq or None)
-        joint = remat.capture(example.model, example.args, example.kwargs)
-        state = prepare(joint)
-        lowered = state.lowered(Roofline())
-        loosest = MinCut(
-            ban_used_far_apart=False,
-            ban_long_fusible_chains=False,
-            ban_materialized_backward=False,
-            ban_not_in_allowlist=False,
+def graph_instance(name: str, folder: Path) -> str:
+    """Captures an architecture; returns its line of the table."""
+    start = time.perf_counter()
+    model, args, kwargs = ARCHITECTURES[name]()
+    count = sum(p.numel() for p in model.parameters())
+    joint = remat.capture(model, args, kwargs)
+    captured_s = time.perf_counter() - start
+    shapes = [
+        f"{key} {'×'.join(map(str, value.shape))}"
+        for key, value in (*((f"input {i}", a) for i, a in enumerate(args)), *kwargs.items())
+    ]
+    source = (
+        f"{type(model).__name__}, {count:,} parameters in "
+        f"{str(next(model.parameters()).dtype).partition('.')[2]}, {', '.join(shapes)}; "
+        f"{joint.lower} lowering"
+    )
+    made = remat.instance(joint, Roofline(), name=name, source=source)
+    path = folder / f"{name}.json"
+    remat.save_instance(path, made)
+    of = figures(made)
+    return (
+        f"{name:16} {len(joint.graph.nodes):>7,} {of['nodes']:>7,} {of['edges']:>7,} "
+        f"{of['candidates']:>10,} {format_bytes(of['full_bytes']):>10} "
+        f"{format_bytes(of['least_bytes']):>10} {captured_s:>8.1f} s "
+        f"{time.perf_counter() - start:>6.1f} s {path.stat().st_size / 1000:>6,.0f} kB"
+    )
+
+
+def knapsack_instances(name: str, folder: Path) -> None:
+    """Captures a model and writes the two knapsacks that its planning could come down to."""
+    kind, config, batch, seq = KNAPSACKS[name]
+    example = build(kind, config.split(), batch=batch, seq=seq or None)
+    state = prepare(remat.capture(example.model, example.args, example.kwargs))
+    lowered = state.lowered(Roofline())
+    loosest = MinCut(
+        ban_used_far_apart=False,
+        ban_long_fusible_chains=False,
+        ban_materialized_backward=False,
+        ban_not_in_allowlist=False,
+    )
+    for part, cut in (("expensive", loosest), ("all", MinCut())):
+        items = candidates(state, lowered, cut.banned(state)).candidates
+        weights = tuple(nbytes for _, nbytes in items)
+        made = remat.Instance(
+            name=f"{name}-{part}",
+            problem=remat.KnapsackProblem(
+                weights=weights,
+                values=tuple(lowered.problem.cost[i] for i, _ in items),
+                capacity=sum(weights) // 2,
+            ),
+            cost=str(Roofline()),
+            unit=lowered.problem.unit,
+            source=f"hf:{kind} {config}, batch {batch}, sequence {seq}, Inductor's joint graph",
         )
-        for part, cut in (("expensive", loosest), ("all", MinCut())):
-            items = candidates(state, lowered, cut.banned(state)).candidates
-            record = {
-                "format": "remat-knapsack-1",
-                "name": f"{name}-{part}",
-                "source": f"hf:{kind} {config}, batch {batch}, sequence {seq}, Inductor's joint graph",
-                "weight_unit": "byte",
-                "value_unit": "ps (roofline:h100)",
-                "weights": [w for _, w in items],
-                "values": [lowered.problem.cost[i] for i, _ in items],
-            }
-            path = FOLDER / f"knapsack_{name}-{part}.json"
-            path.write_text(json.dumps(record) + "\n")
-            print(f"{path.name}: {len(items)} items")
+        path = folder / f"knapsack_{made.name}.json"
+        remat.save_instance(path, made)
+        print(f"{path.name}: {len(items)} items", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    known = [*ARCHITECTURES, *KNAPSACKS]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(known)}")
+    parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the instances")
+    options = parser.parse_args()
+    names = options.names or known
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        parser.error(f"there is no '{unknown[0]}'; known: {', '.join(known)}")
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    options.to.mkdir(exist_ok=True)
+    print(
+        f"{'architecture':16} {'joint':>7} {'nodes':>7} {'edges':>7} {'candidates':>10} "
+        f"{'full':>10} {'least':>10} {'capture':>10} {'all':>8} {'file':>9}",
+        flush=True,
+    )
+    for name in names:
+        if name in ARCHITECTURES:
+            print(graph_instance(name, options.to), flush=True)
+            gc.collect()
+    for name in names:
+        if name in KNAPSACKS:
+            knapsack_instances(name, options.to)
+            gc.collect()
 
 
 if __name__ == "__main__":

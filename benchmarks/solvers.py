@@ -318,14 +318,11 @@ def run_random(count: int) -> list[dict[str, Any]]:
 
 
 def instances() -> Iterator[tuple[str, KnapsackProblem]]:
-    """Captured problems, one file each, at every capacity that the file names."""
+    """Captured knapsacks, each at the capacity of its file."""
     for path in sorted(INSTANCES.glob("knapsack_*.json")):
-        data = json.loads(path.read_text())
-        total = sum(data["weights"])
-        capacities = data.get("capacities") or [data.get("capacity", total // 2)]
-        for capacity in capacities:
-            problem = KnapsackProblem(data["weights"], data["values"], capacity)
-            yield f"{data['name']} at {capacity / max(1, total):.0%}", problem
+        made = remat.load_instance(path)
+        share = made.problem.capacity / max(1, made.problem.total_weight)
+        yield f"{made.name} at {share:.0%}", made.problem
 
 
 def run_real(limit_s: float) -> list[dict[str, Any]]:

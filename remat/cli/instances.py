@@ -1,0 +1,243 @@
+"""The commands for problems as files: ``remat capture`` and ``remat solve``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import (
+    capture_model,
+    capture_options,
+    echo_json,
+    json_option,
+    main,
+    time_limit_option,
+)
+from remat.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from remat.graph.budget import Budget
+    from remat.solvers.base import Solver
+    from remat.solvers.instances import Instance
+
+
+@main.command()
+@capture_options
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="write the instance to this file",
+)
+@click.option("--name", help="what to call the instance [default: the file's name]")
+def capture(
+    model: str,
+    overrides: tuple[str, ...],
+    output: Path,
+    name: str | None,
+    cost: Any,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write the graph problem of one training step of MODEL to a file.
+
+    The file is JSON of names and numbers in which nothing can run: for `remat solve`, and for
+    solvers elsewhere.
+    """
+    from remat import api
+    from remat.solvers.instances import save_instance
+
+    if not output.resolve().parent.is_dir():
+        raise click.BadParameter(
+            f"there is no folder '{output.resolve().parent}'", param_hint="'--output'"
+        )
+    with Progress() as progress:
+        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        progress.step("making the graph problem")
+        source = f"{example.title}; {joint.lower} lowering"
+        made = api.instance(joint, cost, name=name or output.stem, source=source)
+        save_instance(output, made)
+    if as_json:
+        echo_json({**figures(made), "capture_s": captured_s, "file": str(output)})
+        return
+    _show(_instance_rows(made), f"{made.source}, captured in {captured_s:.1f} s")
+    click.echo(f"instance written to {output}")
+
+
+@main.command()
+@click.argument(
+    "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--solver",
+    type=params.SolverType(),
+    default="auto",
+    show_default=True,
+    help="who decides: see `remat solvers`; module:Class names any other",
+)
+@click.option(
+    "--budget",
+    type=params.BudgetType(),
+    help="share of the bytes from 0 to 1, or bytes [default: the file's capacity, else 0.5]",
+)
+@time_limit_option
+@json_option
+def solve(
+    file: Path, solver: Solver, budget: Budget | None, time_limit: float | None, as_json: bool
+) -> None:
+    """Solve the problem in FILE, such as `remat capture` writes.
+
+    What the solver answers is recomputed in integers, and refused where it is wrong.
+    """
+    from remat.solvers.instances import load_instance
+
+    with Progress() as progress:
+        progress.step(f"reading {file}")
+        instance = load_instance(file)
+        progress.step(f"solving {instance.name} with {solver.name}")
+        solved = _solve(instance, solver, budget, time_limit)
+    if as_json:
+        echo_json(solved)
+        return
+    title = instance.name + (f": {instance.source}" if instance.source else "")
+    _show([*_instance_rows(instance), *_solution_rows(solved)], title)
+
+
+def _solve(
+    instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
+) -> dict[str, Any]:
+    """Solves an instance. The figures are of the checked answer; costs are of what is not saved."""
+    from remat.graph.budget import Budget as BudgetType
+    from remat.solvers.graph_problem import GraphProblem
+    from remat.solvers.run import run
+
+    problem = instance.problem
+    if budget is None and problem.capacity is None:
+        budget = BudgetType(share=0.5)
+    if isinstance(problem, GraphProblem):
+        full, least = instance.full_bytes or 0, instance.least_bytes or 0
+    else:
+        full, least = problem.total_weight, 0
+    capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
+    answer: dict[str, Any]
+    if isinstance(problem, GraphProblem):
+        from remat.solvers.run import run_graph
+
+        graph = run_graph(solver, problem.within(capacity), time_limit=time_limit)
+        answer = {
+            "saved_bytes": graph.saved_bytes,
+            "recompute_cost": graph.cost,
+            "recompute_bound": graph.bound,
+            "saved": list(graph.saved),
+            "saved_names": [problem.names[i] for i in graph.saved],
+        }
+        done = (graph.solver, graph.status.value, graph.deterministic, graph.elapsed_s)
+    else:
+        items = run(
+            solver,
+            dataclasses.replace(problem, capacity=capacity or 0),
+            time_limit=time_limit,
+        )
+        answer = {
+            "saved_bytes": items.weight,
+            "recompute_cost": problem.total_value - items.value,
+            "recompute_bound": problem.total_value - items.bound,
+            "saved": list(items.saved),
+        }
+        done = (items.solver, items.status.value, items.deterministic, items.elapsed_s)
+    keys = ("solver", "status", "deterministic", "elapsed_s")
+    return {
+        "instance": instance.name,
+        "kind": instance.kind,
+        "budget": None if budget is None else str(budget),
+        "capacity": capacity,
+        **dict(zip(keys, done, strict=True)),
+        "unit": instance.unit,
+        **answer,
+    }
+
+
+def figures(instance: Instance) -> dict[str, Any]:
+    """What an instance is, and how large."""
+    from remat.solvers.graph_problem import GraphProblem
+
+    problem = instance.problem
+    found: dict[str, Any] = {
+        key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")
+    }
+    if not isinstance(problem, GraphProblem):
+        return {**found, "items": len(problem), "total_bytes": problem.total_weight}
+    columns = zip(problem.savable, problem.recomputable, problem.size, strict=True)
+    return {
+        **found,
+        "nodes": len(problem),
+        "edges": sum(map(len, problem.inputs)),
+        "candidates": sum(save and again and size > 0 for save, again, size in columns),
+        "full_bytes": instance.full_bytes,
+        "least_bytes": instance.least_bytes,
+    }
+
+
+def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
+    from remat.graph.budget import format_bytes
+
+    of = figures(instance)
+    if instance.kind == "knapsack":
+        size = f"{of['items']:,} items, {format_bytes(of['total_bytes'])} in all"
+        return [("problem", f"knapsack of {size}"), ("cost model", instance.cost)]
+    return [
+        (
+            "problem",
+            f"graph of {of['nodes']:,} nodes and {of['edges']:,} edges; {of['candidates']:,} nodes "
+            "can be saved or recomputed",
+        ),
+        ("cost model", instance.cost),
+        (
+            "bytes",
+            f"{format_bytes(of['full_bytes'])} saved by the runtime-optimal partition; "
+            f"{format_bytes(of['least_bytes'])} is the least",
+        ),
+    ]
+
+
+def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
+    from remat.graph.budget import format_bytes
+    from remat.planning import format_cost
+
+    cost, bound, unit = solved["recompute_cost"], solved["recompute_bound"], solved["unit"]
+    budget = solved["budget"] or "of the file"
+    over = "" if solved["deterministic"] else "; a clock ended it"
+    return [
+        (
+            "budget",
+            "none"
+            if solved["capacity"] is None
+            else f"{budget} → {format_bytes(solved['capacity'])}",
+        ),
+        ("saved", f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"),
+        (
+            "recomputed",
+            f"{format_cost(cost, unit)}; no choice needs less than {format_cost(bound, unit)}",
+        ),
+        ("status", solved["status"]),
+        ("decided by", f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"),
+    ]
+
+
+def _show(rows: list[tuple[str, str]], title: str) -> None:
+    from remat.cli import tables
+
+    table: Table = tables.new_table(title)
+    table.show_header = False
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value)
+    tables.show(table)

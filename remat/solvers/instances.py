@@ -1,0 +1,146 @@
+"""Instances: problems with what they were made from, as files in which nothing can run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from remat.errors import ProblemError, RematError
+from remat.files import write_whole
+from remat.solvers import instance_format as form
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.problem import INT64_MAX, KnapsackProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """A problem and where it comes from.
+
+    Attributes:
+        name: what to call it.
+        problem: the problem; a graph's ``capacity`` may be None, and its ``unit`` is `unit`.
+        full_bytes: bytes that the runtime-optimal partition saves: what a ratio budget is a share
+            of. None for a knapsack, where it is a share of the weight of all items.
+        least_bytes: the least bytes that any plan saves. None for a knapsack.
+        cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
+        unit: unit of the costs or values.
+        source: what the problem was made from, for people.
+
+    Raises:
+        ProblemError: an attribute is not what it must be; the message names it.
+    """
+
+    name: str
+    problem: GraphProblem | KnapsackProblem
+    full_bytes: int | None = None
+    least_bytes: int | None = None
+    cost: str = ""
+    unit: str = ""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for label in ("name", "cost", "unit", "source"):
+            form.text_of(label, getattr(self, label))
+        if not self.name:
+            raise ProblemError("name is empty; expected what to call the instance")
+        if isinstance(self.problem, GraphProblem):
+            form.few("names", self.problem.names)
+            self._check_graph(self.problem)
+        elif isinstance(self.problem, KnapsackProblem):
+            form.few("weights", self.problem.weights)
+            for label in ("full_bytes", "least_bytes"):
+                if getattr(self, label) is not None:
+                    raise ProblemError(
+                        f"{label} is {getattr(self, label)!r}; a knapsack has none: leave it out"
+                    )
+        else:
+            raise ProblemError(
+                f"problem is a {type(self.problem).__name__}; expected a GraphProblem or a "
+                "KnapsackProblem"
+            )
+
+    def _check_graph(self, problem: GraphProblem) -> None:
+        if self.unit != problem.unit:
+            raise ProblemError(
+                f"unit is '{self.unit}', but the problem's costs are in '{problem.unit}'; give that"
+            )
+        least = form.integer("least_bytes", self.least_bytes)
+        full = form.integer("full_bytes", self.full_bytes)
+        if least > full:
+            raise ProblemError(f"full_bytes is {full}; expected no less than least_bytes, {least}")
+        for label, column in (("cost", problem.cost), ("size", problem.size)):
+            total = sum(column)
+            if total > INT64_MAX:
+                raise ProblemError(
+                    f"{label} sums to {total}; expected at most 2**63 - 1: use a coarser unit"
+                )
+        for i, name in enumerate(problem.names):
+            form.text_of(f"names[{i}]", name)
+
+    @property
+    def kind(self) -> str:
+        """``"graph"`` or ``"knapsack"``."""
+        return "graph" if isinstance(self.problem, GraphProblem) else "knapsack"
+
+    def to_json(self) -> str:
+        """The instance as JSON; equal instances give equal texts."""
+        return form.dump({key: getattr(self, key) for key in form.HEAD}, self.problem)
+
+    @classmethod
+    def from_json(cls, text: str) -> Instance:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ProblemError: the text is no instance, cut off, of another version, has unknown keys or
+                too many nodes, or an entry that cannot be meant; one line names it.
+        """
+        head, problem = form.parse(text)
+        return cls(problem=problem, **head)
+
+
+def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
+    """Writes an instance to a file, whole or not at all.
+
+    Raises:
+        ProblemError: the file would be larger than what can be read again.
+        RematError: the file cannot be written; what was there before is as it was.
+    """
+    text = instance.to_json()
+    nbytes = len(text.encode())
+    if nbytes > form.MAX_BYTES:
+        raise ProblemError(
+            f"instance '{path}' would take {nbytes} bytes; at most {form.MAX_BYTES} are read"
+        )
+    try:
+        write_whole(Path(path), text)
+    except OSError as error:
+        raise RematError(f"instance '{path}' cannot be written: {error.strerror}") from error
+
+
+def load_instance(source: str | os.PathLike[str]) -> Instance:
+    """Reads an instance from a file; nothing in a file can run.
+
+    A million nodes take seconds; more, or more than 128 MiB, are refused.
+
+    Args:
+        source: a path, or the text itself: a ``str`` that starts with ``{``.
+
+    Raises:
+        ProblemError: there is no such file, or it holds no instance; one line says why.
+    """
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        return Instance.from_json(source)
+    try:
+        with Path(source).open("rb") as file:
+            data = file.read(form.MAX_BYTES + 1)
+        if len(data) > form.MAX_BYTES:
+            raise ProblemError(f"it is larger than the {form.MAX_BYTES} bytes that are read")
+        return Instance.from_json(data.decode())
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        reason = f"it is no text in UTF-8: byte {error.start}"
+    except ValueError as error:  # a ProblemError; a path with a null in it
+        reason = str(error)
+    raise ProblemError(f"instance '{source}' cannot be read: {reason}")

@@ -1,0 +1,370 @@
+"""Instances as files: what is written is read again, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import remat
+from remat.errors import ProblemError, RematError
+from remat.solvers import instance_format
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.instances import Instance, load_instance, save_instance
+from remat.solvers.problem import KnapsackProblem
+
+
+def graph(**changes: Any) -> Instance:
+    values: dict[str, Any] = {
+        "names": ("x", "mm", "relu:state"),
+        "inputs": ((), (0,), (0, 1)),
+        "cost": (0, 700, 5),
+        "size": (0, 4096, 16),
+        "savable": (True, True, False),
+        "recomputable": (False, True, True),
+        "in_forward": (True, True, True),
+        "needed": (0, 2),
+        "unit": "ps",
+    }
+    return Instance(
+        name="tiny",
+        problem=GraphProblem(**{**values, **changes}),
+        full_bytes=4112,
+        least_bytes=0,
+        cost="roofline:h100",
+        unit="ps",
+        source="three nodes × 1",
+    )
+
+
+def knapsack() -> Instance:
+    return Instance(
+        name="items",
+        problem=KnapsackProblem(weights=(3, 2**40), values=(5, 7), capacity=9),
+        cost="flops",
+        unit="FLOP",
+    )
+
+
+GRAPH_TEXT = """\
+{"remat_instance":1,
+"kind":"graph",
+"name":"tiny",
+"source":"three nodes × 1",
+"cost":"roofline:h100",
+"unit":"ps",
+"full_bytes":4112,
+"least_bytes":0,
+"problem":{"names":["x","mm","relu:state"],
+"inputs":[[],[0],[0,1]],
+"cost":[0,700,5],
+"size":[0,4096,16],
+"savable":"110",
+"recomputable":"011",
+"in_forward":"111",
+"needed":[0,2],
+"capacity":null}}
+"""
+KNAPSACK_TEXT = """\
+{"remat_instance":1,
+"kind":"knapsack",
+"name":"items",
+"source":"",
+"cost":"flops",
+"unit":"FLOP",
+"full_bytes":null,
+"least_bytes":null,
+"problem":{"weights":[3,1099511627776],
+"values":[5,7],
+"capacity":9}}
+"""
+
+
+@pytest.mark.parametrize(("made", "text"), [(graph(), GRAPH_TEXT), (knapsack(), KNAPSACK_TEXT)])
+def test_version_1_is_written_and_read_like_this(made: Instance, text: str, tmp_path: Path) -> None:
+    assert made.to_json() == text
+    assert Instance.from_json(text) == made
+    assert load_instance(text) == made
+    save_instance(tmp_path / "a.json", made)
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
+    assert load_instance(str(tmp_path / "a.json")) == made
+    assert remat.load_instance(tmp_path / "a.json") == made
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Instance:
+    n = draw(st.integers(0, 12))
+    numbers = st.lists(st.integers(0, 2**40), min_size=n, max_size=n).map(tuple)
+    flags = st.lists(st.booleans(), min_size=n, max_size=n).map(tuple)
+    printable = st.text(max_size=9).filter(str.isprintable)
+    columns = {label: draw(numbers) for label in ("cost", "size")}
+    columns |= {label: draw(flags) for label in ("savable", "recomputable", "in_forward")}
+    problem = GraphProblem(
+        names=tuple(draw(st.lists(printable, min_size=n, max_size=n))),
+        inputs=tuple(
+            tuple(draw(st.lists(st.integers(0, i - 1), max_size=4))) if i else () for i in range(n)
+        ),
+        needed=tuple(draw(st.lists(st.integers(0, n - 1), max_size=5))) if n else (),
+        unit="op",
+        capacity=draw(st.none() | st.integers(0, 2**62)),
+        **columns,
+    )
+    full = draw(st.integers(0, 2**62))
+    least = draw(st.integers(0, full))
+    return Instance(name="g", problem=problem, full_bytes=full, least_bytes=least, unit="op")
+
+
+@given(graphs())
+def test_every_graph_comes_back_as_it_was(made: Instance) -> None:
+    text = made.to_json()
+    assert Instance.from_json(text) == made
+    assert Instance.from_json(text).to_json() == text
+
+
+@pytest.mark.parametrize("text", [GRAPH_TEXT, KNAPSACK_TEXT])
+def test_a_text_cut_off_anywhere_is_refused(text: str) -> None:
+    for end in range(len(text) - 1):  # the last character is the end of the line
+        with pytest.raises(ProblemError):
+            Instance.from_json(text[:end])
+
+
+def refused_in_one_line_or_read(text: str) -> None:
+    said = "an instance"
+    try:
+        read = Instance.from_json(text)
+        assert Instance.from_json(read.to_json()) == read
+    except ProblemError as error:
+        said = str(error)
+    assert len(said.splitlines()) == 1
+    assert len(said) < 500
+
+
+@given(st.integers(0, 2**32), st.sampled_from([GRAPH_TEXT, KNAPSACK_TEXT]))
+def test_a_text_changed_anywhere_is_refused_or_means_something_else(seed: int, text: str) -> None:
+    draw = random.Random(seed)
+    changed = list(text)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(changed))
+        changed[at] = draw.choice(['"', "[", "]", "{", "}", ",", "-", "9", "e", ".", "\\", ""])
+    refused_in_one_line_or_read("".join(changed))
+
+
+def test_any_json_is_refused_or_an_instance() -> None:
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(st.sampled_from(["names", "problem", "kind"]), inner)
+            ),
+        ),
+        st.sampled_from(list(json.loads(GRAPH_TEXT)) + list(json.loads(GRAPH_TEXT)["problem"])),
+    )
+    def check(value: Any, key: str) -> None:
+        data = json.loads(GRAPH_TEXT)
+        (data if key in data else data["problem"])[key] = value
+        refused_in_one_line_or_read(json.dumps(data))
+
+    check()
+
+
+def changed(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            '"remat_instance":1',
+            '"remat_instance":2',
+            "version 2; this remat reads version 1: update",
+        ),
+        ('"remat_instance":1', '"remat_instance":0', "version 0; this remat reads version 1"),
+        ('"remat_instance":1', '"remat_instance":true', "expected a JSON object with the key"),
+        ('"remat_instance":1', '"remat_instance":"1"', "expected a JSON object with the key"),
+        ('"kind":"graph"', '"kind":"tree"', "kind is 'tree'; expected 'graph' or 'knapsack'"),
+        ('"kind":"graph"', '"kind":["graph"]', "kind is a list of 1; expected 'graph'"),
+        ('"kind":"graph"', '"kind":"knapsack"', "problem has no key 'weights'"),
+        ('"kind":"graph",', '"kind":"graph","colour":1,', "unknown key 'colour'"),
+        ('"kind":"graph",\n', "", "the file has no key 'kind'"),
+        ('"needed":[0,2]', '"needed":[0,2],"extra":[]', "problem has the unknown key 'extra'"),
+        ('"needed":[0,2],\n', "", "problem has no key 'needed'"),
+        ('"name":"tiny"', '"name":"tiny","name":"other"', "key 'name' stands there twice"),
+        ('"name":"tiny"', '"name":""', "name is empty"),
+        ('"name":"tiny"', '"name":null', "name is null; expected printable text"),
+        ('"name":"tiny"', '"name":"\\u001b[2J"', "expected printable text"),
+        ('"unit":"ps"', '"unit":7', "unit is 7; expected printable text"),
+        ('"full_bytes":4112', '"full_bytes":null', "full_bytes is null; expected an integer"),
+        ('"full_bytes":4112', '"full_bytes":4112.0', "full_bytes is 4112.0; expected an integer"),
+        ('"least_bytes":0', '"least_bytes":-1', "least_bytes is -1; expected an integer from 0"),
+        ('"least_bytes":0', '"least_bytes":5000', "expected no less than least_bytes, 5000"),
+        ('["x","mm","relu:state"]', '["x","mm"]', "inputs has 3 entries; expected 2"),
+        ('["x","mm","relu:state"]', '["x","mm",3]', "names[2] is 3; expected printable text"),
+        ('["x","mm","relu:state"]', '"xyz"', "names is 'xyz'; expected a list"),
+        (
+            "[[],[0],[0,1]]",
+            "[[],[0],[0,2]]",
+            "inputs[2] ('relu:state') has node 2; expected earlier",
+        ),
+        ("[[],[0],[0,1]]", "[[1],[0],[0,1]]", "inputs[0] ('x') has node 1; expected earlier nodes"),
+        ("[[],[0],[0,1]]", "[[],[-1],[0,1]]", "inputs[1][0] is -1; expected an integer from 0"),
+        ("[[],[0],[0,1]]", "[[],[false],[0,1]]", "inputs[1][0] is false; expected an integer"),
+        ("[[],[0],[0,1]]", "[[],0,[0,1]]", "inputs[1] is 0; expected a list of nodes"),
+        ("[[],[0],[0,1]]", '[[],["x"],[0,1]]', "inputs[1][0] is 'x'; expected an integer"),
+        ("[0,700,5]", "[0,700]", "cost has 2 entries; expected 3"),
+        ("[0,700,5]", "[0,NaN,5]", "NaN stands where only integers may"),
+        ("[0,700,5]", "[0,-Infinity,5]", "-Infinity stands where only integers may"),
+        ("[0,700,5]", "[0,1e999,5]", "cost[1] is inf; expected an integer"),
+        ("[0,700,5]", "[0,700.0,5]", "cost[1] is 700.0; expected an integer"),
+        ("[0,700,5]", "[0,true,5]", "cost[1] is true; expected an integer"),
+        ("[0,700,5]", f"[0,{2**63},5]", "cost[1] is 9223372036854775808; expected an integer"),
+        ("[0,700,5]", f"[0,{2**63 - 1},5]", "cost sums to 9223372036854775812; expected at most"),
+        ("[0,700,5]", f"[0,{'9' * 5000},5]", "a number is too long"),
+        ("[0,4096,16]", "[0,-4096,16]", "size[1] is -4096; expected an integer from 0"),
+        ("[0,4096,16]", "[0,null,16]", "size[1] is null; expected an integer"),
+        ('"savable":"110"', '"savable":"11"', "savable is '11'; expected text of 3 digits 0 or 1"),
+        ('"savable":"110"', '"savable":"11x"', "savable is '11x'; expected text of 3 digits"),
+        ('"savable":"110"', '"savable":[1,1,0]', "savable is a list of 3; expected text of 3"),
+        ('"needed":[0,2]', '"needed":[0,3]', "needed names a node outside 0..2"),
+        ('"capacity":null', '"capacity":-1', "capacity is -1; expected an integer from 0"),
+        ('"capacity":null', '"capacity":0.5', "capacity is 0.5; expected an integer"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(old: str, new: str, says: str, tmp_path: Path) -> None:
+    text = changed(GRAPH_TEXT, old, new)
+    with pytest.raises(ProblemError) as caught:
+        Instance.from_json(text)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "bad.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ProblemError, match=r"bad\.json' cannot be read: ") as caught:
+        load_instance(tmp_path / "bad.json")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("[5,7]", "[5]", "values has 1 entries; expected 2"),
+        ("[5,7]", "[5,-7]", "values[1] is -7"),
+        ("[5,7]", f"[{2**62},{2**62}]", "values must sum to at most"),
+        ('"capacity":9', '"capacity":null', "capacity is null; expected an integer"),
+        ('"full_bytes":null', '"full_bytes":1', "full_bytes is 1; a knapsack has none"),
+    ],
+)
+def test_what_cannot_be_meant_in_a_knapsack_is_named(old: str, new: str, says: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        Instance.from_json(changed(KNAPSACK_TEXT, old, new))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{}", "expected a JSON object with the key 'remat_instance'"),
+        ('{"remat_plan":1}', "expected a JSON object with the key 'remat_instance'"),
+        ('{"remat_instance":1,"problem":' + "[" * 100_000, "nested too deeply"),
+        ('{"remat_instance":1}{"remat_instance":1}', "no JSON, or it is cut off"),
+    ],
+)
+def test_other_texts_are_no_instances(text: str, says: str) -> None:
+    with pytest.raises(ProblemError, match=says):
+        load_instance(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no JSON, or it is cut off"),
+        (b"[1]", "expected a JSON object, got a list of 1"),
+        (b"\x80\x02}q\x00.", "no text in UTF-8: byte 0"),
+        (b"\xef\xbb\xbf{}", "BOM"),
+        (b"names,cost\nx,1\n", "no JSON, or it is cut off"),
+    ],
+)
+def test_other_files_are_no_instances(content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(ProblemError, match=says):
+        load_instance(tmp_path / "f")
+
+
+def test_what_is_no_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match="No such file"):
+        load_instance(tmp_path / "none.json")
+    with pytest.raises(ProblemError, match="directory"):
+        load_instance(tmp_path)
+    with pytest.raises(ProblemError, match="null byte"):
+        load_instance("a\0b")
+
+
+def test_more_nodes_than_a_million_are_refused() -> None:
+    most = instance_format.MAX_NODES
+    assert most == 1_000_000
+    names = ",".join(['"n"'] * (most + 1))
+    text = changed(GRAPH_TEXT, '["x","mm","relu:state"]', f"[{names}]")
+    with pytest.raises(ProblemError, match="names has 1000001 entries; at most 1000000 are read"):
+        Instance.from_json(text)
+
+
+def test_what_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_instance(tmp_path / "a.json", graph())
+    monkeypatch.setattr(instance_format, "MAX_BYTES", 100)
+    with pytest.raises(ProblemError, match=r"larger than the 100 bytes that are read"):
+        load_instance(tmp_path / "a.json")
+    with pytest.raises(ProblemError, match=r"would take \d+ bytes; at most 100 are read"):
+        save_instance(tmp_path / "b.json", graph())
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    monkeypatch.setattr(instance_format, "MAX_NODES", 1)
+    with pytest.raises(ProblemError, match="at most 1 are read"):
+        graph()
+    with pytest.raises(ProblemError, match="at most 1 are read"):
+        knapsack()
+
+
+def test_a_file_that_cannot_be_written_keeps_what_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    save_instance(path, graph())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RematError, match=r"a\.json' cannot be written: No space left"):
+        save_instance(path, knapsack())
+    assert load_instance(path) == graph()
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"problem": 7}, "problem is a int; expected a GraphProblem"),
+        ({"name": "two\nlines"}, "name is 'two"),
+        ({"source": "x" * 1001}, "source is text of 1001 characters"),
+        ({"unit": "op"}, "unit is 'op', but the problem's costs are in 'ps'"),
+        ({"full_bytes": True}, "full_bytes is true"),
+        ({"least_bytes": None}, "least_bytes is null"),
+    ],
+)
+def test_an_instance_checks_what_it_is_given(changes: dict[str, Any], says: str) -> None:
+    values = {key: getattr(graph(), key) for key in (*instance_format.HEAD, "problem")}
+    with pytest.raises(ProblemError) as caught:
+        Instance(**{**values, **changes})
+    assert says in str(caught.value)
+
+
+def test_names_that_would_break_a_line_are_refused() -> None:
+    with pytest.raises(ProblemError, match=r"names\[1\] is 'm\\nm'"):
+        graph(names=("x", "m\nm", "z"))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remat.api import compare as compare
+    from remat.api import frontier as frontier
+    from remat.api import instance as instance
     from remat.api import knapsack_fn as knapsack_fn
     from remat.api import plan as plan
     from remat.api import solve as solve
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from remat.compile import plans as plans
     from remat.compile import torch_solver as torch_solver
     from remat.errors import RematError as RematError
+    from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
     from remat.passes.base import Pass as Pass
@@ -26,16 +29,22 @@ if TYPE_CHECKING:
     from remat.planning import Plan as Plan
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.solvers.base import Solver as Solver
+    from remat.solvers.instances import Instance as Instance
+    from remat.solvers.instances import load_instance as load_instance
+    from remat.solvers.instances import save_instance as save_instance
     from remat.solvers.problem import KnapsackProblem as KnapsackProblem
     from remat.solvers.solution import Answer as Answer
     from remat.solvers.solution import Solution as Solution
     from remat.solvers.solution import Status as Status
+    from remat.together import PlanSet as PlanSet
 
 __version__ = "0.1.0"
 
 _HOME = {
     "PassManager": "remat.pipelines",
     "compare": "remat.api",
+    "frontier": "remat.api",
+    "instance": "remat.api",
     "knapsack_fn": "remat.api",
     "plan": "remat.api",
     "solve": "remat.api",
@@ -44,12 +53,17 @@ _HOME = {
     "plans": "remat.compile",
     "torch_solver": "remat.compile",
     "RematError": "remat.errors",
+    "Peak": "remat.graph.budget",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
     "Pass": "remat.passes.base",
     "Plan": "remat.planning",
+    "PlanSet": "remat.together",
     "hookimpl": "remat.plugins.hooks",
     "Solver": "remat.solvers.base",
+    "Instance": "remat.solvers.instances",
+    "load_instance": "remat.solvers.instances",
+    "save_instance": "remat.solvers.instances",
     "KnapsackProblem": "remat.solvers.problem",
     "Answer": "remat.solvers.solution",
     "Solution": "remat.solvers.solution",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,27 +14,33 @@ from torch import fx
 from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
 
 import remat
-from remat import api, pipelines
+from remat import api, pipelines, sweep
 from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.budget import Budget
 from remat.graph.capture import LOWERINGS
 from remat.graph.costs import count_flops
-from remat.graph.joint import JointGraph
+from remat.graph.joint import JointGraph, copy_module
 from remat.graph.roles import has_tangents
+from remat.planning import Plan
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
+from remat.together import PlanSet
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
-    from remat.planning import Plan
 
 _PLANS: list[Plan] = []
 _LOCK = threading.Lock()
+_SIBLINGS: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = ("budget", "solver", "cost", "time_limit", "plan", "lower")
+
+
+class BudgetWarning(UserWarning):
+    """A budget that does not mean what one may think."""
 
 
 def plans() -> tuple[Plan, ...]:
@@ -57,7 +64,7 @@ class Partitioner(CustomPartitionerFn):
         solver: str | Solver = "auto",
         cost: str | CostModel = "roofline",
         time_limit: float | None = None,
-        plan: Plan | str | Path | None = None,
+        plan: Plan | PlanSet | str | Path | None = None,
         lower: str = "eager",
     ) -> None:
         self.budget = Budget.parse(budget)
@@ -67,6 +74,7 @@ class Partitioner(CustomPartitionerFn):
         self.time_limit = time_limit
         self.plan = None if plan is None else read_plan(plan)
         self.lower = lower
+        self.siblings = [0]  # graphs planned so far under these options
 
     def __call__(
         self,
@@ -95,10 +103,11 @@ class Partitioner(CustomPartitionerFn):
             assert state.backward is not None
             return state.forward, state.backward
         if self.plan is not None:
-            made = pipelines.apply_plan(joint, self.plan, in_place=True)
+            made = pipelines.apply_plan(joint, _plan_for(joint, self.plan), in_place=True)
         else:
+            self._count_graph()
             digest = joint.fingerprint
-            made = pipelines.plan_prepared(
+            made = sweep.plan_prepared(
                 pipelines.prepare(joint, in_place=True),
                 budget=self.budget,
                 solver=self.solver,
@@ -110,13 +119,27 @@ class Partitioner(CustomPartitionerFn):
             _PLANS.append(made)
         return made.forward, made.backward
 
+    def _count_graph(self) -> None:
+        """Says once that a budget in bytes is each graph's own."""
+        self.siblings[0] += 1
+        if self.siblings[0] == 2 and self.budget.share is None:
+            warnings.warn(
+                f"a second graph is compiled under the budget {self.budget}: each graph gets it by "
+                "itself, so together they may keep more. For one budget over all graphs of a model, "
+                "plan them together and reuse the plans: "
+                "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
+                'options={"plan": plans}',
+                BudgetWarning,
+                stacklevel=2,
+            )
+
     def uuid(self) -> str:
         """Identifies every option, every plugin's version and ours, for the keys of caches."""
         options = {
             "remat": remat.__version__,
             "budget": str(self.budget),
             "solver": _identity(self.solver),
-            "cost": f"{_identity(self.cost)} {self.cost}",
+            "cost": f"{_identity(self.cost)} {self.cost.key()}",
             "time_limit": self.time_limit,
             "plan": None if self.plan is None else self.plan.to_json(),
             "lower": self.lower,
@@ -173,6 +196,8 @@ def backend(
             f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
         )
     partition = Partitioner(**{**ours, "lower": lower})
+    if options is not None:
+        partition.siblings = _siblings(options)
     if lower == "eager":
         if given or mode is not None:
             names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
@@ -184,18 +209,62 @@ def backend(
     return _compile_inductor(gm, example_inputs, partition, given, mode)
 
 
+def _siblings(options: Mapping[str, Any]) -> list[int]:
+    """The counter of graphs compiled under these options: Dynamo hands the same object each time."""
+    with _LOCK:
+        kept = _SIBLINGS.setdefault(id(options), (options, [0]))
+        while len(_SIBLINGS) > 64:
+            del _SIBLINGS[next(iter(_SIBLINGS))]
+    return kept[1]
+
+
+def _plan_for(joint: JointGraph, plan: Plan | PlanSet) -> Plan:
+    """The plan of a set that was made for a graph.
+
+    Raises:
+        PlanError: none was.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    digest = joint.fingerprint
+    for p in plan:
+        if p.fingerprint == digest:
+            return p
+    raise PlanError(
+        f"none of the {len(plan)} plans is for graph '{joint.name}' ({digest[:12]}…): model, shapes, "
+        "lowering, or PyTorch have changed; plan again"
+    )
+
+
 def _compile_eager(
     gm: fx.GraphModule, example_inputs: Sequence[Any], partition: Partitioner
 ) -> Callable[..., Any]:
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     compiled = aot_autograd(
-        fw_compiler=lambda module, _: make_boxed_func(module.forward),
+        fw_compiler=lambda module, _: _boxed(module),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
     return compiled(gm, example_inputs)
+
+
+def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Runs one half as it is and takes its arguments over, so that each is freed after its last use.
+
+    Called with arguments of their own, the caller would keep what was saved to the end of backward.
+    """
+    from torch.fx.graph import _BoxedCodeGen
+
+    graph = copy_module(module).graph
+    graph.set_codegen(_BoxedCodeGen())
+    half = fx.GraphModule(module, graph)
+
+    def run(arguments: list[Any]) -> Any:
+        return half.forward(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 def _compile_inductor(
@@ -245,27 +314,26 @@ def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwarg
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
 
-def read_plan(plan: Plan | str | Path) -> Plan:
-    """A plan given as such, as JSON text, or as a path.
+def read_plan(plan: Plan | PlanSet | str | Path) -> Plan | PlanSet:
+    """A plan, or the plans of several graphs, given as such, as JSON text, or as a path.
 
     Raises:
         PlanError: it can be read as none of them.
     """
-    from remat.planning import Plan as PlanType
-
-    if isinstance(plan, PlanType):
+    if isinstance(plan, (Plan, PlanSet)):
         return plan
-    if isinstance(plan, str) and plan.lstrip().startswith("{"):
-        return PlanType.from_json(plan)
-    if isinstance(plan, (str, Path)):
+    if not isinstance(plan, (str, Path)):
+        raise PlanError(
+            f"plan is a {type(plan).__name__}; expected a remat.Plan or PlanSet, its JSON text, or a "
+            "path to it"
+        )
+    text = str(plan)
+    if not text.lstrip().startswith("{"):
         try:
             text = Path(plan).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"plan '{plan}' cannot be read: {error}") from None
-        return PlanType.from_json(text)
-    raise PlanError(
-        f"plan is a {type(plan).__name__}; expected a remat.Plan, its JSON text, or a path to it"
-    )
+    return PlanSet.from_json(text) if '"remat_plans"' in text[:200] else Plan.from_json(text)
 
 
 class TorchSolver(CustomKnapsackSolver):

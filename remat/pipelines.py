@@ -8,16 +8,12 @@ from typing import Any
 
 from remat.errors import PlanError, ProblemError
 from remat.graph.budget import Budget
-from remat.graph.costs import CostModel
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.passes import manager
 from remat.passes.base import Choice, Pass, State
-from remat.passes.knapsack import Knapsack
-from remat.passes.min_cut import MinCut
 from remat.planning import Plan, finish
 from remat.plugins.registry import registry
-from remat.solvers.base import Solver
 
 #: Passes that bring a joint graph into shape before anything is decided.
 PREPARE = "dce,cse,cleanup-recompute-tags,classify,dist-from-backward"
@@ -71,36 +67,6 @@ def prepare(joint: JointGraph, *, in_place: bool = False, count_outputs: bool = 
 def split(state: State) -> State:
     """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
     return PassManager.parse(SPLIT).run(state, in_place=True).state
-
-
-def plan_prepared(
-    state: State,
-    *,
-    budget: Budget,
-    solver: Solver,
-    cost: CostModel,
-    time_limit: float | None,
-    fingerprint: str,
-) -> Plan:
-    """Plans a state that `prepare` returned; the state can be planned again."""
-    # The best knapsack is not always the best plan, as the completing cut has its say: `auto`
-    # answers for plans, so it looks at the greedy pick's plan too.
-    solvers = (solver, registry().solver("greedy")) if solver.name == "auto" else (solver,)
-    decided = [
-        PassManager(
-            (MinCut(), Knapsack(solver=s, budget=budget, cost=cost, time_limit=time_limit or 0.0))
-        )
-        .run(state, in_place=True)
-        .state
-        for s in solvers
-    ]
-    best = min(decided, key=_recompute_cost)
-    return finish(split(best), cost=cost, budget=str(budget), fingerprint=fingerprint)
-
-
-def _recompute_cost(state: State) -> int:
-    cost = state.choice.recompute_cost if state.choice is not None else None
-    return 0 if cost is None else cost
 
 
 def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import fx
 
 from remat.errors import PlanError
-from remat.graph.budget import format_bytes
+from remat.graph.budget import Budget, format_bytes
 from remat.graph.costs import CostModel
-from remat.graph.liveness import saved_storages, simulate_peak
+from remat.graph.explanation import explain
+from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, timeline
 from remat.graph.lowering import Decision, Kind
 from remat.graph.verify import Split, verify
 from remat.passes.base import Choice, State
-from remat.solvers.flow import lagrangian_bound
-from remat.solvers.graph_problem import evaluate
+from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.hull import Hull
 
 #: Version of the JSON form; a newer one is refused.
 JSON_VERSION = 1
@@ -73,6 +75,7 @@ class Plan:
     graph: str
     fingerprint: str
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
+    _problem: GraphProblem | None = None
 
     @property
     def forward(self) -> fx.GraphModule:
@@ -149,7 +152,11 @@ class Plan:
         return cls(**values)
 
     def explain(self) -> str:
-        """The plan in a few lines of text."""
+        """The plan as text: its figures, each kept activation, and what is recomputed and why.
+
+        A kept activation is shown with its bytes, its source line, and what recomputing it alone
+        would cost. What repeats from layer to layer is one row.
+        """
         share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
             f"plan for {self.graph}, budget {self.budget}, cost model {self.cost}",
@@ -162,32 +169,30 @@ class Plan:
             f"  decided by  {self.solver}"
             + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
         ]
-        if self._modules is not None:
-            lines += self._largest()
+        if self._modules is not None and self._problem is not None:
+            show_cost = partial(format_cost, unit=self.unit)
+            lines += explain(self.forward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
 
-    def _largest(self) -> list[str]:
-        """The largest saved values and the most frequent recomputed operators."""
-        keep = set(self.saved)
-        free = {n.name for n in self.forward.graph.nodes if n.op == "placeholder"}
-        from remat.graph.storages import storage_bytes
+    def plot(self, path: str | Path) -> None:
+        """Draws memory over the step and what fills its peak, as ``.svg`` or ``.png``.
 
-        sized = sorted(
-            (
-                (storage_bytes(n.meta.get("val")), n)
-                for n in self.forward.graph.nodes
-                if n.name in keep - free
-            ),
-            key=lambda item: -item[0],
+        Raises:
+            PlanError: the plan was read from a file, or the picture cannot be written.
+            ProblemError: the path has another suffix.
+        """
+        from remat.graph.drawing import draw_step
+
+        forward, backward = self._pair()
+        peak_budget = Budget.parse(self.budget).peak_bytes
+        shown = self.budget if peak_budget is None else f"{format_bytes(peak_budget)} of peak"
+        draw_step(
+            timeline(forward, backward, own_outputs(forward)),
+            path,
+            title=f"{self.graph}, budget {shown}",
+            saved_budget=self.capacity if peak_budget is None else None,
+            peak_budget=peak_budget,
         )
-        again = Counter(
-            str(n.target) for n in self.backward.graph.nodes if n.name in set(self.recomputed)
-        )
-        lines = ["  largest saved:"] if sized else []
-        lines += [f"    {format_bytes(b):>9}  {n.name} = {n.target}" for b, n in sized[:8]]
-        lines += ["  recomputed operators:"] if again else []
-        lines += [f"    {count:>9}  {target}" for target, count in again.most_common(8)]
-        return lines
 
 
 _JSON_FIELDS: dict[str, type] = {
@@ -248,7 +253,10 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         saved_bytes=saved_bytes,
         peak_bytes=simulate_peak(state.forward, state.backward, n).nbytes,
         recompute_cost=scored.recompute_cost,
-        recompute_bound=min(scored.recompute_cost, lagrangian_bound(problem, capacity)),
+        recompute_bound=min(
+            scored.recompute_cost,
+            max(choice.recompute_bound, Hull.of(problem).edge(capacity).bound(capacity)),
+        ),
         unit=problem.unit,
         capacity=capacity,
         full_bytes=choice.full_bytes if choice.full_bytes is not None else saved_bytes,
@@ -262,6 +270,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         graph=state.joint.name,
         fingerprint=fingerprint,
         _modules=(state.forward, state.backward),
+        _problem=problem,
     )
 
 

@@ -13,10 +13,11 @@ import remat
 
 ROOT = Path(remat.__file__).parent
 #: What composes the rooms, each on those before it.
-COMPOSERS = ("planning", "pipelines", "api", "compile", "testing", "cli")
-#: What the other rooms may import of remat, besides themselves and `errors`.
+COMPOSERS = ("planning", "pipelines", "sweep", "together", "api", "compile", "testing", "cli")
+#: What the other rooms may import of remat, besides themselves, `errors` and `files`.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "files": set(),
     "solvers": set(),
     "graph": {"solvers"},
     "passes": {"graph", "solvers"},
@@ -27,7 +28,7 @@ ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {room: ROOMS | set(COMPOSERS[:i]) for i, room in enumerate(COMPOSERS)}
 MAY_IMPORT["cli"] -= {"testing"}
 #: Libraries that a room does without, wherever in a file the import stands.
-NEVER = {"solvers": {"torch"}, "errors": {"torch"}}
+NEVER = {room: {"torch"} for room in ("errors", "files", "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
     "solvers": {"ortools", "scipy", "pulp", "highspy", "numpy"},
@@ -103,7 +104,7 @@ def faults(room: str, source: str) -> list[str]:
             found.append(f"{at}: '{room}' imports {library} inside functions only")
         if i.room in LAZY_ROOMS.get(room, ()) and not i.lazy:
             found.append(f"{at}: '{room}' imports '{i.room}' inside functions only")
-        if i.room is None or i.room in {room, "errors"}:
+        if i.room is None or i.room in {room, "errors", "files"}:
             continue
         if i.room not in MAY_IMPORT[room] and not _is_public(room, i):
             found.append(f"{at}: '{room}' may not import '{i.room}'")

@@ -1,5 +1,7 @@
 """The command ``remat``."""
 
+from remat.cli import frontier as _frontier  # noqa: F401 - its command registers itself
+from remat.cli import instances as _instances  # noqa: F401 - its commands register themselves
 from remat.cli.commands import main
 
 __all__ = ["main"]

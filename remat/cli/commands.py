@@ -35,6 +35,7 @@ class _Group(click.Group):
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
+                warnings.filterwarnings("default", message="the cache of measured costs")
             try:
                 return super().invoke(ctx)
             except RematError as error:
@@ -55,7 +56,7 @@ def main() -> None:
     """
 
 
-def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Arguments and options of every command that captures a model."""
     decorators = (
         click.argument("model", metavar="MODEL"),
@@ -66,11 +67,6 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default="roofline",
             show_default=True,
             help="cost model: see `remat costs`; roofline:a100 names a device",
-        ),
-        click.option(
-            "--time-limit",
-            type=params.TimeLimitType(),
-            help="seconds for a solver on one problem; without it work is counted, not time",
         ),
         click.option(
             "--lower",
@@ -90,14 +86,24 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
         ),
-        _json_option,
+        json_option,
     )
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
 
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
+def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Arguments and options of every command that plans a model."""
+    return capture_options(time_limit_option(command))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
+time_limit_option = click.option(
+    "--time-limit",
+    type=params.TimeLimitType(),
+    help="seconds for a solver on one problem; without it work is counted, not time",
+)
 
 
 @main.command()
@@ -107,7 +113,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="print JSON,
     type=params.BudgetType(),
     default="0.5",
     show_default=True,
-    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000",
+    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB bounds the peak",
 )
 @click.option(
     "--solver",
@@ -137,14 +143,14 @@ def plan(
     """Plan one training step of MODEL under a memory budget."""
     from remat import api
     from remat.cli import tables
-    from remat.cli.files import write_whole
+    from remat.files import write_whole
 
     if save is not None and not save.resolve().parent.is_dir():
         raise click.BadParameter(
             f"there is no folder '{save.resolve().parent}'", param_hint="'--save'"
         )
     with Progress() as progress:
-        example, joint, captured = _capture(progress, model, overrides, **options)
+        example, joint, captured = capture_model(progress, model, overrides, **options)
         progress.step("planning")
         made = api.plan(joint, budget, solver, cost, time_limit)
     if save is not None:
@@ -174,7 +180,7 @@ def plan(
     type=params.ListOf(params.BudgetType()),
     default="0.2,0.5,0.8",
     show_default=True,
-    help="budgets to plan at, with commas",
+    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB",
 )
 def compare(
     model: str,
@@ -188,14 +194,15 @@ def compare(
 ) -> None:
     """Plan MODEL with several solvers at several budgets, side by side.
 
-    The best of each budget carry a star; the bound is one that no plan can beat.
+    The best of each budget carry a star. The gap is the share of the recompute cost that, by a
+    proven bound, the budget may not need; the time is the solver's.
     """
     from remat import api
     from remat.cli import tables
 
     names = api.solver_names() if solvers is None else solvers
     with Progress() as progress:
-        example, joint, captured = _capture(progress, model, overrides, **options)
+        example, joint, captured = capture_model(progress, model, overrides, **options)
         total, done = len(names) * len(budgets), 0
 
         def count(row: api.ComparisonRow) -> None:
@@ -210,12 +217,14 @@ def compare(
     else:
         title = f"{_title(example, joint, captured)}; cost model {comparison.cost}"
         tables.show(tables.comparison_table(comparison, title))
+        for note in tables.comparison_notes(comparison):
+            click.echo(note)
     if all(row.reason is not None for row in comparison.rows):
         raise RematError("no solver found a plan at any of these budgets; the reasons stand above")
 
 
 @main.command()
-@_json_option
+@json_option
 def solvers(as_json: bool) -> None:
     """List the solvers, and why those that cannot run here cannot."""
     from remat.cli import listings, tables
@@ -224,38 +233,38 @@ def solvers(as_json: bool) -> None:
     lines = listings.solver_lines()
     if as_json:
         refused = [str(problem) for problem in registry().problems]
-        _echo_json({"solvers": [dataclasses.asdict(line) for line in lines], "refused": refused})
+        echo_json({"solvers": [dataclasses.asdict(line) for line in lines], "refused": refused})
         return
     tables.show(tables.solver_table(lines))
 
 
 @main.command()
-@_json_option
+@json_option
 def passes(as_json: bool) -> None:
     """List the passes, with the options that a pipeline can give them."""
     from remat.cli import listings, tables
 
     lines = listings.pass_lines()
     if as_json:
-        _echo_json({"passes": [dataclasses.asdict(line) for line in lines]})
+        echo_json({"passes": [dataclasses.asdict(line) for line in lines]})
         return
     tables.show(tables.pass_table(lines))
 
 
 @main.command()
-@_json_option
+@json_option
 def costs(as_json: bool) -> None:
     """List the cost models, and the devices that they know."""
     from remat.cli import listings, tables
 
     lines = listings.cost_lines()
     if as_json:
-        _echo_json({"costs": [dataclasses.asdict(line) for line in lines]})
+        echo_json({"costs": [dataclasses.asdict(line) for line in lines]})
         return
     tables.show(tables.cost_table(lines))
 
 
-def _capture(
+def capture_model(
     progress: Progress, model: str, overrides: tuple[str, ...], **options: Any
 ) -> tuple[Example, JointGraph, float]:
     """Builds and captures MODEL; what its code prints goes to standard error."""
@@ -279,7 +288,7 @@ def _title(example: Example, joint: JointGraph, captured_s: float) -> str:
     return f"{example.title}: {nodes:,} nodes, captured in {captured_s:.1f} s"
 
 
-def _echo_json(data: Any) -> None:
+def echo_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
 
 

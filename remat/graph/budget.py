@@ -18,21 +18,51 @@ _UNITS = {
 }  # fmt: skip
 _FORMS = (
     "expected a number from 0 to 1 (share of the activations), an int above 1 (bytes), "
-    "or text like '8GiB' or '512MB'"
+    "text like '8GiB' or '512MB', or remat.Peak('40GiB') (bytes of the step's peak; as text 'peak:40GiB')"
 )
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Peak:
+    """A budget on the step's simulated peak: everything that is alive at once, weights included.
+
+    Attributes:
+        nbytes: bytes.
+    """
+
+    nbytes: int
+
+    def __init__(self, value: int | str) -> None:
+        """Reads bytes: an int, or text such as ``"40GiB"``.
+
+        Raises:
+            BudgetError: it is no number of bytes.
+        """
+        try:
+            read = Budget.parse(value)
+        except BudgetError:
+            read = Budget()
+        nbytes = value if type(value) is int and value >= 0 else read.nbytes
+        if nbytes is None:
+            raise BudgetError(
+                f"peak is {value!r}; expected bytes: an int, or text like '40GiB' or '512MB'"
+            )
+        object.__setattr__(self, "nbytes", nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget on the bytes that forward saves for backward; exactly one of the two is set.
+    """A budget on the bytes that forward saves for backward, or on the peak; exactly one is set.
 
     Attributes:
         share: share of the bytes that the runtime-optimal partition saves, 0 to 1.
-        nbytes: bytes.
+        nbytes: bytes saved.
+        peak_bytes: bytes of the step's simulated peak.
     """
 
     share: float | None = None
     nbytes: int | None = None
+    peak_bytes: int | None = None
 
     @classmethod
     def parse(cls, value: object) -> Budget:
@@ -43,6 +73,8 @@ class Budget:
         """
         if isinstance(value, Budget):
             return value
+        if isinstance(value, Peak):
+            return cls(peak_bytes=value.nbytes)
         if isinstance(value, bool):
             raise BudgetError(f"budget is {value!r}; {_FORMS}")
         if isinstance(value, numbers.Integral):
@@ -65,6 +97,9 @@ class Budget:
 
     @classmethod
     def _parse_text(cls, text: str) -> Budget:
+        kind, colon, rest = text.strip().partition(":")
+        if colon and kind.lower() == "peak":
+            return cls(peak_bytes=Peak(int(rest) if rest.strip().isdigit() else rest).nbytes)
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", text)
         if match is None:
             raise BudgetError(f"budget is {text!r}; {_FORMS}")
@@ -79,7 +114,7 @@ class Budget:
         return cls(nbytes=exact)
 
     def capacity(self, *, full: int, least: int) -> int:
-        """The budget in bytes for one graph.
+        """The budget in bytes for one graph; a budget on the peak limits none of them.
 
         Args:
             full: bytes that the runtime-optimal partition saves.
@@ -88,6 +123,8 @@ class Budget:
         Raises:
             BudgetError: a byte budget below ``least``, which the message names.
         """
+        if self.peak_bytes is not None:
+            return max(full, least)
         if self.nbytes is None:
             # The share as it is written: 0.3 of 10 bytes is 3, not 2.9999999999999996.
             return max(least, int(Fraction(repr(self.share or 0.0)) * full))
@@ -99,7 +136,16 @@ class Budget:
             )
         return self.nbytes
 
+    @property
+    def label(self) -> str:
+        """The budget for people; it may be rounded."""
+        if self.peak_bytes is not None:
+            return f"peak {format_bytes(self.peak_bytes)}"
+        return str(self) if self.nbytes is None else format_bytes(self.nbytes)
+
     def __str__(self) -> str:
+        if self.peak_bytes is not None:
+            return f"peak:{self.peak_bytes}B"
         if self.nbytes is not None:
             return f"{self.nbytes}B"
         return format(Decimal(repr(self.share)).normalize(), "f")
@@ -110,6 +156,8 @@ def format_bytes(n: float) -> str:
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
+            return (
+                f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 999.5 else f"{size:.3g} {unit}"
+            )
         size /= 1024
     return f"{size:.4g} TiB"

@@ -10,7 +10,9 @@ import contextlib
 import copy
 import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -18,7 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from remat.errors import CaptureError
-from remat.graph.joint import JointGraph
+from remat.graph.joint import JointGraph, Role, role_of
 
 LOWERINGS = ("inductor", "eager")
 
@@ -191,8 +193,37 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
+        self._made: dict[int, tuple[int, int]] = {}  # by id: which graph's which output
+        self._kept: list[Any] = []  # ids are only good while their objects live
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        before = len(self._sink)
+        compiled = self._compiled(module, inputs)
+        if self._stop or len(self._sink) == before:
+            return compiled
+        return self._watched(compiled, len(self._sink) - 1)
+
+    def _watched(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
+        """Notes at the first call which inputs are outputs of earlier graphs."""
+
+        def run(*args: Any) -> Any:
+            received = [(i, *self._made[id(a)]) for i, a in enumerate(args) if id(a) in self._made]
+            joint = self._sink[graph]
+            primals = sum(
+                n.op == "placeholder" and role_of(n) is Role.PRIMAL for n in joint.graph.nodes
+            )
+            if received and not joint.received and primals == len(args):
+                self._sink[graph] = replace(joint, received=tuple(received))
+            out = compiled(*args)
+            for k, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
+                if isinstance(value, torch.Tensor):
+                    self._made[id(value)] = (graph, k)
+                    self._kept.append(value)
+            return out
+
+        return run
+
+    def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":
             from torch._inductor.compile_fx import compile_fx
 
@@ -282,12 +313,19 @@ def _quiet_dynamo() -> Iterator[None]:
     loggers = {
         getattr(logging.Logger, n, None) for n in ("debug", "info", "warning", "warning_once")
     }
-    with config.patch(
-        recompile_limit=1_000_000,
-        accumulated_recompile_limit=1_000_000,
-        suppress_errors=False,
-        ignore_logging_functions={*config.ignore_logging_functions, *(loggers - {None})},
+    with (
+        warnings.catch_warnings(),
+        config.patch(
+            recompile_limit=1_000_000,
+            accumulated_recompile_limit=1_000_000,
+            suppress_errors=False,
+            ignore_logging_functions={*config.ignore_logging_functions, *(loggers - {None})},
+        ),
     ):
+        # Dynamo looks at .grad of what one graph hands to the next.
+        warnings.filterwarnings(
+            "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
+        )
         yield
 
 

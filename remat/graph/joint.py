@@ -34,6 +34,8 @@ class JointGraph:
         static_inputs: positions of the primals whose memory outlives the step (parameters, buffers).
         lower: the lowering that the graph was traced for, ``"inductor"`` or ``"eager"``.
         name: what the graph is called in tables and messages.
+        received: primals that an earlier graph of the same step hands over: (position of the
+            primal, index of that graph in the captured list, index of its forward output).
     """
 
     graph_module: fx.GraphModule
@@ -41,6 +43,7 @@ class JointGraph:
     static_inputs: tuple[int, ...] = ()
     lower: str = "eager"
     name: str = "joint"
+    received: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
@@ -59,6 +62,7 @@ class JointGraph:
             static_inputs=self.static_inputs,
             lower=self.lower,
             name=self.name,
+            received=self.received,
         )
 
 

@@ -21,6 +21,7 @@ def builtin_passes() -> list[type[Pass]]:
     from remat.passes.partition import Partition
     from remat.passes.raise_getitems import RaiseGetitems
     from remat.passes.reorder_backward import ReorderBackward
+    from remat.passes.solve_graph import SolveGraph
 
     return [
         DeadCode,
@@ -30,6 +31,7 @@ def builtin_passes() -> list[type[Pass]]:
         DistanceFromBackward,
         MinCut,
         Knapsack,
+        SolveGraph,
         Partition,
         FunctionalizeRng,
         ReorderBackward,

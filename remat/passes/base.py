@@ -46,10 +46,12 @@ class Choice:
         full_bytes: bytes that the runtime-optimal cut saves.
         least_bytes: the least that any decision saves.
         solver: the solver that was asked, or the cut that sufficed.
-        items: items of the knapsack, 0 where a cut sufficed.
+        items: items of the knapsack, or nodes of the graph problem; 0 where a cut sufficed.
         deterministic: False if a clock ended the search.
         elapsed_s: seconds that the solver took.
         recompute_cost: what the decision costs, where that was asked.
+        recompute_bound: what no decision within the capacity can cost less than, as far as the
+            solver has proven.
     """
 
     capacity: int | None = None
@@ -60,6 +62,7 @@ class Choice:
     deterministic: bool = True
     elapsed_s: float = 0.0
     recompute_cost: int | None = None
+    recompute_bound: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -19,8 +19,11 @@ def remat_solvers() -> list[type[Solver]]:
     from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
     from remat.solvers.dp import DynamicProgram
+    from remat.solvers.graph_exact import GraphExact
+    from remat.solvers.graph_milp import GraphMilp
     from remat.solvers.greedy import Greedy
     from remat.solvers.knee import DynamicMemoryBudget
+    from remat.solvers.lagrangian import Lagrangian
     from remat.solvers.milp import Milp
     from remat.solvers.native import Native
     from remat.solvers.pulp_cbc import PulpCbc
@@ -34,6 +37,9 @@ def remat_solvers() -> list[type[Solver]]:
         CpSat,
         BranchAndBound,
         DynamicMemoryBudget,
+        Lagrangian,
+        GraphExact,
+        GraphMilp,
         Auto,
     ]
 

@@ -10,7 +10,10 @@ from remat.errors import SolverError
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
+from remat.solvers.graph_milp import GraphMilp
+from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.greedy import Greedy
+from remat.solvers.lagrangian import TOLERANCE, Search
 from remat.solvers.milp import Milp
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem
@@ -21,6 +24,10 @@ from remat.solvers.verify import verify
 
 _TABLE_CELLS = 50_000_000  # items times capacities that dynamic programming fills in a blink
 _MOST_ITEMS = 3_000  # beyond, engines for general programs take 100 MB and more, and prove nothing
+
+
+#: How hard to look at a graph: prefixes of decisions to make, then nodes for HiGHS to open.
+_GRAPH_EFFORT = ((3_000_000, 20), (10_000_000, 0))
 
 
 class Auto(Solver):
@@ -60,6 +67,19 @@ class Auto(Solver):
             bound,
             by_clock=others.by_clock or not first.deterministic,
         )
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Repair the hull, raise the bound, and leave what stays open to HiGHS."""
+        search = Search(problem, time_limit=time_limit)
+        best = search.repair()
+        for work, nodes in _GRAPH_EFFORT:
+            best = search.tightened(best, work=work)
+            best = search.exact(best, work=2 * work)
+            if best.gap <= TOLERANCE or search.late():
+                break
+            if nodes and unavailable(GraphMilp) is None:
+                best = GraphMilp(nodes=nodes, gap=0.9 * TOLERANCE).improve(search, best)
+        return search.answer(best)
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:

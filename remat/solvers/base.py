@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer
 
@@ -49,7 +50,7 @@ class Solver:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.knapsack = cls.solve is not Solver.solve
-        cls.graph = callable(getattr(cls, "solve_graph", None))
+        cls.graph = cls.solve_graph is not Solver.solve_graph
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 
@@ -69,6 +70,23 @@ class Solver:
             Indices of the items to save, or an `Answer` that says more.
         """
         raise NotImplementedError(f"solver '{self.name}' does not solve knapsack problems")
+
+    def solve_graph(
+        self, problem: GraphProblem, *, time_limit: float | None = None
+    ) -> Answer | Iterable[int]:
+        """Choose nodes whose bytes stay within the problem's capacity; optional.
+
+        A solver without it still plays on graphs: the nodes become items of a knapsack, and a
+        minimum cut completes what it picks.
+
+        Args:
+            problem: what to solve; a capacity of None allows everything.
+            time_limit: as for ``solve``.
+
+        Returns:
+            Positions of the nodes to save, or an `Answer` whose bound is a lower bound on the cost.
+        """
+        raise NotImplementedError(f"solver '{self.name}' does not solve graph problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why this problem is not for this solver, or None. Called before ``solve``.

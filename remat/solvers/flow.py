@@ -34,6 +34,24 @@ class Cut:
     saved: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """A minimum cut's value, and what each choice loses against it.
+
+    Attributes:
+        value: capacity of the cut.
+        save: loss of saving each node.
+        recompute: loss of recomputing each node.
+        edges: for an edge (input, reader), the loss where backward has the input and does not
+            recompute the reader; edges that are absent lose nothing.
+    """
+
+    value: int
+    save: list[int]
+    recompute: list[int]
+    edges: dict[tuple[int, int], int]
+
+
 class InfeasibleCutError(ProblemError):
     """No finite cut exists.
 
@@ -78,6 +96,7 @@ class Network:
         again: list[int] = []  # node of each source→in arc
         need_tails: list[int] = []
         need_heads: list[int] = []
+        edges: list[tuple[int, int]] = []
         for i in problem.needed:
             out[i] = _SINK
         # Only what backward can reach upwards through recomputable nodes takes part.
@@ -95,10 +114,12 @@ class Network:
                     if out[j] != _SINK:
                         need_tails.append(out[j])
                         need_heads.append(vertex)
+                        edges.append((j, i))
             save_tails.append(inn[i])
             save_heads.append(out[i])
             saves.append(i)
         self._count = count
+        self._edges = edges
         self._saves = np.asarray(saves, dtype=np.int64)
         self._savable = np.asarray([problem.savable[i] for i in saves], dtype=bool)
         self._again = np.asarray(again, dtype=np.int64)
@@ -122,43 +143,82 @@ class Network:
         Raises:
             ProblemError: the prices sum past the range of 64-bit integers.
         """
+        flow = self._flow(weight, penalty)
+        if flow is None:
+            return Cut(value=0, saved=())
+        return Cut(value=int(flow[0].optimal_flow()), saved=self._chosen(flow[0]))
+
+    def losses(self, weight: Any, penalty: Any) -> Losses:
+        """What every choice loses against the minimum cut, by the flow that proves it.
+
+        For any decision, Σ weight saved + Σ penalty recomputed is the value of the cut plus the
+        losses of what it does, all of which are 0 or more.
+        """
+        import numpy as np
+
+        n = len(self._problem)
+        save, again = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        through = np.zeros(len(self._need[0]), dtype=np.int64)
+        found = self._flow(weight, penalty)
+        value = 0
+        if found is not None:
+            flow, caps, paid = found
+            value = int(flow.optimal_flow())
+            left = caps - np.asarray(flow.flows(np.arange(len(caps))), dtype=np.int64)
+            k, m = len(self._saves), len(self._need[0])
+            save[self._saves] = left[:k]
+            through = caps[k : k + m] - left[k : k + m]
+            again[self._again[paid]] = left[k + m :]
+        edges: dict[tuple[int, int], int] = {}
+        for edge, passing in zip(self._edges, through.tolist(), strict=True):
+            edges[edge] = edges.get(edge, 0) + passing
+        return Losses(value=value, save=save.tolist(), recompute=again.tolist(), edges=edges)
+
+    def _flow(self, weight: Any, penalty: Any) -> tuple[Any, Any, Any] | None:
+        """The maximum flow, the capacities of its arcs, and which nodes have a penalty."""
         import numpy as np
         from ortools.graph.python import max_flow
 
         if not len(self._saves):
-            return Cut(value=0, saved=())
-        total = sum(map(int, weight)) + (sum(map(int, penalty)) if penalty is not None else 0)
-        infinite = total + 1
-        if infinite > INT64_MAX // 4:
+            return None
+        weights = np.asarray(weight, dtype=np.int64)
+        penalties = None if penalty is None else np.asarray(penalty, dtype=np.int64)
+        total = sum(int(x.sum(dtype=np.float64)) for x in (weights, penalties) if x is not None)
+        infinite = 2 * total + 1
+        if infinite > INT64_MAX // 2:
             raise ProblemError(
-                f"the prices of the cut sum to {total}; expected less than {INT64_MAX // 4}: "
+                f"the prices of the cut sum to about {total}; expected less than {INT64_MAX // 4}: "
                 "scale them down"
             )
-        price = np.asarray(weight, dtype=np.int64)[self._saves]
-        tails = [self._in, self._need[0]]
-        heads = [self._out, self._need[1]]
+        need = len(self._need[0])
         caps = [
-            np.where(self._savable, price, infinite),
-            np.full(len(self._need[0]), infinite, dtype=np.int64),
+            np.where(self._savable, weights[self._saves], infinite),
+            np.full(need, infinite, dtype=np.int64),
         ]
-        if penalty is not None:
-            fee = np.asarray(penalty, dtype=np.int64)[self._again]
+        tails, heads = [self._in, self._need[0]], [self._out, self._need[1]]
+        paid = np.zeros(len(self._again), dtype=bool)
+        if penalties is not None:
+            fee = penalties[self._again]
             paid = fee > 0
             tails.append(np.full(int(paid.sum()), _SOURCE, dtype=np.int64))
             heads.append(self._again_in[paid])
             caps.append(fee[paid])
         flow = max_flow.SimpleMaxFlow()
-        flow.add_arcs_with_capacity(
-            np.concatenate(tails), np.concatenate(heads), np.concatenate(caps)
-        )
+        capacities = np.concatenate(caps)
+        flow.add_arcs_with_capacity(np.concatenate(tails), np.concatenate(heads), capacities)
         status = flow.solve(_SOURCE, _SINK)
         if status != flow.OPTIMAL:
             raise ProblemError(f"the maximum flow ended with {status.name}, expected OPTIMAL")
+        return flow, capacities, paid
+
+    def _chosen(self, flow: Any) -> tuple[int, ...]:
+        import numpy as np
+
         sink_side = np.zeros(self._count, dtype=bool)
         sink_side[_SINK] = True
         sink_side[np.asarray(flow.get_sink_side_min_cut(), dtype=np.int64)] = True
         chosen = self._saves[sink_side[self._out] & ~sink_side[self._in]]
-        return Cut(value=int(flow.optimal_flow()), saved=tuple(sorted(map(int, chosen))))
+        return tuple(sorted(chosen.tolist()))
 
 
 def min_cut(
@@ -170,52 +230,3 @@ def min_cut(
 ) -> Cut:
     """One cut of one problem; see `Network`, which serves many cuts of the same problem."""
     return Network(problem, fixed=fixed).cut(weight, penalty)
-
-
-def lagrangian_bound(problem: GraphProblem, capacity: int, *, rounds: int = 24) -> int:
-    """A proven lower bound on the recompute cost of every decision within ``capacity`` bytes.
-
-    For a price p/q on a byte, the cut with weights p·size and penalties q·cost minimises
-    q·cost + p·bytes over all decisions; less p·capacity and divided by q, its value is a lower
-    bound whatever the price. The best price is found by bisection between prices whose decision
-    fits and prices whose decision does not.
-
-    Args:
-        problem: the problem.
-        capacity: bytes that may be saved.
-        rounds: cuts to spend at most; more only sharpen the bound.
-
-    Returns:
-        The bound, in the problem's unit; 0 where nothing better is proven.
-    """
-    import numpy as np
-
-    size = np.asarray(problem.size, dtype=object)
-    cost = np.asarray(
-        [c if f else 0 for c, f in zip(problem.cost, problem.in_forward, strict=True)], dtype=object
-    )
-    total_size, total_cost = int(sum(size)), int(sum(cost))
-    if total_size == 0 or total_cost == 0:
-        return 0
-    network = Network(problem)
-    room = INT64_MAX // 8
-    best = 0
-    low, high = 0.0, float("inf")  # prices known to be too low and too high
-    price = total_cost / total_size
-    for _ in range(rounds):
-        q = max(1, int(room / (total_cost + price * total_size)))
-        p = max(1, int(price * q))
-        if q * total_cost + p * total_size > INT64_MAX // 4:
-            break
-        cut = network.cut(p * size, q * cost)
-        best = max(best, -(-(cut.value - p * capacity) // q))
-        used = sum(problem.size[i] for i in cut.saved)
-        if used == capacity or (high < float("inf") and low > 0 and high < low * 1.0001):
-            break
-        if used > capacity:
-            low = price
-            price = price * 8 if high == float("inf") else (low * high) ** 0.5
-        else:
-            high = price
-            price = price / 8 if low == 0.0 else (low * high) ** 0.5
-    return best

@@ -8,9 +8,9 @@ one yardstick: it follows the decision through the graph and counts bytes and co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from remat.errors import ProblemError
+from remat.errors import BudgetError, ProblemError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class GraphProblem:
             nothing the first time it runs, in either half.
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
+        capacity: bytes that may be saved in total; None: as many as one likes.
     """
 
     names: tuple[str, ...]
@@ -41,6 +42,7 @@ class GraphProblem:
     in_forward: tuple[bool, ...]
     needed: tuple[int, ...]
     unit: str = "flops"
+    capacity: int | None = None
 
     def __post_init__(self) -> None:
         n = len(self.names)
@@ -64,9 +66,26 @@ class GraphProblem:
                 )
         if any(not 0 <= i < n for i in self.needed):
             raise ProblemError(f"GraphProblem.needed names a node outside 0..{n - 1}")
+        _check_capacity(self.capacity)
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def within(self, capacity: int | None) -> GraphProblem:
+        """The same problem under another capacity, in bytes; nothing else is checked again."""
+        _check_capacity(capacity)
+        same = object.__new__(GraphProblem)
+        for f in fields(self):
+            object.__setattr__(same, f.name, getattr(self, f.name))
+        object.__setattr__(same, "capacity", capacity)
+        return same
+
+
+def _check_capacity(capacity: object) -> None:
+    if capacity is not None and (type(capacity) is not int or capacity < 0):
+        raise ProblemError(
+            f"GraphProblem.capacity is {capacity!r}; expected bytes, an int of 0 or more, or None"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +190,11 @@ def conflict(problem: GraphProblem, fixed: Sequence[bool] | None = None) -> tupl
                 parent[j] = i
                 stack.append(j)
     return None
+
+
+def infeasible(capacity: int, least_bytes: int) -> BudgetError:
+    """The error for a capacity that no decision keeps to."""
+    return BudgetError(
+        f"no decision saves as little as {capacity} bytes; the least possible is {least_bytes}: "
+        "raise the budget, or loosen MUST_SAVE tags"
+    )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
-from remat.errors import ProblemError, SolverError
+from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver, unavailable
+from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer, Solution
-from remat.solvers.verify import verify
+from remat.solvers.solution import Answer, GraphSolution, Solution
+from remat.solvers.verify import verify, verify_graph
 
 
 def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = None) -> Solution:
@@ -47,23 +48,74 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
         raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
 
     given = (problem.weights, problem.values, problem.capacity)
+
+    def ask() -> object:
+        return _drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+
+    answer, elapsed_s = _asked(solver, ask, lambda: solver.refuses(problem))
+    if given != (problem.weights, problem.values, problem.capacity):
+        raise SolverError(solver.name, f"solver '{solver.name}' changed the problem it was given")
+    return verify(problem, solver, answer, elapsed_s=elapsed_s)
+
+
+def run_graph(
+    solver: Solver, problem: GraphProblem, *, time_limit: float | None = None
+) -> GraphSolution:
+    """Solve a graph problem with a solver and check the answer.
+
+    A solver that knows knapsacks only gets one: see `remat.solvers.completion`.
+
+    Args:
+        solver: whom to ask.
+        problem: what to solve, with its capacity.
+        time_limit: seconds; None: the solver counts its work, or runs until it is done.
+
+    Returns:
+        The checked solution.
+
+    Raises:
+        ProblemError: an argument is not what it must be, or no decision keeps to the capacity.
+        SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
+    """
+    if not isinstance(solver, Solver):
+        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
+    if not isinstance(problem, GraphProblem):
+        raise ProblemError(f"problem must be a GraphProblem, got {type(problem).__name__}")
+    check_time_limit(time_limit)
+    reason = unavailable(type(solver))
+    if reason is not None:
+        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
+    if not solver.graph:
+        from remat.solvers.completion import by_knapsack
+
+        return by_knapsack(solver, problem, time_limit=time_limit)
+
+    def ask() -> object:
+        return _drawn(solver.solve_graph(problem, time_limit=time_limit), len(problem))
+
+    answer, elapsed_s = _asked(solver, ask, lambda: None)
+    return verify_graph(problem, solver, answer, elapsed_s=elapsed_s)
+
+
+def _asked(
+    solver: Solver, ask: Callable[[], object], refuses: Callable[[], str | None]
+) -> tuple[object, float]:
+    """What a solver answers, and the seconds that it takes; whatever it raises names it."""
     started = time.perf_counter()
     try:
-        reason = solver.refuses(problem)
-        if reason is None:
-            answer = _drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+        reason = refuses()
+        answer = None if reason is not None else ask()
     except SolverError as error:
         if error.solver == solver.name:  # says all there is to say, such as why a process died
             raise
         raise _raised(solver, error) from error
+    except BudgetError:
+        raise
     except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
         raise _raised(solver, error) from error
-    elapsed_s = time.perf_counter() - started
     if reason is not None:
         raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
-    if given != (problem.weights, problem.values, problem.capacity):
-        raise SolverError(solver.name, f"solver '{solver.name}' changed the problem it was given")
-    return verify(problem, solver, answer, elapsed_s=elapsed_s)
+    return answer, time.perf_counter() - started
 
 
 def check_time_limit(time_limit: object) -> None:

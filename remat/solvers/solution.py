@@ -19,9 +19,11 @@ class Answer:
     """What a solver returns when bare indices do not say enough. Nothing in it is believed.
 
     Attributes:
-        saved: indices of the items to save, in any order.
-        bound: an upper bound that the solver has proven on the value of any choice.
-        value: what the solver thinks ``saved`` is worth; compared with what it is worth.
+        saved: indices of the items (for a graph problem: nodes) to save, in any order.
+        bound: what the solver has proven about any choice: for a knapsack an upper bound on the
+            value, for a graph problem a lower bound on the cost.
+        value: what the solver thinks ``saved`` is worth (for a graph problem: costs); compared
+            with what it is.
         status: ``OPTIMAL`` if the solver has proven its answer optimal. Without a status and
             without a bound, a solver that declares ``exact`` is taken to say ``OPTIMAL``.
         by_clock: a clock, not counted work, ended the search, so that the next run may differ.
@@ -52,6 +54,31 @@ class Solution:
     saved: tuple[int, ...]
     value: int
     weight: int
+    bound: int
+    status: Status
+    solver: str
+    elapsed_s: float
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSolution:
+    """A checked answer to a graph problem.
+
+    Attributes:
+        saved: positions of the nodes that are saved and read, sorted.
+        cost: the summed cost of what runs a second time, recomputed, in the problem's unit.
+        saved_bytes: their bytes, recomputed; at most the capacity.
+        bound: proven lower bound on the cost of any decision; never above ``cost``.
+        status: ``OPTIMAL`` if nothing better exists.
+        solver: name of the solver.
+        elapsed_s: seconds the solver took.
+        deterministic: False if a clock ended the search or the solver declares no better.
+    """
+
+    saved: tuple[int, ...]
+    cost: int
+    saved_bytes: int
     bound: int
     status: Status
     solver: str

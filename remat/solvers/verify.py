@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from itertools import islice, pairwise
 from typing import NoReturn
 
-from remat.errors import SolverError
+from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver
 from remat.solvers.bounds import relax
+from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.problem import KnapsackProblem, as_integer
-from remat.solvers.solution import Answer, Solution, Status
+from remat.solvers.solution import Answer, GraphSolution, Solution, Status
 
 
 def verify(
@@ -68,6 +69,62 @@ def verify(
     )
 
 
+def verify_graph(
+    problem: GraphProblem, solver: Solver, answer: object, *, elapsed_s: float = 0.0
+) -> GraphSolution:
+    """Turn what a solver returned for a graph problem into a solution that can be relied on.
+
+    Args:
+        problem: what the solver was given.
+        solver: who answered.
+        answer: an iterable of node positions, or an `Answer`.
+        elapsed_s: seconds the solver took.
+
+    Raises:
+        SolverError: the answer is malformed, cannot run, takes more bytes than there are, or claims
+            what is not so; the message names the solver and the first thing wrong.
+    """
+    claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
+    saved = _indices(problem, solver, claim.saved, "node")
+    try:
+        done = evaluate(problem, saved)
+    except ProblemError as error:
+        _refuse(solver, f"returned a decision that cannot run: {error}")
+    if problem.capacity is not None and done.saved_bytes > problem.capacity:
+        _refuse(
+            solver,
+            f"returned an overweight decision: {done.saved_bytes} bytes over a capacity of "
+            f"{problem.capacity}, {done.saved_bytes - problem.capacity} too much",
+        )
+    cost = done.recompute_cost
+    claimed = _number(solver, "cost", claim.value)
+    if claimed is not None and claimed != cost:
+        _refuse(solver, f"claims a cost of {claimed}, but its decision costs {cost}")
+    if claim.status is not None and not isinstance(claim.status, Status):
+        _refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
+    bound = _number(solver, "bound", claim.bound)
+    if bound is not None and bound > cost:
+        _refuse(
+            solver,
+            f"claims that every decision costs at least {bound}, but its own costs {cost}",
+        )
+    if claim.status is Status.OPTIMAL:
+        if bound is not None and bound != cost:
+            _refuse(solver, f"claims OPTIMAL at {cost} and in the same breath a bound of {bound}")
+        bound = cost
+    bound = max(0, bound or 0)
+    return GraphSolution(
+        saved=done.saved,
+        cost=cost,
+        saved_bytes=done.saved_bytes,
+        bound=bound,
+        status=Status.OPTIMAL if bound == cost else Status.FEASIBLE,
+        solver=solver.name,
+        elapsed_s=elapsed_s,
+        deterministic=solver.deterministic and not claim.by_clock,
+    )
+
+
 def _bound(solver: Solver, claim: Answer, value: int) -> int | None:
     """The bound that the answer claims, in words or in numbers; a proof of optimality is one."""
     bound = _number(solver, "bound", claim.bound)
@@ -86,14 +143,17 @@ def _bound(solver: Solver, claim: Answer, value: int) -> int | None:
     return bound
 
 
-def _indices(problem: KnapsackProblem, solver: Solver, returned: object) -> tuple[int, ...]:
+def _indices(
+    problem: Sized, solver: Solver, returned: object, what: str = "item"
+) -> tuple[int, ...]:
     if not isinstance(returned, Iterable):
         _refuse(
             solver,
             f"returned {type(returned).__name__} where indices are due: "
-            f"return an iterable of item indices, or Answer(saved, bound)",
+            f"return an iterable of {what} indices, or Answer(saved, bound)",
         )
     count, saved = len(problem), []
+    article = "an" if what == "item" else "a"
     items = list(islice(returned, count + 1))  # an endless generator must show itself by then
     if items and set(map(type, items)) == {int}:  # the loop below costs three times as much
         items.sort()
@@ -103,9 +163,9 @@ def _indices(problem: KnapsackProblem, solver: Solver, returned: object) -> tupl
         index = as_integer(item)
         if index is None:
             hint = " (a mask? return the indices)" if isinstance(item, bool) else ""
-            _refuse(solver, f"returned {item!r} where an item index is due{hint}")
+            _refuse(solver, f"returned {item!r} where {article} {what} index is due{hint}")
         if not 0 <= index < count:
-            _refuse(solver, f"returned index {index}, but the items are 0 to {count - 1}")
+            _refuse(solver, f"returned index {index}, but the {what}s are 0 to {count - 1}")
         saved.append(index)
     saved.sort()
     for index, following in pairwise(saved):

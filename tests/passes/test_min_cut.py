@@ -17,8 +17,9 @@ from remat.graph.lowering import Kind
 from remat.passes.base import State
 from remat.passes.min_cut import MinCut
 from remat.pipelines import prepare
-from remat.solvers.flow import InfeasibleCutError, Network, lagrangian_bound, min_cut
+from remat.solvers.flow import InfeasibleCutError, Network, min_cut
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
+from remat.solvers.hull import Hull
 from tests.graphs import joint_of, node, weight
 
 
@@ -105,7 +106,7 @@ def test_the_bound_never_exceeds_the_optimum(problem: GraphProblem, capacity: in
     assume(conflict(problem) is None)
     costs = [cost for nbytes, cost in decisions(problem) if nbytes <= capacity]
     assume(costs)
-    assert 0 <= lagrangian_bound(problem, capacity) <= min(costs)
+    assert 0 <= Hull(problem).edge(capacity).bound(capacity) <= min(costs)
 
 
 @settings(max_examples=200)
@@ -130,7 +131,7 @@ def test_the_bound_is_worth_something() -> None:
         needed=tuple(range(1, n)),
     )
     for kept in range(11):
-        assert lagrangian_bound(chain, 4 * kept) == 7 * (10 - kept)
+        assert Hull(chain).edge(4 * kept).bound(4 * kept) == 7 * (10 - kept)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "checkpointed", "mutated_buffer"])

@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "frontier.hpp"
+#include "graph_core.hpp"
 #include "knapsack.hpp"
 #include "relaxation.hpp"
 
@@ -53,6 +54,41 @@ py::tuple relax(const py::object& weights, const py::object& values, remat::i64 
   return py::make_tuple(out.order, out.bound, out.saved, out.value);
 }
 
+// Nodes come as columns; `sources` and `flows` hold the inputs of all nodes one after the other,
+// node v's from `starts[v]` up to `starts[v + 1]`.
+remat::GraphCore graph_core(const py::object& sizes, const py::object& save_losses,
+                            const py::object& recompute_losses, const py::object& flags,
+                            const py::object& starts, const py::object& sources, const py::object& flows,
+                            remat::i64 price) {
+  const auto size = integers(sizes), save = integers(save_losses), again = integers(recompute_losses);
+  const auto flag = integers(flags), start = integers(starts), source = integers(sources), flow = integers(flows);
+  const std::size_t n = size.size();
+  if (save.size() != n || again.size() != n || flag.size() != n || start.size() != n + 1 ||
+      source.size() != flow.size()) {
+    throw py::value_error("the columns of the graph differ in length");
+  }
+  remat::GraphCore core;
+  core.price = price;
+  core.nodes.resize(n);
+  for (std::size_t v = 0; v < n; ++v) {
+    auto& node = core.nodes[v];
+    node.size = size[v];
+    node.save_loss = save[v];
+    node.recompute_loss = again[v];
+    node.savable = flag[v] & 1;
+    node.recomputable = flag[v] & 2;
+    node.needed = flag[v] & 4;
+    for (auto e = start[v]; e < start[v + 1]; ++e) {
+      const auto at = static_cast<std::size_t>(e);
+      if (at >= source.size() || source[at] < 0 || source[at] >= static_cast<remat::i64>(v)) {
+        throw py::value_error("an input of the graph does not come before its reader");
+      }
+      node.inputs.emplace_back(static_cast<int>(source[at]), flow[at]);
+    }
+  }
+  return core;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_kernel, m) {
@@ -62,6 +98,41 @@ PYBIND11_MODULE(_kernel, m) {
         "(saved, value, bound, optimal, by_clock, work); seconds 0: no clock; work and states are counted");
   m.def("relax", &relax, py::arg("weights"), py::arg("values"), py::arg("capacity"),
         "(order, bound, saved, value): the linear relaxation and a greedy rounding of it");
+  py::class_<remat::GraphCore>(m, "GraphCore")
+      .def(py::init(&graph_core), py::arg("sizes"), py::arg("save_losses"), py::arg("recompute_losses"),
+           py::arg("flags"), py::arg("starts"), py::arg("sources"), py::arg("flows"), py::arg("price"))
+      .def(
+          "run",
+          [](remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 work, std::size_t most,
+             double seconds) {
+            remat::GraphCore::Result out;
+            {
+              py::gil_scoped_release unlocked;
+              core.capacity = capacity;
+              out = core.run(limit, work, most, seconds);
+            }
+            return py::make_tuple(out.found, out.complete, out.bytes, out.loss, out.saved, out.work, out.by_clock);
+          },
+          py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"),
+          py::arg("seconds"),
+          "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit")
+      .def("levels", &remat::GraphCore::levels, py::arg("limit"), py::arg("work"),
+           py::call_guard<py::gil_scoped_release>(), "bytes of the decisions that lose no more than limit")
+      .def(
+          "bound",
+          [](remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 modulus, remat::i64 work,
+             double seconds) {
+            if (modulus < 1) throw py::value_error("the modulus is below 1");
+            remat::GraphCore::Bound out;
+            {
+              py::gil_scoped_release unlocked;
+              core.capacity = capacity;
+              out = core.bound(limit, modulus, work, seconds);
+            }
+            return py::make_tuple(out.complete, out.loss, out.work, out.by_clock);
+          },
+          py::arg("capacity"), py::arg("limit"), py::arg("modulus"), py::arg("work"), py::arg("seconds"),
+          "(complete, loss, work, by_clock): every decision loses at least loss, unused bytes included");
   py::class_<remat::Frontier>(m, "Frontier")
       .def(py::init([](const py::object& weights, const py::object& values, remat::i64 capacity,
                        std::size_t most) {

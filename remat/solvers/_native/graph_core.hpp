@@ -1,0 +1,374 @@
+// Every decision of a graph problem whose Lagrangian loss is within a limit, by dynamic programming.
+//
+// At a price p per byte and q per unit of cost, a maximum flow proves a lower bound on
+// q*cost + p*bytes of any decision, and what a decision lies above it is the sum of its losses: on
+// each arc that it cuts the capacity that the flow leaves, on each arc that it crosses backwards the
+// flow. All losses are 0 or more, so a prefix of decisions that has lost more than the limit is
+// dropped. Nodes are decided in topological order; a prefix is told apart by which of the values
+// that later nodes read it has available in backward, and of equal ones those remain that nobody
+// beats in bytes and in cost. This is to the graph problem what MINKNAP's core is to the knapsack.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+namespace remat {
+
+using i64 = std::int64_t;
+
+struct GraphCore {
+  struct Bound {
+    bool complete = false;
+    i64 loss = 0;  // every decision within the capacity loses more, counting unused bytes at the price
+    i64 work = 0;
+    bool by_clock = false;
+  };
+  struct Node {
+    i64 size = 0;           // bytes of saving it
+    i64 save_loss = 0;      // loss of saving it
+    i64 recompute_loss = 0; // loss of recomputing it
+    bool savable = false, recomputable = false, needed = false;
+    std::vector<std::pair<int, i64>> inputs;  // nodes before it, and the flow towards it
+  };
+  struct Result {
+    bool complete = false;  // no prefix within the limit was dropped
+    bool found = false;
+    i64 bytes = 0;
+    i64 loss = 0;
+    i64 work = 0;           // prefixes made
+    bool by_clock = false;  // the clock ended it
+    std::vector<i64> saved; // nodes, ascending
+  };
+
+  std::vector<Node> nodes;
+  i64 price = 0;     // p
+  i64 capacity = 0;  // bytes
+
+  Result run(i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
+    Result out;
+    std::vector<Event> events;
+    bool complete = true;
+    std::int32_t at = 0;
+    walk(
+        work_limit, seconds,
+        [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool saves) {
+          std::vector<State> list;
+          list.reserve(states.size());
+          for (const State& s : states) {
+            if (s.loss + loss > limit) continue;
+            if (s.bytes + bytes > capacity) break;  // by bytes
+            list.push_back({s.bytes + bytes, s.loss + loss, s.event, saves});
+          }
+          add(next, index, key, std::move(list));
+        },
+        [&](Groups& next) {
+          std::size_t total = 0;
+          for (Group& group : next) {
+            merge(group);
+            total += group.lists.front().size();
+          }
+          if (total > most_prefixes) {
+            complete = false;
+            thin(next, total, most_prefixes);
+          }
+          for (Group& group : next) {
+            for (State& s : group.lists.front()) {
+              if (!s.saves) continue;
+              events.push_back({s.event, at});
+              s.event = static_cast<std::int32_t>(events.size() - 1);
+              s.saves = false;
+            }
+          }
+          ++at;
+          if (events.size() > kEvents) {
+            complete = false;
+            next.clear();
+          }
+        },
+        [&](Groups& groups) {
+          const State* best = nullptr;
+          for (const Group& group : groups) {
+            for (const State& s : group.lists.front()) {
+              if (best == nullptr || cost(s) < cost(*best) || (cost(s) == cost(*best) && s.bytes < best->bytes)) {
+                best = &s;
+              }
+            }
+          }
+          if (best == nullptr) return;
+          out.found = true;
+          out.bytes = best->bytes;
+          out.loss = best->loss;
+          for (std::int32_t e = best->event; e >= 0; e = events[static_cast<std::size_t>(e)].before) {
+            out.saved.push_back(events[static_cast<std::size_t>(e)].node);
+          }
+          std::reverse(out.saved.begin(), out.saved.end());
+        },
+        out.work, complete, out.by_clock);
+    out.complete = complete;
+    return out;
+  }
+
+  // A lower bound on loss + price * unused bytes over all decisions within the capacity, up to
+  // `limit`: bytes are counted modulo `modulus`, which leaves fewer prefixes and can only lower it.
+  // This is to the graph what Gomory's group relaxation is to an integer program.
+  Bound bound(i64 limit, i64 modulus, i64 work_limit, double seconds) const {
+    Bound out;
+    bool complete = true;
+    walk(
+        work_limit, seconds,
+        [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
+          std::vector<State> list;
+          list.reserve(states.size());
+          for (const State& s : states) {
+            if (s.loss + loss <= limit) list.push_back({(s.bytes + bytes) % modulus, s.loss + loss, -1, false});
+          }
+          add(next, index, key, std::move(list));
+        },
+        [&](Groups& next) {
+          for (Group& group : next) merge_residues(group, modulus);
+        },
+        [&](Groups& groups) {
+          out.loss = limit + 1;
+          for (const Group& group : groups) {
+            for (const State& s : group.lists.front()) {
+              const i64 unused = ((capacity - s.bytes) % modulus + modulus) % modulus;
+              out.loss = std::min(out.loss, s.loss + price * unused);
+            }
+          }
+        },
+        out.work, complete, out.by_clock);
+    out.complete = complete;
+    return out;
+  }
+
+  // The bytes of decisions that lose no more than `limit`, ascending, whatever the capacity: those of
+  // which no other takes fewer bytes and costs no more. Empty where that is too much work.
+  std::vector<i64> levels(i64 limit, i64 work_limit) const {
+    std::vector<i64> out;
+    i64 work = 0;
+    bool complete = true, by_clock = false;
+    walk(
+        work_limit, 0,
+        [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
+          std::vector<State> list;
+          list.reserve(states.size());
+          for (const State& s : states) {
+            if (s.loss + loss <= limit) list.push_back({s.bytes + bytes, s.loss + loss, -1, false});
+          }
+          add(next, index, key, std::move(list));
+        },
+        [&](Groups& next) {
+          for (Group& group : next) merge(group);
+        },
+        [&](Groups& groups) {
+          for (const Group& group : groups) {
+            for (const State& s : group.lists.front()) out.push_back(s.bytes);
+          }
+        },
+        work, complete, by_clock);
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+ private:
+  static constexpr int kSlots = 128;
+  static constexpr std::size_t kEvents = 12'000'000;
+  using Key = unsigned __int128;
+
+  struct State {
+    i64 bytes;
+    i64 loss;
+    std::int32_t event;  // the last save
+    bool saves;          // whether the node being decided is saved: becomes an event if it survives
+  };
+  struct Event {
+    std::int32_t before, node;
+  };
+  struct Group {
+    Key key;
+    std::vector<std::vector<State>> lists;  // each by bytes; one list once merged
+  };
+  struct Hash {
+    std::size_t operator()(const Key& k) const {
+      const auto low = static_cast<std::uint64_t>(k), high = static_cast<std::uint64_t>(k >> 64);
+      return static_cast<std::size_t>((low ^ (high * 0x9E3779B97F4A7C15ULL)) * 0xBF58476D1CE4E5B9ULL);
+    }
+  };
+  using Groups = std::vector<Group>;  // in order of first appearance, so that runs repeat
+  using Index = std::unordered_map<Key, std::size_t, Hash>;
+
+  i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // up to a constant, times q
+
+  // Decides node after node. `emit` makes the states of one choice, `settle` merges what led to the
+  // same key, `end` looks at what is left; `complete` is cleared where something was given up.
+  template <class Emit, class Settle, class End>
+  void walk(i64 work_limit, double seconds, const Emit& emit, const Settle& settle, const End& end,
+            i64& work, bool& complete, bool& by_clock) const {
+    const auto started = std::chrono::steady_clock::now();
+    const std::size_t n = nodes.size();
+    std::vector<std::size_t> last(n);
+    for (std::size_t v = 0; v < n; ++v) {
+      last[v] = v;
+      for (const auto& [u, flow] : nodes[v].inputs) last[static_cast<std::size_t>(u)] = v;
+    }
+    std::vector<int> slot(n, -1), unused;
+    for (int s = kSlots - 1; s >= 0; --s) unused.push_back(s);
+    std::vector<std::vector<std::size_t>> ends(n);
+    for (std::size_t v = 0; v < n; ++v) ends[last[v]].push_back(v);
+
+    Groups groups, next;
+    groups.push_back({Key{0}, {{State{0, 0, -1, false}}}});
+    for (std::size_t v = 0; v < n; ++v) {
+      const Node& node = nodes[v];
+      if (last[v] != v) {
+        if (unused.empty()) {
+          complete = false;
+          return;
+        }
+        slot[v] = unused.back();
+        unused.pop_back();
+      }
+      Key drop = 0;
+      for (const std::size_t u : ends[v]) {
+        if (slot[u] >= 0) {
+          drop |= Key{1} << slot[u];
+          unused.push_back(slot[u]);
+        }
+      }
+      const Key bit = slot[v] >= 0 ? Key{1} << slot[v] : Key{0};
+      next.clear();
+      Index index;
+      for (const Group& group : groups) {
+        bool all = true;
+        i64 idle = 0;  // lost where an input is available and the node is not recomputed
+        for (const auto& [u, flow] : node.inputs) {
+          if (group.key >> slot[static_cast<std::size_t>(u)] & 1) {
+            idle += flow;
+          } else {
+            all = false;
+          }
+        }
+        const Key kept = group.key & ~drop, with = (group.key | bit) & ~drop;
+        const std::vector<State>& states = group.lists.front();
+        if (!node.needed) emit(next, index, kept, states, 0, idle, false);
+        if (node.savable) emit(next, index, with, states, node.size, idle + node.save_loss, true);
+        if (node.recomputable && all) emit(next, index, with, states, 0, node.recompute_loss, false);
+      }
+      settle(next);
+      for (const Group& group : next) work += static_cast<i64>(group.lists.front().size());
+      by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
+      if (work > work_limit || by_clock) {
+        complete = false;
+        return;
+      }
+      groups.clear();
+      for (Group& group : next) {
+        if (!group.lists.front().empty()) groups.push_back(std::move(group));
+      }
+    }
+    end(groups);
+  }
+
+  static void add(Groups& groups, Index& index, Key key, std::vector<State> list) {
+    if (list.empty()) return;
+    const auto [at, fresh] = index.try_emplace(key, groups.size());
+    if (fresh) groups.push_back({key, {}});
+    groups[at->second].lists.push_back(std::move(list));
+  }
+
+  // Leaves one list, by bytes, in which more bytes always mean less cost.
+  void merge(Group& group) const {
+    auto& lists = group.lists;
+    while (lists.size() > 1) {
+      std::vector<std::vector<State>> half;
+      for (std::size_t i = 0; i + 1 < lists.size(); i += 2) half.push_back(merged(lists[i], lists[i + 1]));
+      if (lists.size() % 2) half.push_back(std::move(lists.back()));
+      lists = std::move(half);
+    }
+    lists.front() = merged(lists.front(), {});
+  }
+
+  // Leaves one list, by residue, in which no state is as good as another one with bytes wasted.
+  void merge_residues(Group& group, i64 modulus) const {
+    std::vector<State> all;
+    for (auto& list : group.lists) all.insert(all.end(), list.begin(), list.end());
+    std::sort(all.begin(), all.end(), [](const State& a, const State& b) {
+      return a.bytes != b.bytes ? a.bytes < b.bytes : a.loss < b.loss;
+    });
+    i64 best = INT64_MAX;
+    for (const State& s : all) best = std::min(best, cost(s));
+    best += price * modulus;  // reached by wasting bytes across the wrap
+    std::vector<State> out;
+    for (const State& s : all) {
+      if (cost(s) < best) {
+        best = cost(s);
+        out.push_back(s);
+      }
+    }
+    group.lists.assign(1, std::move(out));
+  }
+
+  // Leaves about `most` prefixes: of those of one group with about equal bytes the one that lost least.
+  static void thin(Groups& groups, std::size_t total, std::size_t most) {
+    if (groups.size() > most / 4) {  // the groups that have lost least, in their old order
+      std::vector<i64> least;
+      for (const Group& group : groups) least.push_back(least_loss(group));
+      std::vector<i64> sorted = least;
+      std::nth_element(sorted.begin(), sorted.begin() + static_cast<std::ptrdiff_t>(most / 4), sorted.end());
+      const i64 limit = sorted[most / 4];
+      Groups kept;
+      total = 0;
+      for (std::size_t g = 0; g < groups.size() && kept.size() < most / 4; ++g) {
+        if (least[g] > limit) continue;
+        total += groups[g].lists.front().size();
+        kept.push_back(std::move(groups[g]));
+      }
+      groups = std::move(kept);
+    }
+    for (Group& group : groups) {
+      auto& list = group.lists.front();
+      const std::size_t quota = std::max<std::size_t>(4, most * list.size() / total);
+      if (list.size() > quota) {
+        const i64 first = list.front().bytes;
+        const i64 width = (list.back().bytes - first) / static_cast<i64>(quota) + 1;
+        std::vector<State> kept;
+        kept.reserve(quota + 1);
+        i64 bucket = -1;
+        for (const State& s : list) {
+          const i64 at = (s.bytes - first) / width;
+          if (at != bucket) {
+            kept.push_back(s);
+            bucket = at;
+          } else if (s.loss < kept.back().loss) {
+            kept.back() = s;
+          }
+        }
+        list = std::move(kept);
+      }
+    }
+  }
+
+  static i64 least_loss(const Group& group) {
+    i64 least = INT64_MAX;
+    for (const State& s : group.lists.front()) least = std::min(least, s.loss);
+    return least;
+  }
+
+  std::vector<State> merged(const std::vector<State>& a, const std::vector<State>& b) const {
+    std::vector<State> out;
+    out.reserve(a.size() + b.size());
+    auto i = a.begin();
+    auto j = b.begin();
+    while (i != a.end() || j != b.end()) {
+      const bool left = j == b.end() || (i != a.end() && (i->bytes < j->bytes || (i->bytes == j->bytes && i->loss <= j->loss)));
+      const State& s = left ? *i++ : *j++;
+      if (out.empty() || cost(s) < cost(out.back())) out.push_back(s);
+    }
+    return out;
+  }
+};
+
+}  // namespace remat

@@ -1,0 +1,37 @@
+"""The graph problem to optimality, by going through every decision that could be better."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.kernel import kernel
+from remat.solvers.lagrangian import Search
+from remat.solvers.solution import Answer
+
+#: Prefixes of decisions that one search may make; some twenty million take a second.
+WORK = 400_000_000
+
+
+class GraphExact(Solver):
+    """All decisions within the gap of the hull, by dynamic programming over the graph, in C++."""
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "graph-exact"
+    requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
+
+    @classmethod
+    def cannot_run(cls) -> str | None:
+        if kernel() is not None:
+            return None
+        return (
+            "its kernel was not compiled when remat was installed: install a C++17 compiler and "
+            "reinstall remat (pip install --force-reinstall --no-deps remat)"
+        )
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Decide a graph problem; the answer's bound is a lower bound on the cost."""
+        search = Search(problem, time_limit=time_limit)
+        return search.answer(search.exact(search.repair(), work=WORK, tolerance=0.0))

@@ -1,0 +1,125 @@
+"""The graph problem as a mixed-integer program, for HiGHS through ``scipy.optimize.milp``.
+
+One variable says that a node is saved, one that it is recomputed; the latter may be continuous, as
+it follows from the former. What the hull knows goes in: choices that lose more than the gap at its
+price are fixed, and nothing dearer than the decision that is known already counts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.lagrangian import TOLERANCE, Found, Search
+from remat.solvers.quiet import quiet_stdout
+from remat.solvers.solution import Answer
+
+#: HiGHS proves its bounds in floating point, with tolerances of 1e-6 on scaled rows.
+_MARGIN = 2e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class GraphMilp(Solver):
+    """HiGHS on the whole graph, bounded by the hull, with what the hull rules out fixed.
+
+    Attributes:
+        nodes: where no time limit is given, the most branch-and-bound nodes to open.
+        gap: the gap, as a share of the cost, at which to stop.
+    """
+
+    nodes: int = 2_000
+    gap: float = TOLERANCE / 2
+
+    name: ClassVar[str] = "graph-milp"
+    requires: ClassVar[tuple[str, ...]] = ("scipy", "ortools", "numpy")
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Decide a graph problem; the answer's bound is a lower bound on the cost."""
+        search = Search(problem, time_limit=time_limit)
+        return search.answer(self.improve(search, search.repair()))
+
+    def improve(self, search: Search, best: Found) -> Found:
+        """What HiGHS makes of a decision that is known."""
+        if best.gap <= self.gap or search.late():
+            return best
+        program = _Program(search, best)
+        limit: dict[str, Any] = {"node_limit": self.nodes}
+        if search.deadline is not None:
+            limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        with quiet_stdout(noise="HighsMipSolverData::"):
+            result = milp(
+                program.objective,
+                constraints=LinearConstraint(program.rows, program.low, math.inf),
+                integrality=program.integral,
+                bounds=Bounds(0, program.most),
+                options={"mip_rel_gap": self.gap, **limit},
+            )
+        by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
+        bound = best.bound
+        if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
+            dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
+            bound = max(bound, min(best.cost, math.floor(dual * program.unit)))
+        elif result.status == 2:  # nothing is cheaper than what is known
+            bound = best.cost
+        saved, cost = best.saved, best.cost
+        if result.x is not None:
+            done = evaluate(search.core, program.saved(result.x))
+            fits = done.saved_bytes <= search.capacity
+            if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
+                saved, cost = done.saved, done.recompute_cost
+        return Found(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
+
+
+class _Program:
+    """The rows and columns; save variables first, then recompute variables."""
+
+    def __init__(self, search: Search, best: Found) -> None:
+        import numpy as np
+        from scipy.sparse import csr_matrix
+
+        core = search.core
+        n = len(core)
+        losses, edge = search.hull.losses(search.edge), search.edge
+        most_loss = best.cost * edge.scale + edge.price * search.capacity - edge.value
+        may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
+        may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
+        self.unit = max(1.0, best.cost / 1e3)
+        size = np.asarray(core.size, dtype=np.float64) / max(1.0, search.capacity / 1e3)
+        self.objective = np.concatenate(
+            [np.zeros(n), np.asarray(core.cost, dtype=np.float64) / self.unit]
+        )
+        self.most = np.asarray([*may_save, *may_again], dtype=np.float64)
+        self.integral = np.concatenate([np.ones(n), np.zeros(n)])
+        rows: list[int] = []
+        columns: list[int] = []
+        values: list[float] = []
+        low: list[float] = []
+
+        def row(entries: list[tuple[int, float]], least: float) -> None:
+            rows.extend([len(low)] * len(entries))
+            columns.extend(j for j, _ in entries)
+            values.extend(v for _, v in entries)
+            low.append(least)
+
+        for i in core.needed:
+            row([(i, 1.0), (n + i, 1.0)], 1.0)
+        for i, reads in enumerate(core.inputs):
+            for j in reads if may_again[i] else ():
+                row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
+        row([(i, -float(size[i])) for i in range(n) if may_save[i]], -1e3)
+        row(
+            [(n + i, -float(c)) for i, c in enumerate(self.objective[n:]) if c],
+            -best.cost / self.unit,
+        )
+        self.rows = csr_matrix((values, (rows, columns)), shape=(len(low), 2 * n))
+        self.low = np.asarray(low)
+        self._count = n
+
+    def saved(self, x: Any) -> list[int]:
+        return [i for i in range(self._count) if x[i] > 0.5]

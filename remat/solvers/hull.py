@@ -1,0 +1,208 @@
+"""The lower convex hull of a graph problem's frontier, by minimum cuts; a proven bound everywhere.
+
+With a price on a byte the budget disappears, and what is left is a minimum cut. The decisions that
+are best at some price are the vertices of the lower hull of all (bytes, cost) that any decision
+comes to; between two of them the line is a bound that no decision beats.
+
+Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
+bound; the search for the price is that of M. J. Eisner and D. G. Severance, Journal of the ACM 23 (1976).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from remat.solvers.flow import Losses, Network
+from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.graph_reduction import reduce_graph
+from remat.solvers.kernel import kernel
+
+#: Prices times bytes and costs sum to less than this, so that every flow fits 64-bit integers.
+ROOM = 2**60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vertex:
+    """A decision on the hull: its bytes, its cost, and the nodes of the core that it saves."""
+
+    saved_bytes: int
+    cost: int
+    saved: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """Two neighbours on the hull and the price at which both are best.
+
+    Attributes:
+        fits: the one with fewer bytes.
+        over: the other; equal to ``fits`` where the hull ends.
+        price: price of a byte, ``scale`` the price of a unit of cost.
+        scale: see ``price``.
+        value: least of ``price`` · bytes + ``scale`` · cost over all decisions.
+    """
+
+    fits: Vertex
+    over: Vertex
+    price: int
+    scale: int
+    value: int
+
+    def bound(self, capacity: int) -> int:
+        """A proven lower bound on the cost of any decision within ``capacity`` bytes."""
+        if self.scale == 0:
+            return self.fits.cost
+        return max(0, -((self.price * capacity - self.value) // self.scale))
+
+
+#: What makes a problem but for its capacity.
+_SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
+_latest: list[tuple[tuple[Any, ...], Hull]] = []
+
+
+class Hull:
+    """The hull of one problem, computed where it is asked for and remembered.
+
+    Args:
+        problem: the problem; its capacity plays no part.
+
+    Attributes:
+        reduction: the problem's core, which all computation is on.
+        least_bytes: the fewest bytes that any decision saves.
+    """
+
+    def __init__(self, problem: GraphProblem) -> None:
+        import numpy as np
+
+        self.problem = problem
+        self.reduction = reduce_graph(problem)
+        self.core = self.reduction.core
+        self._network = Network(self.core)
+        self._size = np.asarray(self.core.size, dtype=np.int64)
+        self._cost = np.asarray(self.core.cost, dtype=np.int64)
+        self._total_size = sum(self.core.size)
+        self._total_cost = sum(self.core.cost)
+        self._edges: dict[tuple[int, int], Edge] = {}
+        self._compiled: tuple[tuple[int, int], Any] | None = None
+        least = self._vertex(1, 0)[0]
+        scale = max(1, (ROOM - self._total_size) // max(1, self._total_cost))
+        self._vertices = [least]
+        self._insert(self._vertex(1, scale)[0])
+        self._insert(self._vertex(0, 1)[0])
+        self.least_bytes = least.saved_bytes
+
+    @classmethod
+    def of(cls, problem: GraphProblem) -> Hull:
+        """The hull of a problem, the one computed last where it is the same but for its capacity."""
+        key = tuple(getattr(problem, f) for f in _SHAPE)
+        if _latest and all(a is b for a, b in zip(_latest[0][0], key, strict=True)):
+            return _latest[0][1]
+        hull = cls(problem)
+        _latest[:] = [(key, hull)]
+        return hull
+
+    def compiled(self, edge: Edge) -> Any:
+        """The core with its losses at an edge, for the compiled kernel."""
+        key = (edge.price, edge.scale)
+        if self._compiled is None or self._compiled[0] != key:
+            module = kernel()
+            assert module is not None
+            columns = core_columns(self.core, self.losses(edge))
+            self._compiled = (key, module.GraphCore(*columns, edge.price))
+        return self._compiled[1]
+
+    def edge(self, capacity: int) -> Edge:
+        """The edge of the hull below a capacity; ``capacity`` is at least `least_bytes`."""
+        while True:
+            i = bisect_right(self._vertices, capacity, key=lambda v: v.saved_bytes) - 1
+            fits = self._vertices[i]
+            if i + 1 == len(self._vertices):  # everything that saving can avoid is avoided
+                return Edge(fits=fits, over=fits, price=0, scale=1, value=fits.cost)
+            over = self._vertices[i + 1]
+            known = self._edges.get((fits.saved_bytes, over.saved_bytes))
+            if known is not None:
+                return known
+            self._refine(fits, over)
+
+    @cached_property
+    def vertices(self) -> tuple[Vertex, ...]:
+        """All vertices, fewest bytes first."""
+        i = 0
+        while i + 1 < len(self._vertices):
+            fits, over = self._vertices[i : i + 2]
+            if (fits.saved_bytes, over.saved_bytes) in self._edges:
+                i += 1
+            else:
+                self._refine(fits, over)
+                i = max(0, i - 1)
+        return tuple(self._vertices)
+
+    def losses(self, edge: Edge) -> Losses:
+        """What each choice loses at an edge's price."""
+        return self._network.losses(edge.price * self._size, edge.scale * self._cost)
+
+    def _refine(self, fits: Vertex, over: Vertex) -> None:
+        """Finds what lies below the line between two vertices, or proves that nothing does."""
+        price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
+        vertex, value = self._vertex(price, scale)
+        of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))
+        if value < of_line and self._insert(vertex):
+            return
+        self._edges[fits.saved_bytes, over.saved_bytes] = Edge(
+            fits=fits, over=over, price=price, scale=scale, value=value
+        )
+
+    def _prices(self, cost: int, saved_bytes: int) -> tuple[int, int]:
+        """The price that makes ``saved_bytes`` worth ``cost``, as large as 64 bits allow."""
+        total = cost * self._total_size + saved_bytes * self._total_cost
+        if total <= ROOM:
+            times = ROOM // max(1, total)
+            return cost * times, saved_bytes * times
+        return cost * ROOM // total, max(1, saved_bytes * ROOM // total)
+
+    def _vertex(self, price: int, scale: int) -> tuple[Vertex, int]:
+        """The decision that is best at a price, and its value there."""
+        cut = self._network.cut(price * self._size, scale * self._cost)
+        saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
+        cost = (cut.value - price * saved_bytes) // scale if scale else self._cost_of(cut.saved)
+        return Vertex(saved_bytes=saved_bytes, cost=cost, saved=cut.saved), cut.value
+
+    def _cost_of(self, saved: tuple[int, ...]) -> int:
+        return evaluate(self.core, saved).recompute_cost
+
+    def _insert(self, vertex: Vertex) -> bool:
+        """Takes a vertex into the hull; False where it changes nothing."""
+        before = self._vertices
+        by_bytes = sorted((*before, vertex), key=lambda v: (v.saved_bytes, v.cost))
+        hull: list[Vertex] = []
+        for v in by_bytes:
+            if hull and v.cost >= hull[-1].cost:
+                continue
+            while len(hull) > 1 and _above(hull[-2], hull[-1], v):
+                hull.pop()
+            hull.append(v)
+        self._vertices = hull
+        return any(v is vertex for v in hull)
+
+
+def _above(a: Vertex, b: Vertex, c: Vertex) -> bool:
+    """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
+    left = (b.cost - a.cost) * (c.saved_bytes - a.saved_bytes)
+    return left >= (c.cost - a.cost) * (b.saved_bytes - a.saved_bytes)
+
+
+def core_columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
+    """A core and its losses as the columns that the compiled kernel reads."""
+    needed = set(core.needed)
+    flags = [
+        core.savable[i] | core.recomputable[i] << 1 | (i in needed) << 2 for i in range(len(core))
+    ]
+    starts, sources, flows = [0], list[int](), list[int]()
+    for i, reads in enumerate(core.inputs):
+        sources += reads
+        flows += [losses.edges.get((j, i), 0) for j in reads]
+        starts.append(len(sources))
+    return core.size, losses.save, losses.recompute, flags, starts, sources, flows

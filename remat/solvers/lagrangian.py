@@ -1,0 +1,232 @@
+"""The graph problem at a price: the hull of its frontier, and plans repaired from it.
+
+The hull gives a bound for every budget and a decision that fits; what that leaves of the budget
+is where the work is. With the compiled kernel the decisions that lose little at the hull's price
+are gone through in topological order, all of them where they are few, otherwise a choice of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat.solvers.base import Solver
+from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
+from remat.solvers.hull import Edge, Hull
+from remat.solvers.kernel import kernel
+from remat.solvers.solution import Answer
+
+#: Prefixes that are kept at a time while a choice of decisions is gone through, and the losses,
+#: as shares of the bound, up to which they count.
+BEAMS = ((4_000, 0.002), (4_000, 0.01))
+#: A gap, as a share of the cost, below which nobody looks on.
+TOLERANCE = 0.001
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A decision on the core of a problem, and what is known about it.
+
+    Attributes:
+        saved: nodes of the core.
+        cost: their cost, with what lies outside forward counted as free.
+        bound: no decision within the capacity costs less.
+        by_clock: a clock ended the search.
+    """
+
+    saved: tuple[int, ...]
+    cost: int
+    bound: int
+    by_clock: bool = False
+
+    @property
+    def gap(self) -> float:
+        """How far from optimal it can be at most, as a share of its cost."""
+        return (self.cost - self.bound) / self.cost if self.cost else 0.0
+
+
+class Lagrangian(Solver):
+    """Parametric minimum cut: a proven bound at every budget, and plans repaired from the hull."""
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "lagrangian"
+    requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
+
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Decide a graph problem; the answer's bound is a lower bound on the cost."""
+        search = Search(problem, time_limit=time_limit)
+        return search.answer(search.repair())
+
+
+class Search:
+    """Everything that is computed once for one graph problem, and the ways to decide it.
+
+    Args:
+        problem: the problem, with its capacity.
+        time_limit: seconds; None: work is counted.
+        hull: the problem's hull where it is known from other capacities.
+
+    Raises:
+        ProblemError: no decision keeps to the capacity; the message names the least possible.
+    """
+
+    def __init__(
+        self, problem: GraphProblem, *, time_limit: float | None = None, hull: Hull | None = None
+    ) -> None:
+        self.problem = problem
+        self.hull = hull if hull is not None else Hull.of(problem)
+        self.core = self.hull.core
+        total = sum(problem.size)
+        self.capacity = total if problem.capacity is None else min(problem.capacity, total)
+        if self.capacity < self.hull.least_bytes:
+            raise infeasible(self.capacity, self.hull.least_bytes)
+        self.edge: Edge = self.hull.edge(self.capacity)
+        self.deadline = None if time_limit is None else time.monotonic() + time_limit
+
+    def start(self) -> Found:
+        """The vertex of the hull that fits: nothing searched yet."""
+        fits = self.edge.fits
+        return Found(
+            saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
+        )
+
+    def repair(self) -> Found:
+        """A decision near the hull, by the kernel where there is one, else by filling greedily."""
+        best = self.start()
+        if kernel() is None:
+            return best if best.gap == 0 else self._filled(best)
+        for most, share in BEAMS:
+            if best.gap <= TOLERANCE or self.late():
+                break
+            best = self.within(best, share=share, most=most)
+        return best
+
+    def exact(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
+        """Goes through all decisions that could be better, as far as ``work`` prefixes go.
+
+        Args:
+            best: what is known so far.
+            work: prefixes to make at most.
+            tolerance: the gap, as a share of the cost, that is small enough.
+        """
+        # In steps: each proves that nothing better loses less, and most of what is better is found early.
+        floor, share = max(1, self.edge.bound(self.capacity)), 0.0
+        while kernel() is not None and best.gap > 0 and work > 0 and not self.late():
+            all_of_it = (best.cost - floor) / floor
+            enough = all_of_it - 0.99 * tolerance
+            if share >= enough:
+                break
+            share = min(max(enough, 1e-5), max(4 * share, 2e-4))
+            best, spent, complete = self._run(best, share=share, most=2**40, work=work)
+            work -= spent
+            if not complete or best.gap <= tolerance:
+                break
+        return best
+
+    def tightened(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
+        """A better bound, where what the budget leaves over cannot be used.
+
+        Bytes are counted modulo the step by which the two decisions at the price differ (in a model
+        of equal layers that of one layer), so that a prefix is not told apart by how many layers
+        have taken the step: far fewer prefixes, and nearly always the same bound.
+
+        Args:
+            best: what is known so far.
+            work: prefixes to make at most, for each of a few steps.
+            tolerance: the gap, as a share of the cost, that is small enough.
+        """
+        edge = self.edge
+        if kernel() is None or edge.price == 0:
+            return best
+        floor = max(1, edge.bound(self.capacity))
+        for step in self._steps():
+            limit = int((best.cost - floor - 0.99 * tolerance * best.cost) * edge.scale)
+            if best.gap <= tolerance or limit <= 0 or self.late():
+                break
+            core = self.hull.compiled(edge)
+            complete, loss, _, _ = core.bound(
+                self.capacity, limit, step, work, self._seconds_left()
+            )
+            if complete:
+                proven = self._costs_more_than(min(loss, limit + 1) - 1)
+                best = replace(best, bound=min(best.cost, max(best.bound, proven)))
+        return best
+
+    def _steps(self) -> list[int]:
+        """Differences in bytes between the decisions at the price, the most frequent one first."""
+        size = self.core.size
+        fits, over = set(self.edge.fits.saved), set(self.edge.over.saved)
+        more = Counter(size[i] for i in sorted(over - fits))
+        less = Counter(size[i] for i in sorted(fits - over))
+        whole = self.edge.over.saved_bytes - self.edge.fits.saved_bytes
+        counts = Counter([*more.values(), *less.values()]).most_common(2)
+        steps = [whole // count for count, _ in counts if whole >= count]
+        steps += [nbytes for nbytes, _ in more.most_common(2)]
+        return [s for s in dict.fromkeys(steps) if s > 0][:3]
+
+    def _costs_more_than(self, loss: int) -> int:
+        """The least cost of a decision within the capacity that loses more than that."""
+        edge = self.edge
+        return -((edge.price * self.capacity - edge.value - loss) // edge.scale)
+
+    def _seconds_left(self) -> float:
+        return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
+
+    def within(self, best: Found, *, share: float, most: int) -> Found:
+        """Goes through a choice of the decisions that lose no more than a share of the bound."""
+        return self._run(best, share=share, most=most, work=2**40)[0]
+
+    def answer(self, found: Found) -> Answer:
+        """What was found, for the whole problem."""
+        return Answer(self.hull.reduction.lift(found.saved), found.bound, by_clock=found.by_clock)
+
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def _run(self, best: Found, *, share: float, most: int, work: int) -> tuple[Found, int, bool]:
+        edge, compiled = self.edge, kernel()
+        assert compiled is not None
+        bound = edge.bound(self.capacity)
+        limit = int(max(1, bound) * share) * edge.scale
+        core = self.hull.compiled(edge)
+        found, complete, saved_bytes, loss, saved, spent, by_clock = core.run(
+            self.capacity, limit, work, most, self._seconds_left()
+        )
+        cost, proven = best.cost, best.bound
+        if found:
+            cost = (edge.value + loss - edge.price * saved_bytes) // edge.scale
+        if complete:  # whatever lost more than the limit costs more than this
+            proven = max(proven, self._costs_more_than(limit))
+        better = found and cost < best.cost
+        cost = min(cost, best.cost)
+        return (
+            Found(
+                saved=tuple(saved) if better else best.saved,
+                cost=cost,
+                bound=min(cost, proven),
+                by_clock=best.by_clock or by_clock,
+            ),
+            spent,
+            complete,
+        )
+
+    def _filled(self, best: Found) -> Found:
+        """Saves more of what is worth most per byte until nothing fits any more."""
+        core, saved = self.core, set(best.saved)
+        cost = best.cost
+        while not self.late():
+            room = self.capacity - sum(core.size[i] for i in saved)
+            again = evaluate(core, saved).recomputed
+            open_nodes = [i for i in again if core.savable[i] and 0 < core.size[i] <= room]
+            gains = ((cost - evaluate(core, (*saved, i)).recompute_cost, i) for i in open_nodes)
+            gain, i = max(((g / core.size[i], i) for g, i in gains if g > 0), default=(0.0, -1))
+            if gain <= 0:
+                break
+            saved.add(i)
+            cost = evaluate(core, saved).recompute_cost
+        done = evaluate(core, saved)
+        return Found(saved=done.saved, cost=cost, bound=best.bound, by_clock=self.late())

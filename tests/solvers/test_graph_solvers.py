@@ -1,0 +1,238 @@
+"""Solvers of the graph problem, against every decision there is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from remat.errors import BudgetError, ProblemError, SolverError
+from remat.solvers import Answer, Solver, Status
+from remat.solvers.auto import Auto
+from remat.solvers.graph_exact import GraphExact
+from remat.solvers.graph_milp import GraphMilp
+from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
+from remat.solvers.graph_reduction import reduce_graph
+from remat.solvers.greedy import Greedy
+from remat.solvers.hull import Hull
+from remat.solvers.kernel import kernel
+from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.native import Native
+from remat.solvers.run import run_graph
+
+SOLVERS = (Lagrangian(), GraphExact(), GraphMilp(gap=0.0), Auto(), Greedy(), Native())
+needs_kernel = pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
+
+
+def drawn(seed: int, *, nodes: int = 11, outside: bool = True) -> GraphProblem:
+    """A random problem; backward can always be given what it reads."""
+    draw = random.Random(seed)
+    inputs, cost, size, savable, again, forward = [], [], [], [], [], []
+    for i in range(nodes):
+        count = min(i, draw.choice((0, 1, 1, 2, 2, 3)))
+        inputs.append(tuple(sorted(draw.sample(range(max(0, i - 5), i), min(count, i, 5)))))
+        cost.append(draw.choice((0, 0, 1, 2, 3, 5, 8, 40)))
+        size.append(draw.choice((0, 1, 2, 3, 4, 8, 30)))
+        savable.append(draw.random() < 0.8)
+        again.append(draw.random() < 0.85 or not savable[-1])
+        read_by_forward = any(i in r for r in inputs)
+        forward.append(not outside or draw.random() < 0.8 or read_by_forward)
+    for i in reversed(range(nodes)):  # what forward reads is in forward
+        if forward[i]:
+            for j in inputs[i]:
+                forward[j] = True
+    return GraphProblem(
+        names=tuple(f"n{i}" for i in range(nodes)),
+        inputs=tuple(inputs),
+        cost=tuple(cost),
+        size=tuple(size),
+        savable=tuple(savable),
+        recomputable=tuple(again),
+        in_forward=tuple(forward),
+        needed=tuple(sorted(draw.sample(range(nodes), draw.randint(1, 4)))),
+        unit="ps",
+    )
+
+
+def decisions(problem: GraphProblem) -> list[Evaluation]:
+    """What every decision comes to."""
+    may = [i for i in range(len(problem)) if problem.savable[i]]
+    found = []
+    for picks in itertools.product((False, True), repeat=len(may)):
+        try:
+            found.append(evaluate(problem, [i for i, p in zip(may, picks, strict=True) if p]))
+        except ProblemError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
+    draw = random.Random(block)
+    for seed in range(40 * block, 40 * block + 40):
+        problem = drawn(seed, nodes=9)
+        every = decisions(problem)
+        if not every:
+            continue
+        least = min(e.saved_bytes for e in every)
+        capacity = draw.randint(least, max(e.saved_bytes for e in every) + 1)
+        best = min(e.recompute_cost for e in every if e.saved_bytes <= capacity)
+        for solver in SOLVERS:
+            if kernel() is None and solver.cannot_run() is not None:
+                continue
+            solution = run_graph(solver, problem.within(capacity))
+            assert solution.saved_bytes <= capacity
+            assert solution.bound <= best <= solution.cost
+            if solution.status is Status.OPTIMAL:
+                assert solution.cost == best
+            if solver.name in ("graph-exact", "auto") and all(problem.in_forward):
+                assert solution.cost == best
+        if least:
+            with pytest.raises(BudgetError, match=f"the least possible is {least}"):
+                run_graph(SOLVERS[block], problem.within(least - 1))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_reducing_a_graph_loses_no_optimum(seed: int) -> None:
+    problem = drawn(seed, nodes=10, outside=False)
+    every = decisions(problem)
+    if not every:
+        return
+    reduction = reduce_graph(problem)
+    core = decisions(reduction.core)
+    assert len(reduction.core) <= len(problem)
+    for capacity in sorted({e.saved_bytes for e in every}):
+        best = min(e.recompute_cost for e in every if e.saved_bytes <= capacity)
+        of_core = min(
+            (e for e in core if e.saved_bytes <= capacity), key=lambda e: e.recompute_cost
+        )
+        lifted = evaluate(problem, reduction.lift(of_core.saved))
+        assert of_core.recompute_cost == best == lifted.recompute_cost
+        assert lifted.saved_bytes == of_core.saved_bytes
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_hull_is_the_lower_hull_of_all_decisions(seed: int) -> None:
+    problem = drawn(seed, nodes=9, outside=False)
+    every = decisions(problem)
+    if not every:
+        return
+    hull = Hull(problem)
+    points = {(v.saved_bytes, v.cost) for v in hull.vertices}
+    reached = {(e.saved_bytes, e.recompute_cost) for e in every}
+    assert points <= reached
+    for a, b in itertools.pairwise(hull.vertices):
+        assert a.saved_bytes < b.saved_bytes
+        assert a.cost > b.cost
+        for x, y in reached:  # nothing lies below the line
+            left = (y - a.cost) * (b.saved_bytes - a.saved_bytes)
+            assert left >= (b.cost - a.cost) * (x - a.saved_bytes)
+    assert hull.least_bytes == min(e.saved_bytes for e in every)
+    for capacity in {e.saved_bytes for e in every}:
+        best = min(e.recompute_cost for e in every if e.saved_bytes <= capacity)
+        assert hull.edge(capacity).bound(capacity) <= best
+
+
+def layers(count: int, *, seed: int = 0) -> GraphProblem:
+    """Identical layers one after the other, each with something worth keeping and something not."""
+    draw = random.Random(seed)
+    kinds = [(draw.randint(10, 99), draw.randint(1, 9) * 7) for _ in range(6)]
+    inputs: list[tuple[int, ...]] = [()]
+    cost, size, needed = [5], [64], []
+    for _ in range(count):
+        start = len(inputs) - 1
+        for k, (price, nbytes) in enumerate(kinds):
+            needed.append(len(inputs))
+            inputs.append((start,) if k == 0 else (len(inputs) - 1, start))
+            cost.append(price)
+            size.append(nbytes)
+    n = len(inputs)
+    return GraphProblem(
+        names=tuple(f"n{i}" for i in range(n)),
+        inputs=tuple(tuple(sorted(set(r))) for r in inputs),
+        cost=tuple(cost),
+        size=tuple(size),
+        savable=(True,) * n,
+        recomputable=(True,) * n,
+        in_forward=(True,) * n,
+        needed=tuple(needed),
+    )
+
+
+@needs_kernel
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
+def test_solvers_agree_on_identical_layers(share: float) -> None:
+    problem = layers(12)
+    problem = problem.within(int(share * sum(problem.size)))
+    exact = run_graph(GraphExact(), problem)
+    assert exact.status is Status.OPTIMAL
+    for solver in (Lagrangian(), GraphMilp(), Auto()):
+        solution = run_graph(solver, problem)
+        assert solution.bound <= exact.cost <= solution.cost
+        assert solution.cost <= exact.cost * 1.05
+
+
+def test_without_the_kernel_plans_still_fit_and_are_bounded(monkeypatch) -> None:
+    import remat.solvers.lagrangian as module
+
+    problem = layers(8)
+    problem = problem.within(sum(problem.size) // 2)
+    with_it = run_graph(Auto(), problem)
+    monkeypatch.setattr(module, "kernel", lambda: None)
+    for solver in (Lagrangian(), Auto()):
+        without = run_graph(solver, problem)
+        assert without.saved_bytes <= (problem.capacity or 0)
+        assert without.bound <= with_it.cost <= without.cost <= 1.2 * with_it.cost
+
+
+def test_a_clock_that_ends_the_search_is_told() -> None:
+    problem = layers(60)
+    problem = problem.within(sum(problem.size) // 3)
+    solution = run_graph(GraphExact(), problem, time_limit=1e-4)
+    assert solution.saved_bytes <= (problem.capacity or 0)
+    assert solution.deterministic is (solution.status is Status.OPTIMAL)
+
+
+class Liar(Solver):
+    """Says what the test wants it to."""
+
+    name = "liar"
+    answers: object = ()
+
+    def solve_graph(self, problem, *, time_limit=None):
+        return type(self).answers
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        ((0, 0), "index 0 twice"),
+        ((999,), "index 999, but the nodes are"),
+        ((True,), "a node index is due"),
+        (range(20), "overweight decision"),
+        (Answer((0,), 10**9), "every decision costs at least"),
+        (Answer((0,), value=1), "claims a cost of 1"),
+        (Answer((0,), 1, status=Status.OPTIMAL), "in the same breath"),
+        (7, "where indices are due"),
+    ],
+)
+def test_no_answer_is_believed(answer: object, fault: str, monkeypatch) -> None:
+    monkeypatch.setattr(Liar, "answers", answer)
+    problem = layers(4).within(100)
+    with pytest.raises(SolverError, match=f"solver 'liar'.*{fault}"):
+        run_graph(Liar(), problem)
+
+
+def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
+    problem = drawn(3)
+    cannot = next(i for i in range(len(problem)) if not problem.savable[i])
+    monkeypatch.setattr(Liar, "answers", (cannot,))
+    with pytest.raises(SolverError, match=f"decision that cannot run.*'n{cannot}'"):
+        run_graph(Liar(), problem)
+
+
+@pytest.mark.parametrize("capacity", [-1, 2.5, True])
+def test_a_capacity_is_bytes(capacity: object) -> None:
+    with pytest.raises(ProblemError, match="capacity is"):
+        layers(1).within(capacity)  # type: ignore[arg-type]

@@ -194,8 +194,7 @@ def compare(
 ) -> None:
     """Plan MODEL with several solvers at several budgets, side by side.
 
-    The best of each budget carry a star. The gap is the share of the recompute cost that, by a
-    proven bound, the budget may not need; the time is the solver's.
+    The best of each budget carry a star. The gap is the share of the cost above a proven bound.
     """
     from remat import api
     from remat.cli import tables

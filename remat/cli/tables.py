@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from remat.api import Comparison, ComparisonRow
     from remat.cli.listings import CostLine, PassLine, SolverLine
     from remat.planning import Plan
+    from remat.sweep import Frontier, FrontierPoint
 
 
 def console() -> Console:
@@ -82,20 +83,20 @@ def plan_table(plan: Plan, title: str) -> Table:
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Solvers side by side; the best of each budget stand out and carry a star."""
+    """Solvers side by side under each budget; the best stand out and carry a star."""
+    from remat.graph.budget import Budget
+
     table = new_table(title)
-    table.add_column("budget", justify="right", no_wrap=True)
     table.add_column("solver", overflow="fold")
-    for name in ("saved", "recompute", "bound", "peak", "time"):
+    for name in ("saved", "recompute  ", "gap", "peak", "time"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("decided by, or why not")
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
+        if i == 0 or budgets[i - 1] != row.budget:
+            table.add_row(f"budget {Budget.parse(row.budget).label}", style="italic")
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
-        first = i == 0 or budgets[i - 1] != row.budget
         table.add_row(
-            _budget(row.budget) if first else "",
-            row.solver,
+            f"  {row.solver}",
             *_cells(row),
             style="bold" if row.best else None,
             end_section=last,
@@ -103,26 +104,70 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     return table
 
 
-def _budget(text: str) -> str:
-    from remat.graph.budget import format_bytes
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """What stands below the table: why a row is empty, and where a cut decided without the solver."""
+    from remat.graph.budget import Budget
 
-    return format_bytes(int(text[:-1])) if text.endswith("B") else text
+    notes: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        budget = Budget.parse(row.budget).label
+        if row.reason is not None:
+            text = f"no plan at {budget}: {' '.join(row.reason.split())}"
+        elif row.decided_by != row.solver:
+            text = f"at {budget} the pass '{row.decided_by}' met the budget without a solver"
+        else:
+            continue
+        notes.setdefault(text, []).append(row.solver)
+    return [f"{', '.join(names)}: {text}" for text, names in notes.items()]
+
+
+def frontier_table(found: Frontier, title: str, rows: int) -> Table:
+    """The points of a frontier, thinned to a number of rows, its knee marked."""
+    from remat.graph.budget import format_bytes
+    from remat.planning import format_cost
+
+    table = new_table(title)
+    for name in ("share", "saved", "recompute", "peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for point in thinned(found, rows):
+        is_knee = point == found.knee()
+        share = point.saved_bytes / found.full_bytes if found.full_bytes else 1.0
+        table.add_row(
+            f"{share:.3f}",
+            format_bytes(point.saved_bytes),
+            format_cost(point.recompute_cost, found.unit),
+            format_bytes(point.peak_bytes),
+            "← knee" if is_knee else "",
+            style="bold" if is_knee else None,
+        )
+    return table
+
+
+def thinned(found: Frontier, rows: int) -> list[FrontierPoint]:
+    """At most so many points, at least three: evenly over the frontier, its ends and its knee kept."""
+    points, rows = found.points, max(3, rows)
+    if len(points) <= rows:
+        return list(points)
+    last = len(points) - 1
+    kept = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(found.knee())}
+    return [points[i] for i in sorted(kept)]
 
 
 def _cells(row: ComparisonRow) -> list[str]:
+    from remat.api import format_share
     from remat.graph.budget import format_bytes
     from remat.planning import format_cost
 
     if row.saved_bytes is None or row.recompute_cost is None:
-        return [*("–" for _ in range(5)), " ".join((row.reason or "").split())]
-    unit = row.unit or ""
+        return ["–", "–  ", "–", "–", "–"]
+    solve_s = row.solve_s or 0.0
     return [
         format_bytes(row.saved_bytes),
-        format_cost(row.recompute_cost, unit) + (" *" if row.best else "  "),
-        format_cost(row.recompute_bound or 0, unit),
+        format_cost(row.recompute_cost, row.unit or "") + (" *" if row.best else "  "),
+        format_share(row.gap),
         format_bytes(row.peak_bytes or 0),
-        f"{row.plan_s or 0:.2f} s",
-        (row.decided_by or "") if row.decided_by != row.solver else "",
+        f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -49,6 +49,14 @@ class Lowered:
     kind: tuple[Kind, ...]
     position: tuple[int, ...]
     of_position: tuple[int, ...]
+
+    def priced(self, costs: Sequence[int], unit: str) -> Lowered:
+        """The same problem under other costs, one for each position of the joint graph."""
+        prices = (
+            costs[at] if kind is Kind.VALUE else 0
+            for kind, at in zip(self.kind, self.position, strict=True)
+        )
+        return replace(self, problem=self.problem.priced(tuple(prices), unit))
 
     def decision(self, saved: Iterable[int]) -> Decision:
         """Names what a set of saved problem nodes means in the joint graph."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import fx
 
-from remat.graph.costs import CostModel, Unit, node_costs
+from remat.graph.costs import CostModel, node_costs
 from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision, Lowered, lower
@@ -119,17 +119,16 @@ class State:
         )
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
-        """The graph problem under a cost model (`Unit` where it does not matter)."""
-        model = cost or Unit()
+        """The graph problem under a cost model; every node costs 1 where it does not matter."""
+        lowered = self.known(
+            "lowered",
+            lambda: lower(self.index, self.roles, self.storages, [1] * len(self.index), "op"),
+        )
+        if cost is None:
+            return lowered
         return self.known(
-            ("lowered", model),
-            lambda: lower(
-                self.index,
-                self.roles,
-                self.storages,
-                node_costs(self.index, self.storages, model),
-                model.unit,
-            ),
+            ("lowered", cost),
+            lambda: lowered.priced(node_costs(self.index, self.storages, cost), cost.unit),
         )
 
 

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver
+from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer
 
@@ -81,7 +82,7 @@ def isolated(
         "cannot_run": classmethod(lambda cls: kind.cannot_run()),
     }
     wrapper: type[Isolated] = type(f"Isolated{kind.__name__}", (Isolated,), namespace)
-    wrapper.knapsack, wrapper.graph = kind.knapsack, False
+    wrapper.knapsack, wrapper.graph = kind.knapsack, kind.graph
     return wrapper(
         _Worker(solver, memory_bytes=memory_bytes, environment=environment),
         grace_s=grace_s,
@@ -106,8 +107,6 @@ def obstacle(solver: Solver) -> str | None:
     kind = type(solver)
     if os.name != "posix":
         return "that needs a POSIX system"
-    if not kind.knapsack:
-        return "that is for knapsacks, and it solves the graph problem only"
     if "<locals>" in kind.__qualname__:
         return f"{kind.__qualname__} is defined in a function: define it at the top of a module"
     if kind.__module__ == "__main__" and _main_file() is None:
@@ -149,6 +148,12 @@ class Isolated(Solver):
         reply = self._worker.ask("solve", problem, time_limit, within_s=within_s)
         return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
 
+    def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
+        """Let the solver work on a graph in its process, and end it if it does not come back."""
+        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
+        reply = self._worker.ask("solve_graph", problem, time_limit, within_s=within_s)
+        return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
+
     def close(self) -> None:
         """End the process; the next call starts a new one."""
         self._worker.stop()
@@ -180,7 +185,11 @@ class _Worker:
             self._end()
 
     def ask(
-        self, what: str, problem: KnapsackProblem, time_limit: float | None, within_s: float | None
+        self,
+        what: str,
+        problem: KnapsackProblem | GraphProblem,
+        time_limit: float | None,
+        within_s: float | None,
     ) -> dict[str, Any]:
         """Put a question to the process and return the reply.
 

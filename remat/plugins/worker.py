@@ -22,7 +22,7 @@ from typing import Any
 
 from remat.errors import SolverError
 from remat.solvers.base import Solver
-from remat.solvers.run import run
+from remat.solvers.run import run, run_graph
 
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
 _ORPHAN_S = 30.0
@@ -92,7 +92,8 @@ def _answer(solver: Solver, message: bytes) -> bytes:
         what, problem, time_limit = pickle.loads(message)
         if what == "refuses":
             return json.dumps({"reason": _text(solver.refuses(problem))}).encode()
-        solution = run(solver, problem, time_limit=time_limit)
+        ask: Any = run_graph if what == "solve_graph" else run
+        solution = ask(solver, problem, time_limit=time_limit)
         reply: dict[str, Any] = {
             "saved": solution.saved,
             "bound": solution.bound,

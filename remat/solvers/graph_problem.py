@@ -53,11 +53,7 @@ class GraphProblem:
                     "one for each name"
                 )
         for label in ("cost", "size"):
-            for i, x in enumerate(getattr(self, label)):
-                if type(x) is not int or x < 0:
-                    raise ProblemError(
-                        f"GraphProblem.{label}[{i}] ({self.names[i]}) is {x!r}; expected an int of 0 or more"
-                    )
+            _check_numbers(label, getattr(self, label), self.names)
         for i, inputs in enumerate(self.inputs):
             if any(not 0 <= j < i for j in inputs):
                 raise ProblemError(
@@ -74,11 +70,26 @@ class GraphProblem:
     def within(self, capacity: int | None) -> GraphProblem:
         """The same problem under another capacity, in bytes; nothing else is checked again."""
         _check_capacity(capacity)
+        return self._with(capacity=capacity)
+
+    def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
+        """The same problem under other costs, in another unit; only the costs are checked again."""
+        _check_numbers("cost", cost, self.names)
+        return self._with(cost=cost, unit=unit)
+
+    def _with(self, **changes: object) -> GraphProblem:
         same = object.__new__(GraphProblem)
         for f in fields(self):
-            object.__setattr__(same, f.name, getattr(self, f.name))
-        object.__setattr__(same, "capacity", capacity)
+            object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
         return same
+
+
+def _check_numbers(label: str, numbers: tuple[int, ...], names: tuple[str, ...]) -> None:
+    for i, x in enumerate(numbers):
+        if type(x) is not int or x < 0:
+            raise ProblemError(
+                f"GraphProblem.{label}[{i}] ({names[i]}) is {x!r}; expected an int of 0 or more"
+            )
 
 
 def _check_capacity(capacity: object) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.errors import BudgetError
-from remat.graph.budget import Budget, format_bytes
+from remat.graph.budget import Budget, Peak, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,57 @@ def test_what_is_printed_reads_back(value: float | int) -> None:
 
 @pytest.mark.parametrize(
     ("n", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**30, "1 GiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (999 * 2**10, "999 KiB"),
+        (1023 * 2**10, "1023 KiB"),
+        (-1000 * 2**20, "-1000 MiB"),
+        (2**30, "1 GiB"),
+    ],
 )
 def test_bytes_for_people(n: int, text: str) -> None:
     assert format_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "nbytes"),
+    [
+        ("peak:1GiB", 2**30),
+        ("PEAK: 1.5 KiB", 1536),
+        ("peak:4096", 4096),
+        ("peak:1", 1),
+        (Peak(10**9), 10**9),
+        (Peak(0), 0),
+        (Peak("40GiB"), 40 * 2**30),
+        (Peak("512MB"), 512 * 10**6),
+    ],
+)
+def test_peaks_that_can_be_read(written: Any, nbytes: int) -> None:
+    read = Budget.parse(written)
+    assert (read.peak_bytes, read.nbytes, read.share) == (nbytes, None, None)
+    assert Budget.parse(str(read)) == read
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, "0.5", -1, "", "8 bananas", None, True, "peak:1GiB", 1.5, [1]]
+)
+def test_peaks_that_cannot_be_meant(value: Any) -> None:
+    with pytest.raises(BudgetError, match="expected bytes: an int, or text like '40GiB'"):
+        Peak(value)
+
+
+@pytest.mark.parametrize("text", ["peak:", "peak:0.5", "peak:-1", "peak:peak:1GiB", "top:1GiB"])
+def test_texts_that_are_no_peak(text: str) -> None:
+    with pytest.raises(BudgetError):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "label"),
+    [(0.25, "0.25"), ("8GiB", "8 GiB"), (1500, "1.46 KiB"), ("peak:40GiB", "peak 40 GiB")],
+)
+def test_budgets_for_people(written: Any, label: str) -> None:
+    assert Budget.parse(written).label == label

@@ -258,6 +258,7 @@ struct GraphCore {
         if (node.recomputable && all) emit(next, index, with, states, 0, node.recompute_loss, false);
       }
       settle(next);
+      work += 8 * static_cast<i64>(groups.size());  // a key takes about as long as so many prefixes
       for (const Group& group : next) work += static_cast<i64>(group.lists.front().size());
       by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
       if (work > work_limit || by_clock) {

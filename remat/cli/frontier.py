@@ -1,0 +1,161 @@
+"""The command ``remat frontier``: what every budget would come to, as a table and as a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import capture_model, capture_options, echo_json, main, time_limit_option
+from remat.cli.progress import Progress
+from remat.errors import RematError
+
+if TYPE_CHECKING:
+    from remat.graph.budget import Budget
+    from remat.graph.joint import JointGraph
+    from remat.planning import Plan
+    from remat.solvers.base import Solver
+    from remat.sweep import Frontier
+
+#: Rows of points that are shown, over all solvers.
+ROWS = 20
+
+
+@main.command()
+@capture_options
+@time_limit_option
+@click.option(
+    "--solvers",
+    type=params.ListOf(params.SolverType()),
+    default="auto",
+    show_default=True,
+    help="who decides, with commas; each has a frontier of its own",
+)
+@click.option(
+    "--budget",
+    type=params.BudgetType(),
+    help="also plan at this budget, with the first solver, and mark the plan",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="draw the frontiers to this file, .svg or .png",
+)
+def frontier(
+    model: str,
+    overrides: tuple[str, ...],
+    solvers: tuple[Solver, ...],
+    budget: Budget | None,
+    plot: Path | None,
+    cost: Any,
+    time_limit: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Show the best plans of MODEL over all budgets, and the knee.
+
+    The knee is the point beyond which more memory buys little. A share is of the bytes that the
+    runtime-optimal partition saves: up to 1, what --budget takes.
+    """
+    from remat import api
+
+    if plot is not None:
+        _check_picture(plot)
+    with Progress() as progress:
+        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        made: list[Frontier] = []
+        failed: dict[str, str] = {}
+        for solver in dict.fromkeys(solvers):
+            try:
+                made.append(
+                    api.frontier(
+                        joint,
+                        solver,
+                        cost,
+                        time_limit,
+                        on_step=lambda text, name=solver.name: progress.step(f"{name}: {text}"),  # type: ignore[misc]
+                    )
+                )
+            except RematError as error:
+                if len(solvers) == 1:
+                    raise
+                failed[solver.name] = " ".join(str(error).split())
+        chosen = None
+        if budget is not None and made:
+            progress.step(f"planning at {budget.label}")
+            chosen = api.plan(joint, budget, solvers[0], cost, time_limit)
+        if plot is not None and made:
+            progress.step("drawing")
+            made[0].plot(plot, chosen=chosen, others=made[1:])
+    if as_json:
+        echo_json(_json(joint, made, failed, chosen))
+    else:
+        _show(f"{example.title}: {len(joint.graph.nodes):,} nodes", captured_s, made, chosen)
+        for name, reason in failed.items():
+            click.echo(f"{name}: no frontier: {reason}")
+        if plot is not None and made:
+            click.echo(f"drawn: {plot}")
+    if not made:
+        raise RematError("no solver found a frontier; the reasons stand above")
+
+
+def _check_picture(path: Path) -> None:
+    """Refuses, before any work, what could not be drawn after it."""
+    from remat.graph.drawing import FORMATS
+
+    if path.suffix.lower() not in FORMATS:
+        raise click.BadParameter(
+            f"'{path}' ends with '{path.suffix}'; expected {' or '.join(FORMATS)}",
+            param_hint="'--plot'",
+        )
+    if not path.resolve().parent.is_dir():
+        raise click.BadParameter(
+            f"there is no folder '{path.resolve().parent}'", param_hint="'--plot'"
+        )
+
+
+def _json(
+    joint: JointGraph, made: list[Frontier], failed: dict[str, str], chosen: Plan | None
+) -> dict[str, Any]:
+    return {
+        "graph": joint.name,
+        "frontiers": [
+            json.loads(found.to_json()) | {"knee": dataclasses.asdict(found.knee())}
+            for found in made
+        ],
+        "failed": failed,
+        "plan": None if chosen is None else json.loads(chosen.to_json()),
+    }
+
+
+def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | None) -> None:
+    from remat.cli import tables
+    from remat.graph.budget import Budget, format_bytes
+    from remat.planning import format_cost
+
+    if not made:
+        return
+    first = made[0]
+    click.echo(f"{title}, captured in {captured_s:.1f} s; cost model {first.cost}")
+    click.echo(
+        f"{format_bytes(first.least_bytes)} is the least that can be saved; the runtime-optimal "
+        f"partition saves {format_bytes(first.full_bytes)}"
+    )
+    for found in made:
+        table = tables.frontier_table(found, "", ROWS // len(made))
+        all_of = len(found.points)
+        some = f", {table.row_count} of them here" if table.row_count < all_of else ""
+        count = "1 point" if all_of == 1 else f"{all_of} points"
+        click.echo(f"\n{found.solver}: {count}{some}")
+        tables.show(table)
+    if chosen is not None:
+        label = Budget.parse(chosen.budget).label
+        click.echo(
+            f"\nbudget {label}: {format_bytes(chosen.saved_bytes)} saved, "
+            f"{format_cost(chosen.recompute_cost, chosen.unit)} recomputed, "
+            f"peak {format_bytes(chosen.peak_bytes)}"
+        )

@@ -13,7 +13,6 @@ import remat
 from remat.compile import BudgetWarning
 from remat.errors import BudgetError, PlanError
 
-
 #: Dynamo looks at .grad of what one graph hands to the next.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 

@@ -30,6 +30,10 @@ class Choice:
     kind: type[Solver] | None
     reason: str | None
 
+    def solves(self, what: str) -> bool:
+        """Whether it is for ``"knapsack"`` or ``"graph"`` problems; both where that is not known."""
+        return self.kind is None or bool(getattr(self.kind, what))
+
     def solver(self) -> Solver:
         """Return an instance, or skip the test with the reason."""
         if self.reason is not None or self.kind is None:

@@ -79,6 +79,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from remat.testing.choices import available
 
         chosen = available()
+    # A module may say what its tests are about: knapsacks or graphs.
+    about = getattr(metafunc.module, "SOLVES", None)
+    chosen = tuple(c for c in chosen if about is None or c.solves(about))
     ids = [choice.name for choice in chosen]
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 

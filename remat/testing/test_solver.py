@@ -20,15 +20,12 @@ from remat.testing.families import FAMILIES, Draw, family
 from remat.testing.laws import any_order, any_problem, holds
 from remat.testing.oracle import brute_force
 
+#: What these tests are about: only solvers of knapsacks are drawn, unless others are asked for.
+SOLVES = "knapsack"
+
 _FEW = [case for case in cases() if len(case.problem) <= 60]
 _DRAWS = 40
 _GRACE_S = 3.0  # what a busy machine may add to a time limit
-
-
-@pytest.fixture(autouse=True)
-def _knapsacks_only(solver: Solver) -> None:
-    if not solver.knapsack:
-        pytest.skip(f"solver '{solver.name}' solves the graph problem only")
 
 
 def solved(solver: Solver, problem: KnapsackProblem) -> Solution:

@@ -19,6 +19,9 @@ from remat.plugins.isolation import obstacle
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
+from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.run import run_graph
+from remat.testing.graphs import layers
 
 PROBLEM = KnapsackProblem((3, 4, 5), (30, 41, 50), 8)
 
@@ -143,18 +146,20 @@ def test_who_cannot_be_loaded_says_so() -> None:
         isolated(foreign.FailsToLoad())
 
 
+def test_a_graph_solver_works_in_a_process_of_its_own() -> None:
+    problem = layers(6)
+    problem = problem.within(sum(problem.size) // 2)
+    wrapped = isolated(Lagrangian())
+    assert wrapped.graph
+    assert run_graph(wrapped, problem).saved == run_graph(Lagrangian(), problem).saved
+    assert wrapped.inner == Lagrangian()
+
+
 def test_what_cannot_be_isolated_says_why() -> None:
     class Local(foreign.Honest):
         pass
 
-    class Graphs(Solver):
-        name = "graphs"
-
-        def solve_graph(self, problem, **kwargs):
-            return []
-
     assert "defined in a function" in str(obstacle(Local()))
-    assert "solves the graph problem only" in str(obstacle(Graphs()))
     with pytest.raises(SolverError, match=r"'honest' cannot run in a process of its own: .*Local"):
         isolated(Local())
     with pytest.raises(ProblemError, match=r"^grace_s must be above 0, got 0"):

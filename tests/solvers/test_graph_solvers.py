@@ -12,7 +12,7 @@ from remat.solvers import Answer, Solver, Status
 from remat.solvers.auto import Auto
 from remat.solvers.graph_exact import GraphExact
 from remat.solvers.graph_milp import GraphMilp
-from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
+from remat.solvers.graph_problem import evaluate
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.greedy import Greedy
 from remat.solvers.hull import Hull
@@ -20,51 +20,10 @@ from remat.solvers.kernel import kernel
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.native import Native
 from remat.solvers.run import run_graph
+from remat.testing.graphs import decisions, drawn, layers
 
 SOLVERS = (Lagrangian(), GraphExact(), GraphMilp(gap=0.0), Auto(), Greedy(), Native())
 needs_kernel = pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
-
-
-def drawn(seed: int, *, nodes: int = 11, outside: bool = True) -> GraphProblem:
-    """A random problem; backward can always be given what it reads."""
-    draw = random.Random(seed)
-    inputs, cost, size, savable, again, forward = [], [], [], [], [], []
-    for i in range(nodes):
-        count = min(i, draw.choice((0, 1, 1, 2, 2, 3)))
-        inputs.append(tuple(sorted(draw.sample(range(max(0, i - 5), i), min(count, i, 5)))))
-        cost.append(draw.choice((0, 0, 1, 2, 3, 5, 8, 40)))
-        size.append(draw.choice((0, 1, 2, 3, 4, 8, 30)))
-        savable.append(draw.random() < 0.8)
-        again.append(draw.random() < 0.85 or not savable[-1])
-        read_by_forward = any(i in r for r in inputs)
-        forward.append(not outside or draw.random() < 0.8 or read_by_forward)
-    for i in reversed(range(nodes)):  # what forward reads is in forward
-        if forward[i]:
-            for j in inputs[i]:
-                forward[j] = True
-    return GraphProblem(
-        names=tuple(f"n{i}" for i in range(nodes)),
-        inputs=tuple(inputs),
-        cost=tuple(cost),
-        size=tuple(size),
-        savable=tuple(savable),
-        recomputable=tuple(again),
-        in_forward=tuple(forward),
-        needed=tuple(sorted(draw.sample(range(nodes), draw.randint(1, 4)))),
-        unit="ps",
-    )
-
-
-def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """What every decision comes to."""
-    may = [i for i in range(len(problem)) if problem.savable[i]]
-    found = []
-    for picks in itertools.product((False, True), repeat=len(may)):
-        try:
-            found.append(evaluate(problem, [i for i, p in zip(may, picks, strict=True) if p]))
-        except ProblemError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("block", range(4))
@@ -132,32 +91,6 @@ def test_the_hull_is_the_lower_hull_of_all_decisions(seed: int) -> None:
     for capacity in {e.saved_bytes for e in every}:
         best = min(e.recompute_cost for e in every if e.saved_bytes <= capacity)
         assert hull.edge(capacity).bound(capacity) <= best
-
-
-def layers(count: int, *, seed: int = 0) -> GraphProblem:
-    """Identical layers one after the other, each with something worth keeping and something not."""
-    draw = random.Random(seed)
-    kinds = [(draw.randint(10, 99), draw.randint(1, 9) * 7) for _ in range(6)]
-    inputs: list[tuple[int, ...]] = [()]
-    cost, size, needed = [5], [64], []
-    for _ in range(count):
-        start = len(inputs) - 1
-        for k, (price, nbytes) in enumerate(kinds):
-            needed.append(len(inputs))
-            inputs.append((start,) if k == 0 else (len(inputs) - 1, start))
-            cost.append(price)
-            size.append(nbytes)
-    n = len(inputs)
-    return GraphProblem(
-        names=tuple(f"n{i}" for i in range(n)),
-        inputs=tuple(tuple(sorted(set(r))) for r in inputs),
-        cost=tuple(cost),
-        size=tuple(size),
-        savable=(True,) * n,
-        recomputable=(True,) * n,
-        in_forward=(True,) * n,
-        needed=tuple(needed),
-    )
 
 
 @needs_kernel

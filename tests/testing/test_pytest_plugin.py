@@ -175,7 +175,7 @@ def test_the_suite_runs_from_an_empty_folder(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Mine")
     outcomes = result.parseoutcomes()
     assert outcomes["passed"] > 150
-    assert set(outcomes) <= {"passed", "skipped"}
+    assert set(outcomes) <= {"passed", "skipped", "deselected"}  # those of graph solvers
     liar = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Liar")
     assert liar.ret == pytest.ExitCode.TESTS_FAILED
 

@@ -1,0 +1,86 @@
+"""Small graph problems, and every decision there is for one: the oracle of the graph solvers."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+
+from remat.errors import ProblemError
+from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
+
+
+def drawn(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
+    """A random graph problem; the same for the same arguments.
+
+    Args:
+        seed: of the draw.
+        nodes: how many nodes.
+        outside: whether some nodes are not in forward.
+    """
+    draw = random.Random(seed)
+    inputs: list[tuple[int, ...]] = []
+    cost, size, savable, again, forward = [], [], [], list[bool](), list[bool]()
+    for i in range(nodes):
+        count = min(i, draw.choice((0, 1, 1, 2, 2, 3)))
+        inputs.append(tuple(sorted(draw.sample(range(max(0, i - 5), i), min(count, i, 5)))))
+        cost.append(draw.choice((0, 0, 1, 2, 3, 5, 8, 40)))
+        size.append(draw.choice((0, 1, 2, 3, 4, 8, 30)))
+        savable.append(draw.random() < 0.8)
+        again.append(draw.random() < 0.85 or not savable[-1])
+        forward.append(not outside or draw.random() < 0.8)
+    for i in reversed(range(nodes)):  # what forward reads is in forward
+        if forward[i]:
+            for j in inputs[i]:
+                forward[j] = True
+    return GraphProblem(
+        names=tuple(f"n{i}" for i in range(nodes)),
+        inputs=tuple(inputs),
+        cost=tuple(cost),
+        size=tuple(size),
+        savable=tuple(savable),
+        recomputable=tuple(again),
+        in_forward=tuple(forward),
+        needed=tuple(sorted(draw.sample(range(nodes), draw.randint(1, 4)))),
+        unit="ps",
+    )
+
+
+def layers(count: int, *, seed: int = 0) -> GraphProblem:
+    """Identical layers one after the other, each with something worth keeping and something not."""
+    draw = random.Random(seed)
+    kinds = [(draw.randint(10, 99), draw.randint(1, 9) * 7) for _ in range(6)]
+    inputs: list[tuple[int, ...]] = [()]
+    cost, size, needed = [5], [64], list[int]()
+    for _ in range(count):
+        start = len(inputs) - 1
+        for k, (price, nbytes) in enumerate(kinds):
+            needed.append(len(inputs))
+            inputs.append((start,) if k == 0 else (len(inputs) - 1, start))
+            cost.append(price)
+            size.append(nbytes)
+    n = len(inputs)
+    return GraphProblem(
+        names=tuple(f"n{i}" for i in range(n)),
+        inputs=tuple(tuple(sorted(set(r))) for r in inputs),
+        cost=tuple(cost),
+        size=tuple(size),
+        savable=(True,) * n,
+        recomputable=(True,) * n,
+        in_forward=(True,) * n,
+        needed=tuple(needed),
+    )
+
+
+def decisions(problem: GraphProblem) -> list[Evaluation]:
+    """What every decision comes to that can run."""
+    return list(_decisions(problem))
+
+
+def _decisions(problem: GraphProblem) -> Iterator[Evaluation]:
+    may = [i for i in range(len(problem)) if problem.savable[i]]
+    for picks in itertools.product((False, True), repeat=len(may)):
+        try:
+            yield evaluate(problem, [i for i, p in zip(may, picks, strict=True) if p])
+        except ProblemError:
+            continue

@@ -53,6 +53,7 @@ class Plan:
         solve_s: seconds that the solver took.
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
+        fallbacks: calls that the cost model could not price its own way, each with the reason.
     """
 
     saved: tuple[str, ...]
@@ -74,6 +75,7 @@ class Plan:
     solve_s: float
     graph: str
     fingerprint: str
+    fallbacks: tuple[str, ...] = ()
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
 
@@ -169,6 +171,9 @@ class Plan:
             f"  decided by  {self.solver}"
             + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
         ]
+        if self.fallbacks:
+            lines += ["  not priced by the cost model itself:"]
+            lines += [f"    {text}" for text in self.fallbacks]
         if self._modules is not None and self._problem is not None:
             show_cost = partial(format_cost, unit=self.unit)
             lines += explain(self.forward, self._problem, self.recomputed, show_cost)
@@ -215,6 +220,7 @@ _JSON_FIELDS: dict[str, type] = {
     "saved": tuple,
     "snapshots": tuple,
     "recomputed": tuple,
+    "fallbacks": tuple,
 }
 
 
@@ -269,6 +275,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         solve_s=choice.elapsed_s,
         graph=state.joint.name,
         fingerprint=fingerprint,
+        fallbacks=tuple(cost.fallbacks(state.index.nodes)),
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

@@ -163,3 +163,20 @@ def test_reading_one_tensor_twice_is_another_call() -> None:
 
     state = State(joint=traced(lambda x, y: (x + x, x + y), *(torch.randn(3) for _ in range(2))))
     assert node_costs(state.index, state.storages, Inputs()) == [0, 0, 1, 2]
+
+
+class Unsure(Picky):
+    """Cannot price everything itself, and says so."""
+
+    name = "unsure"
+
+    def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+        return ("aten.mm.default: no scales at hand; a guess stood in",)
+
+
+def test_a_plan_lists_what_its_cost_model_could_not_price(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, budget=0.5, cost=Unsure())
+    assert plan.fallbacks == Unsure().fallbacks(())
+    assert "no scales at hand" in plan.explain()
+    assert remat.Plan.from_json(plan.to_json()).fallbacks == plan.fallbacks
+    assert remat.plan(joint, budget=0.5).fallbacks == ()

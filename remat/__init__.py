@@ -10,13 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remat.api import compare as compare
     from remat.api import frontier as frontier
     from remat.api import instance as instance
     from remat.api import knapsack_fn as knapsack_fn
     from remat.api import plan as plan
     from remat.api import solve as solve
     from remat.api import solver_names as solver_names
+    from remat.comparison import compare as compare
     from remat.compile import partitioner as partitioner
     from remat.compile import plans as plans
     from remat.compile import torch_solver as torch_solver
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "PassManager": "remat.pipelines",
-    "compare": "remat.api",
+    "compare": "remat.comparison",
     "frontier": "remat.api",
     "instance": "remat.api",
     "knapsack_fn": "remat.api",

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import remat
-from remat.api import Comparison, ComparisonRow
 from remat.cli import main, models, tables
+from remat.comparison import Comparison, ComparisonRow
 from remat.errors import SolverError
 from remat.graph.budget import Budget
 from remat.plugins.registry import registry

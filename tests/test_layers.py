@@ -13,7 +13,17 @@ import remat
 
 ROOT = Path(remat.__file__).parent
 #: What composes the rooms, each on those before it.
-COMPOSERS = ("planning", "pipelines", "sweep", "together", "api", "compile", "testing", "cli")
+COMPOSERS = (
+    "planning",
+    "pipelines",
+    "sweep",
+    "together",
+    "api",
+    "comparison",
+    "compile",
+    "testing",
+    "cli",
+)
 #: What the other rooms may import of remat, besides themselves, `errors` and `files`.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),

@@ -198,19 +198,21 @@ def compare(
     """
     from remat import api
     from remat.cli import tables
+    from remat.comparison import ComparisonRow
+    from remat.comparison import compare as run_all
 
     names = api.solver_names() if solvers is None else solvers
     with Progress() as progress:
         example, joint, captured = capture_model(progress, model, overrides, **options)
         total, done = len(names) * len(budgets), 0
 
-        def count(row: api.ComparisonRow) -> None:
+        def count(row: ComparisonRow) -> None:
             nonlocal done
             done += 1
             progress.step(f"comparing: {done} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.step(f"comparing: 0 of {total} plans")
-        comparison = api.compare(joint, names, budgets, cost, time_limit, on_row=count)
+        comparison = run_all(joint, names, budgets, cost, time_limit, on_row=count)
     if as_json:
         click.echo(comparison.to_json(), nl=False)
     else:

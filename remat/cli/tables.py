@@ -12,8 +12,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from remat.api import Comparison, ComparisonRow
     from remat.cli.listings import CostLine, PassLine, SolverLine
+    from remat.comparison import Comparison, ComparisonRow
     from remat.planning import Plan
     from remat.sweep import Frontier, FrontierPoint
 
@@ -155,7 +155,7 @@ def thinned(found: Frontier, rows: int) -> list[FrontierPoint]:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from remat.api import format_share
+    from remat.comparison import format_share
     from remat.graph.budget import format_bytes
     from remat.planning import format_cost
 

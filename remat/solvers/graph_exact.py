@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.kernel import kernel
+from remat.solvers.kernel import missing
 from remat.solvers.lagrangian import Search
 from remat.solvers.solution import Answer
 
@@ -24,12 +24,7 @@ class GraphExact(Solver):
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        if kernel() is not None:
-            return None
-        return (
-            "its kernel was not compiled when remat was installed: install a C++17 compiler and "
-            "reinstall remat (pip install --force-reinstall --no-deps remat)"
-        )
+        return missing()
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Decide a graph problem; the answer's bound is a lower bound on the cost."""

@@ -14,3 +14,13 @@ def kernel() -> ModuleType | None:
     except ImportError:
         return None
     return _kernel
+
+
+def missing() -> str | None:
+    """Why there is no kernel and what to do, None where there is one."""
+    if kernel() is not None:
+        return None
+    return (
+        "its kernel was not compiled when remat was installed: install a C++17 compiler and "
+        "reinstall remat (pip install --force-reinstall --no-deps remat)"
+    )

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from remat.errors import SolverError
 from remat.solvers.base import Solver
-from remat.solvers.kernel import kernel
+from remat.solvers.kernel import kernel, missing
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer, Status
 
@@ -36,12 +36,7 @@ class Native(Solver):
 
     @classmethod
     def cannot_run(cls) -> str | None:
-        if kernel() is not None:
-            return None
-        return (
-            "its kernel was not compiled when remat was installed: install a C++17 compiler and "
-            "reinstall remat (pip install --force-reinstall --no-deps remat)"
-        )
+        return missing()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         # More room than everything weighs changes nothing, so the capacity need not fit.

@@ -1,0 +1,612 @@
+"""Real training steps under Inductor: ours against PyTorch's partitioner at equal saved bytes.
+
+    python benchmarks/step.py [--quick] [--models llama,resnet] [--costs roofline,profile]
+
+PyTorch's partitioner gets a budget; what it then really hands from forward to backward is counted in
+bytes, and ours gets exactly that many as its budget, once per cost model. All compiled variants live
+in one process, each on its own copy of the model, and train on the same batches in turn, one step
+each per round, the first of a round being another one every time; the losses of all must agree at
+every step. Times are medians over the rounds, a ratio is the median of the ratios within rounds. The
+peak is that of forward and backward, parameters and inputs included: on the CPU from the profiler's
+record of every allocation (first checked against a case with a known answer), on CUDA from the
+allocator. Operators are timed anew for the cost model ``profile``, whatever is known from before.
+
+Where there is a CUDA device, a Llama of 1.1 billion parameters in bfloat16 is measured there as well;
+with every cost model at three budgets that takes 60 GiB or so of its memory.
+
+Beside other work on the machine, OMP_WAIT_POLICY=passive in the environment keeps threads that wait
+for one another from taking the cores away from those that they wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import datetime
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from torch import fx, nn
+from torch._dynamo.utils import counters
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+import remat
+from remat import pipelines
+from remat.api import cost_model
+from remat.graph.costs.measure import describe_device
+from remat.graph.joint import JointGraph
+from remat.graph.liveness import saved_storages
+from remat.graph.measure import measure_step
+
+BUDGETS = (0.8, 0.5, 0.3)
+#: Each is calibrated for, or runs on, the device that trains.
+COSTS = ("roofline", "roofline-fused", "profile")
+RESULTS = Path(__file__).parent / "results"
+#: Largest relative difference of a loss from the reference's; bfloat16 keeps 8 bits.
+LIMIT = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
+MIB = 2**20
+Batch = dict[str, torch.Tensor]
+
+
+class WithLoss(nn.Module):
+    """A `transformers` model that returns its loss alone, so that no other output is kept alive."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        return self.model(**batch).loss  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model and what it trains on.
+
+    Attributes:
+        name: what tables call it.
+        about: its sizes, for people.
+        device: where it trains.
+        dtype: of its parameters.
+        model: builds it.
+        batch: draws one batch.
+        rate: learning rate of plain SGD.
+    """
+
+    name: str
+    about: str
+    device: str
+    dtype: torch.dtype
+    model: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    rate: float = 0.01
+
+    def build(self) -> nn.Module:
+        torch.manual_seed(0)
+        return WithLoss(self.model()).to(device=self.device, dtype=self.dtype).train()
+
+    def batches(self, count: int) -> list[Batch]:
+        torch.manual_seed(1)
+        drawn = [self.batch() for _ in range(count)]
+        return [{k: v.to(self.device) for k, v in b.items()} for b in drawn]
+
+
+def llama(device: str, *, batch: int, seq: int, dtype: torch.dtype, **sizes: int) -> Workload:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(use_cache=False, max_position_embeddings=seq, **sizes)
+
+    def draw() -> Batch:
+        ids = torch.randint(0, config.vocab_size, (batch, seq))
+        return {"input_ids": ids, "labels": ids}
+
+    about = ", ".join(f"{k} {v}" for k, v in sizes.items())
+    return Workload(
+        name="llama",
+        about=f"{about}, batch {batch}, sequence {seq}",
+        device=device,
+        dtype=dtype,
+        model=lambda: LlamaForCausalLM(config),
+        batch=draw,
+    )
+
+
+def small_llama() -> Workload:
+    return llama(
+        "cpu",
+        batch=4,
+        seq=256,
+        dtype=torch.float32,
+        vocab_size=1024,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+
+
+def small_resnet() -> Workload:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(
+        embedding_size=32,
+        hidden_sizes=[32, 64, 128, 256],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+        num_labels=100,
+        problem_type="single_label_classification",  # else the first step notes it: one more compile
+    )
+
+    def draw() -> Batch:
+        return {"pixel_values": torch.randn(16, 3, 96, 96), "labels": torch.randint(0, 100, (16,))}
+
+    return Workload(
+        name="resnet",
+        about="basic blocks 2+2+2+2 of width 32 to 256, batch 16 of 96 by 96",
+        device="cpu",
+        dtype=torch.float32,
+        model=lambda: ResNetForImageClassification(config),
+        batch=draw,
+        rate=0.001,  # at 0.01 a change of 1e-7 in the weights moves the loss by 1e-2 in ten steps
+    )
+
+
+def large_llama() -> Workload:
+    """1.1 billion parameters: the sizes of Llama 3.2 1B with a smaller vocabulary."""
+    return llama(
+        "cuda",
+        batch=4,
+        seq=2048,
+        dtype=torch.bfloat16,
+        vocab_size=32000,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+    )
+
+
+CPU: Mapping[str, Callable[[], Workload]] = {"llama": small_llama, "resnet": small_resnet}
+CUDA: Mapping[str, Callable[[], Workload]] = {"llama": large_llama}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Decided:
+    """What PyTorch's partitioner decided.
+
+    Attributes:
+        joint: the joint graph that it was given.
+        saved_bytes: bytes of the distinct storages that its forward hands to backward.
+        forward: names of the operators in its forward.
+        backward: names of the operators in its backward.
+    """
+
+    joint: JointGraph
+    saved_bytes: int
+    forward: frozenset[str]
+    backward: frozenset[str]
+
+
+def operators(half: fx.GraphModule) -> frozenset[str]:
+    return frozenset(n.name for n in half.graph.nodes if n.op == "call_function")
+
+
+class PyTorch(CustomPartitionerFn):
+    """PyTorch's own partitioner at a budget, called as Inductor calls it.
+
+    What it decides is handed on and not kept, as Inductor copies its options deeply.
+    """
+
+    def __init__(self, budget: float, tell: Callable[[Decided], None]) -> None:
+        self.budget = budget
+        self.tell = tell
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        from torch._functorch import config
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        own_outputs = int(convention["num_fwd_outputs"])
+        joint = JointGraph(graph_module=gm, num_fwd_outputs=own_outputs).copy()
+        with config.patch(activation_memory_budget=self.budget):
+            halves = min_cut_rematerialization_partition(gm, joint_inputs, **convention)
+        forward, backward = (operators(half) for half in halves)
+        self.tell(
+            Decided(
+                joint=joint,
+                saved_bytes=sum(saved_storages(halves[0], own_outputs).values()),
+                forward=forward,
+                backward=backward,
+            )
+        )
+        return halves
+
+    def uuid(self) -> str:
+        return f"pytorch-{self.budget}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Variant:
+    """One way to run the step, with its own copy of the model.
+
+    Attributes:
+        who: ``"eager"``, ``"pytorch"``, or the cost model that ours decided by.
+        budget: PyTorch's budget whose bytes it has; None for eager.
+        model: the copy.
+        step: what is called: the copy, or the copy compiled.
+        saved_bytes: bytes that forward hands to backward; None for eager.
+        repeated: how often which operators run in forward and again in backward; views are not
+            counted.
+        moved: the same of operators that only backward needs and that forward runs, so that their
+            result is saved.
+        predicted_ps: by cost model, what that repetition costs under it.
+        losses: by step.
+        step_ms: milliseconds of each step: forward, backward and optimiser.
+        forward_ms: of that, until the loss is known (not on CUDA).
+        peak_bytes: of each measurement.
+    """
+
+    who: str
+    budget: float | None
+    model: nn.Module
+    step: Callable[..., torch.Tensor]
+    saved_bytes: int | None = None
+    repeated: dict[str, int] = field(default_factory=dict)
+    moved: dict[str, int] = field(default_factory=dict)
+    predicted_ps: dict[str, int] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    step_ms: list[float] = field(default_factory=list)
+    forward_ms: list[float] = field(default_factory=list)
+    peak_bytes: list[int] = field(default_factory=list)
+
+
+def variants(
+    work: Workload, costs: Sequence[str], budgets: Sequence[float], show: Any
+) -> list[Variant]:
+    """Compiles everything that is compared, by one step each that leaves the weights as they were."""
+    original = work.build()
+    batch = work.batches(1)[0]
+    made: list[Variant] = []
+
+    def add(
+        who: str, budget: float | None, options: dict[str, Any] | None, backend: str
+    ) -> Variant:
+        show(f"{work.name}: compiling {who} at {budget}")
+        model = copy.deepcopy(original)
+        step: Any = model
+        if options is not None:
+            step = torch.compile(model, backend=backend, options=options)
+        variant = Variant(who=who, budget=budget, model=model, step=step)
+        step(**batch).backward()
+        model.load_state_dict(original.state_dict())
+        model.zero_grad(set_to_none=True)
+        made.append(variant)
+        return variant
+
+    add("eager", None, None, "")
+    for budget in (1.0, *budgets):
+        told: list[Decided] = []
+        partition = PyTorch(budget, told.append)
+        variant = add("pytorch", budget, {"custom_partitioner_fn": partition}, "inductor")
+        (theirs,) = told  # one graph, compiled now and not found in a cache
+        variant.saved_bytes = theirs.saved_bytes
+        yardstick = Yardstick(theirs.joint, costs)
+        yardstick.tell(variant, theirs.forward, theirs.backward)
+        for cost in costs if budget < 1 else costs[:1]:
+            known = len(remat.plans())
+            asked = theirs.saved_bytes if budget < 1 else 1.0
+            variant = add(cost, budget, {"budget": asked, "cost": cost}, "remat")
+            (plan,) = remat.plans()[known:]
+            variant.saved_bytes = plan.saved_bytes
+            yardstick.tell(variant, operators(plan.forward), operators(plan.backward))
+    return made
+
+
+class Yardstick:
+    """What operators of a joint graph are and cost, by name: one measure for every decision."""
+
+    def __init__(self, joint: JointGraph, costs: Sequence[str]) -> None:
+        state = pipelines.prepare(joint)
+        self.operators = {
+            n.name: str(n.target) for n in state.joint.graph.nodes if n.op == "call_function"
+        }
+        self.prices: dict[str, dict[str, int]] = {}
+        for cost in costs:
+            problem = state.lowered(cost_model(cost)).problem
+            self.prices[cost] = {
+                n: p for n, p in zip(problem.names, problem.cost, strict=True) if p
+            }
+            self.needed = {
+                n for n, needed in zip(problem.names, problem.in_forward, strict=True) if needed
+            }
+
+    def tell(self, variant: Variant, forward: frozenset[str], backward: frozenset[str]) -> None:
+        """Notes on a variant what its halves, by the names of their operators, come to."""
+        again = forward & backward & self.needed
+        variant.repeated = self._count(again)
+        variant.moved = self._count(forward - self.needed)
+        variant.predicted_ps = {
+            cost: sum(table.get(n, 0) for n in again) for cost, table in self.prices.items()
+        }
+
+    def _count(self, names: Iterable[str]) -> dict[str, int]:
+        priced = (n for n in sorted(names) if any(n in table for table in self.prices.values()))
+        return dict(Counter(self.operators[n] for n in priced).most_common())
+
+
+def placed(cost: str, device: str) -> str:
+    """A cost model for a device, where it is for any and not told which."""
+    return f"{cost}:{device}" if cost in COSTS else cost
+
+
+def train(made: Sequence[Variant], work: Workload, steps: int, show: Any) -> None:
+    """Trains every variant by the same batches, one step in turn; two steps before are not counted."""
+    optimizers = [torch.optim.SGD(v.model.parameters(), lr=work.rate) for v in made]
+    for at, batch in enumerate(work.batches(steps + 2)):
+        show(f"{work.name}: step {at + 1} of {steps + 2}")
+        for turn in range(len(made)):
+            i = (turn + at) % len(made)
+            torch.manual_seed(at)
+            one_step(made[i], optimizers[i], batch, work.device, counted=at >= 2)
+
+
+def one_step(v: Variant, optimizer: Any, batch: Batch, device: str, *, counted: bool) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    if device == "cuda":
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        loss = v.step(**batch)
+        loss.backward()
+        optimizer.step()
+        end.record()
+        torch.cuda.synchronize()
+        step_ms, forward_ms = begin.elapsed_time(end), None
+    else:
+        start = time.perf_counter()
+        loss = v.step(**batch)
+        between = time.perf_counter()
+        loss.backward()
+        optimizer.step()
+        step_ms, forward_ms = (time.perf_counter() - start) * 1e3, (between - start) * 1e3
+    optimizer.zero_grad(set_to_none=True)
+    v.losses.append(float(loss.detach()))
+    if counted:
+        v.step_ms.append(step_ms)
+        if forward_ms is not None:
+            v.forward_ms.append(forward_ms)
+
+
+def measure_peaks(made: Sequence[Variant], work: Workload, rounds: int, show: Any) -> None:
+    batch = work.batches(1)[0]
+    for at in range(rounds):
+        for v in made:
+            show(f"{work.name}: peak {at + 1} of {rounds}, {v.who} at {v.budget}")
+            with quiet():
+                measured = measure_step(v.step, kwargs=batch, by="allocator")
+            v.peak_bytes.append(measured.peak_bytes)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Some builds of the profiler announce themselves on the terminal."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def check_meter(device: str) -> None:
+    """Measures a compiled step whose peak is known: five matrices at the end of forward.
+
+    They are the input, the weight, the first product and its sine, and the second product, which is
+    the output; generated code allocates the last three.
+    """
+    side = 1024
+    x = torch.randn(side, side, device=device, requires_grad=True)
+    w = torch.randn(side, side, device=device)
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x @ w) @ w
+
+    with quiet():
+        measured = measure_step(torch.compile(step, fullgraph=True), (x, w), by="allocator")
+    matrices = measured.forward_peak_bytes / (4 * side * side)
+    if abs(matrices - 5) > 0.01:
+        raise SystemExit(f"the peak of a step that takes 5 matrices is measured as {matrices:.3f}")
+
+
+def loss_difference(made: Sequence[Variant]) -> float:
+    """The largest relative difference of any loss from eager PyTorch's at the same step."""
+    reference = made[0].losses
+    return max(abs(a - b) / abs(b) for v in made for a, b in zip(v.losses, reference, strict=True))
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    if len(values) < 2:
+        return [values[0]] * 3
+    return [round(q, 3) for q in statistics.quantiles(values, n=4, method="inclusive")]
+
+
+def rows(made: Sequence[Variant]) -> list[dict[str, Any]]:
+    found = []
+    full = next(v for v in made if v.who == "pytorch" and v.budget == 1.0)
+    for v in made:
+        same = (o for o in made if o.who == "pytorch" and o.budget == (v.budget or 1.0))
+        other = next(same)
+        ratios = [a / b for a, b in zip(v.step_ms, other.step_ms, strict=True)]
+        added = [a - b for a, b in zip(v.step_ms, full.step_ms, strict=True)]
+        peak = statistics.median(v.peak_bytes)
+        found.append(
+            {
+                "variant": v.who,
+                "budget": v.budget,
+                "saved_bytes": v.saved_bytes,
+                "step_ms": quartiles(v.step_ms),
+                "forward_ms": quartiles(v.forward_ms) if v.forward_ms else None,
+                "to_pytorch": quartiles(ratios),
+                "added_ms": quartiles(added),
+                "peak_bytes": peak,
+                "peak_to_pytorch": round(peak / statistics.median(other.peak_bytes), 4),
+                "peak_spread_bytes": max(v.peak_bytes) - min(v.peak_bytes),
+                "predicted_recompute_ms": {k: round(p / 1e9, 4) for k, p in v.predicted_ps.items()},
+                "repeated_operators": v.repeated,
+                "moved_to_forward": v.moved,
+                "last_loss": v.losses[-1],
+            }
+        )
+    return found
+
+
+def table(report: dict[str, Any]) -> Table:
+    shown = Table(
+        title=f"{report['model']} on {report['device']}: {report['about']}",
+        caption="to theirs: ratio to PyTorch at the same bytes; again: operators that run twice; moved: "
+        "that forward runs for backward; added: step time beyond PyTorch's at budget 1; after it, what "
+        "the cost models say that recomputing takes",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    heads = ("budget", "variant", "saved MiB", "step ms", "to theirs", "quartiles", "peak MiB")
+    costs = [c.partition(":")[0] for c in report["costs"]]
+    for head in (*heads, "to theirs", "again", "moved", "added ms", *costs):
+        shown.add_column(head, justify="left" if head == "variant" else "right", no_wrap=True)
+    for r in report["rows"]:
+        if r["variant"] == "pytorch":
+            shown.add_section()
+        low, middle, high = r["to_pytorch"]
+        shown.add_row(
+            "–" if r["budget"] is None else f"{r['budget']}",
+            r["variant"].partition(":")[0],
+            "–" if r["saved_bytes"] is None else f"{r['saved_bytes'] / MIB:.1f}",
+            f"{r['step_ms'][1]:.1f}",
+            f"{middle:.3f}",
+            f"{low:.2f}–{high:.2f}",
+            f"{r['peak_bytes'] / MIB:.1f}",
+            f"{r['peak_to_pytorch']:.3f}",
+            str(sum(r["repeated_operators"].values())),
+            str(sum(r["moved_to_forward"].values())),
+            f"{r['added_ms'][1]:+.1f}",
+            *(f"{ms:.1f}" for ms in r["predicted_recompute_ms"].values()),
+        )
+    return shown
+
+
+def measure(
+    work: Workload, costs: Sequence[str], budgets: Sequence[float], steps: int, console: Console
+) -> dict[str, Any]:
+    start, load = time.perf_counter(), os.getloadavg()
+    costs = [placed(cost, work.device) for cost in costs]
+    torch._dynamo.reset()
+    with console.status("") as status:
+        check_meter(work.device)
+        made = variants(work, costs, budgets, status.update)
+        compiled = counters["stats"]["unique_graphs"]
+        train(made, work, steps, status.update)
+        measure_peaks(made, work, 3, status.update)
+        if counters["stats"]["unique_graphs"] != compiled:
+            raise SystemExit("a step was compiled again: TORCH_LOGS=recompiles says why")
+    return {
+        "model": work.name,
+        "about": work.about,
+        "parameters": sum(p.numel() for p in made[0].model.parameters()),
+        "dtype": str(work.dtype).removeprefix("torch."),
+        "device": describe_device(torch.device(work.device)),
+        "steps": steps,
+        "largest_loss_difference": loss_difference(made),
+        "loss_difference_allowed": LIMIT[work.dtype],
+        "costs": {cost: cost_model(cost).key() for cost in costs},
+        "load_average_before_and_after": [round(load[0], 1), round(os.getloadavg()[0], 1)],
+        "elapsed_s": round(time.perf_counter() - start, 1),
+        "rows": rows(made),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="budget 0.5 and 5 steps only")
+    parser.add_argument("--models", default=",".join(CPU), help="names, separated by commas")
+    parser.add_argument("--costs", default=",".join(COSTS), help="cost models that ours decides by")
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="PyTorch's")
+    parser.add_argument("--steps", type=int, default=20, help="training steps of each variant")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON files")
+    given = parser.parse_args()
+    costs, budgets = given.costs.split(","), [float(b) for b in given.budgets.split(",")]
+    steps = given.steps
+    if given.quick:
+        budgets, steps = [0.5], 5
+    console = Console(width=None if sys.stdout.isatty() else 132)
+    places = {"step": CPU}
+    if torch.cuda.is_available():
+        places["step_cuda"] = CUDA
+    wrong = []
+    for name, models in places.items():
+        reports: list[dict[str, Any]] = []
+        for model in (m for m in given.models.split(",") if m in models):
+            reports.append(measure(models[model](), costs, budgets, steps, console))
+            console.print(table(reports[-1]))
+            found, allowed = (
+                reports[-1][k] for k in ("largest_loss_difference", "loss_difference_allowed")
+            )
+            console.print(f"losses differ by at most {found:.1e}, relative; {allowed:g} is allowed")
+            if not found <= allowed:
+                wrong.append(model)
+        path = given.output / f"{name}{'.quick' if given.quick else ''}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record(reports), indent=2) + "\n")
+        console.print(f"written to {path}")
+    if "step_cuda" not in places:
+        console.print(
+            "no CUDA device here: the 1.1-billion-parameter Llama in bfloat16 was not measured; the "
+            "same command measures it where there is one"
+        )
+    if wrong:
+        raise SystemExit(f"losses of {', '.join(wrong)} are apart")
+
+
+def record(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "benchmark": "step",
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "remat": remat.__version__,
+        "threads": torch.get_num_threads(),
+        "models": reports,
+    }
+
+
+if __name__ == "__main__":
+    # Each variant is a compilation of the same code; Dynamo gives up after eight by default.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        torch._dynamo.config.patch(recompile_limit=64),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        os.environ["REMAT_CACHE"] = folder
+        main()

@@ -561,7 +561,7 @@ def main() -> None:
     steps = given.steps
     if given.quick:
         budgets, steps = [0.5], 5
-    console = Console(width=None if sys.stdout.isatty() else 132)
+    console = Console(width=None if sys.stdout.isatty() else 136)
     places = {"step": CPU}
     if torch.cuda.is_available():
         places["step_cuda"] = CUDA

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _PLANS: list[Plan] = []
 _LOCK = threading.Lock()
-_SIBLINGS: dict[int, tuple[Mapping[str, Any], list[int]]] = {}
+_SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = ("budget", "solver", "cost", "time_limit", "plan", "lower")
@@ -74,7 +74,7 @@ class Partitioner(CustomPartitionerFn):
         self.time_limit = time_limit
         self.plan = None if plan is None else read_plan(plan)
         self.lower = lower
-        self.siblings = [0]  # graphs planned so far under these options
+        self.siblings: set[str] = set()  # digests of the graphs planned under these options
 
     def __call__(
         self,
@@ -105,8 +105,8 @@ class Partitioner(CustomPartitionerFn):
         if self.plan is not None:
             made = pipelines.apply_plan(joint, _plan_for(joint, self.plan), in_place=True)
         else:
-            self._count_graph()
             digest = joint.fingerprint
+            self._count_graph(digest)
             made = sweep.plan_prepared(
                 pipelines.prepare(joint, in_place=True),
                 budget=self.budget,
@@ -119,10 +119,11 @@ class Partitioner(CustomPartitionerFn):
             _PLANS.append(made)
         return made.forward, made.backward
 
-    def _count_graph(self) -> None:
-        """Says once that a budget in bytes is each graph's own."""
-        self.siblings[0] += 1
-        if self.siblings[0] == 2 and self.budget.share is None:
+    def _count_graph(self, digest: str) -> None:
+        """Says once that a budget in bytes is each graph's own; the same graph again is no second one."""
+        known = digest in self.siblings
+        self.siblings.add(digest)
+        if not known and len(self.siblings) == 2 and self.budget.share is None:
             warnings.warn(
                 f"a second graph is compiled under the budget {self.budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "
@@ -209,10 +210,10 @@ def backend(
     return _compile_inductor(gm, example_inputs, partition, given, mode)
 
 
-def _siblings(options: Mapping[str, Any]) -> list[int]:
-    """The counter of graphs compiled under these options: Dynamo hands the same object each time."""
+def _siblings(options: Mapping[str, Any]) -> set[str]:
+    """The graphs compiled under these options: Dynamo hands the same object each time."""
     with _LOCK:
-        kept = _SIBLINGS.setdefault(id(options), (options, [0]))
+        kept = _SIBLINGS.setdefault(id(options), (options, set()))
         while len(_SIBLINGS) > 64:
             del _SIBLINGS[next(iter(_SIBLINGS))]
     return kept[1]

@@ -233,7 +233,7 @@ def instance(
         PlanError: nothing to differentiate, or conflicting tags.
         ProblemError: an argument is not what it must be.
     """
-    from remat.passes.knapsack import Knapsack
+    from remat.passes.budgeted import least_decision
     from remat.passes.min_cut import MinCut, require_tangents
     from remat.pipelines import prepare
 
@@ -241,7 +241,7 @@ def instance(
     state = prepare(joint)
     require_tangents(state)
     problem = state.lowered(model).problem
-    least = sum(problem.size[i] for i in Knapsack.least(state))
+    least = sum(problem.size[i] for i in least_decision(state))
     full = sum(problem.size[i] for i in MinCut().solve(state))
     return Instance(
         name=joint.name if name is None else name,

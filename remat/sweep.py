@@ -14,6 +14,7 @@ from remat.graph.costs import CostModel
 from remat.graph.liveness import simulate_peak
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.base import Choice, State
+from remat.passes.budgeted import least_decision
 from remat.passes.knapsack import Knapsack
 from remat.passes.min_cut import MinCut, require_tangents
 from remat.passes.solve_graph import SolveGraph
@@ -219,7 +220,7 @@ class Sweep:
         self.fingerprint = fingerprint
         size = self.lowered.problem.size
         self.cut = MinCut().solve(self.state)
-        self.least_bytes = sum(size[i] for i in Knapsack.least(self.state))
+        self.least_bytes = sum(size[i] for i in least_decision(self.state))
         self.full_bytes = max(self.least_bytes, sum(size[i] for i in self.cut))
         self._at: dict[int, Decided] = {}
         self._peaks: dict[tuple[str, ...], int] = {}
@@ -272,6 +273,8 @@ class Sweep:
 
     def within_peak(self, peak_bytes: int) -> Decided:
         """The cheapest decision whose simulated peak is within a number of bytes.
+
+        Where the runtime-optimal cut fits, it is the answer.
 
         Raises:
             BudgetError: none is; the message names the least peak that was found.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from torch import fx
 from torch.utils import _pytree as pytree
@@ -56,7 +56,11 @@ class PlanSet(Sequence[Plan]):
     def __len__(self) -> int:
         return len(self.plans)
 
-    def __getitem__(self, i):  # type: ignore[no-untyped-def]
+    @overload
+    def __getitem__(self, i: int) -> Plan: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, i: int | slice) -> Plan | tuple[Plan, ...]:
         return self.plans[i]
 
     def __iter__(self) -> Iterator[Plan]:

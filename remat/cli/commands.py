@@ -99,6 +99,13 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
+solver_option = click.option(
+    "--solver",
+    type=params.SolverType(),
+    default="auto",
+    show_default=True,
+    help="who decides: see `remat solvers`; module:Class names any other",
+)
 time_limit_option = click.option(
     "--time-limit",
     type=params.TimeLimitType(),
@@ -115,13 +122,7 @@ time_limit_option = click.option(
     show_default=True,
     help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB bounds the peak",
 )
-@click.option(
-    "--solver",
-    type=params.SolverType(),
-    default="auto",
-    show_default=True,
-    help="who decides: see `remat solvers`; module:Class names any other",
-)
+@solver_option
 @click.option(
     "--save",
     type=click.Path(dir_okay=False, path_type=Path),

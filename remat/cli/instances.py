@@ -15,6 +15,7 @@ from remat.cli.commands import (
     echo_json,
     json_option,
     main,
+    solver_option,
     time_limit_option,
 )
 from remat.cli.progress import Progress
@@ -75,13 +76,7 @@ def capture(
 @click.argument(
     "file", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path)
 )
-@click.option(
-    "--solver",
-    type=params.SolverType(),
-    default="auto",
-    show_default=True,
-    help="who decides: see `remat solvers`; module:Class names any other",
-)
+@solver_option
 @click.option(
     "--budget",
     type=params.BudgetType(),

@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat.errors import PlanError
-from remat.graph.budget import Budget
-from remat.graph.costs import CostModel, Roofline
 from remat.graph.lowering import Lowered
-from remat.passes.base import Choice, Pass, PassResult, Stage, State
+from remat.passes.base import Choice, PassResult, State
+from remat.passes.budgeted import Budgeted, least_decision
 from remat.passes.candidates import candidates, with_states
-from remat.passes.min_cut import MinCut, find_cut, require_tangents
-from remat.solvers.base import Solver
+from remat.passes.min_cut import MinCut, find_cut
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run as run_solver
@@ -32,41 +29,24 @@ class _Scored:
 
 
 @dataclass(frozen=True)
-class Knapsack(Pass):
+class Knapsack(Budgeted):
     """Keeps the saved bytes within a budget.
 
     Looser and looser cuts come first; where even the loosest saves too much, the nodes that it kept
     from recomputation become the items of a knapsack (weight: bytes; value: cost of recomputing),
     and one more cut, over plain bytes, completes what the solver picked. That cut can always save
     just what was picked, so the budget holds whatever the solver answers.
-
-    Attributes:
-        solver: who solves the knapsack; handed over by whoever composes the pipeline.
-        budget: the budget, as `remat.plan` reads it.
-        cost: the cost model that values the items.
-        time_limit: seconds for the solver; no clock where 0.
     """
 
     name: ClassVar[str] = "knapsack"
-    stage: ClassVar[Stage] = Stage.DECIDE
     summary: ClassVar[str] = "keep the saved bytes within a budget, by any solver"
 
-    solver: Solver | None = None
-    budget: Budget = Budget(share=1.0)
-    cost: CostModel = Roofline()
-    time_limit: float = 0.0
-
     def run(self, state: State) -> PassResult:
-        require_tangents(state)
-        cut = state.cut or MinCut()
-        lowered = state.lowered(self.cost)
-        size = lowered.problem.size
-        full = sum(size[i] for i in cut.solve(state))
-        least = sum(size[i] for i in self.least(state))
-        capacity = self.budget.capacity(full=max(full, least), least=least)
-        choice = Choice(capacity=capacity, full_bytes=full, least_bytes=least)
-        if full <= capacity:
-            return self._decided(state, lowered, cut.solve(state), choice)
+        saved, choice = self.limits(state)
+        capacity = choice.capacity or 0
+        cut, lowered = state.cut or MinCut(), state.lowered(self.cost)
+        if (choice.full_bytes or 0) <= capacity:
+            return self._decided(state, lowered, saved, choice)
         looser = replace(
             cut,
             ban_used_far_apart=False,
@@ -85,16 +65,6 @@ class Knapsack(Pass):
         best = min(found, key=lambda f: (f.cost, f.saved_bytes))
         return self._decided(state, lowered, best.saved, best.choice)
 
-    @staticmethod
-    def least(state: State) -> tuple[int, ...]:
-        """The decision that saves the fewest bytes that any decision can."""
-
-        def compute() -> tuple[int, ...]:
-            lowered = state.lowered()
-            return find_cut(state, lowered, [False] * len(lowered.problem), biased=False)
-
-        return state.known("least", compute)
-
     def _by_knapsack(
         self, state: State, lowered: Lowered, cut: MinCut, choice: Choice
     ) -> list[_Scored]:
@@ -103,21 +73,17 @@ class Knapsack(Pass):
         The completing cut often finds something smaller than what was picked; the room that leaves
         is offered to the solver again, a few times.
         """
-        if self.solver is None:
-            raise PlanError(
-                "the knapsack pass was given no solver; hand it one, for example "
-                "Knapsack(solver=remat.plugins.registry().solver('greedy'), budget=...)"
-            )
+        solver = self.asked()
         capacity = choice.capacity or 0
         items = candidates(state, lowered, cut.banned(state))
         weights = tuple(nbytes for _, nbytes in items.candidates)
         values = tuple(lowered.problem.cost[i] for i, _ in items.candidates)
         offered = max(0, capacity - items.forced_bytes)
-        choice = replace(choice, solver=self.solver.name, items=len(items.candidates))
+        choice = replace(choice, solver=solver.name, items=len(items.candidates))
         found: list[_Scored] = []
         for _ in range(ROUNDS):
             problem = KnapsackProblem(weights=weights, values=values, capacity=offered)
-            solution = run_solver(self.solver, problem, time_limit=self.time_limit or None)
+            solution = run_solver(solver, problem, time_limit=self.time_limit or None)
             choice = replace(
                 choice,
                 elapsed_s=choice.elapsed_s + solution.elapsed_s,
@@ -134,7 +100,7 @@ class Knapsack(Pass):
             if room * 100 < capacity or solution.weight == sum(weights):
                 break
             offered += room
-        return found or [self._scored(lowered, self.least(state), choice)]
+        return found or [self._scored(lowered, least_decision(state), choice)]
 
     @staticmethod
     def _scored(lowered: Lowered, saved: tuple[int, ...], choice: Choice) -> _Scored:

@@ -147,9 +147,10 @@ class Search:
             if best.gap <= tolerance or limit <= 0 or self.late():
                 break
             core = self.hull.compiled(edge)
-            complete, loss, _, _ = core.bound(
+            complete, loss, _, by_clock = core.bound(
                 self.capacity, limit, step, work, self._seconds_left()
             )
+            best = replace(best, by_clock=best.by_clock or by_clock)
             if complete:
                 proven = self._costs_more_than(min(loss, limit + 1) - 1)
                 best = replace(best, bound=min(best.cost, max(best.bound, proven)))
@@ -180,8 +181,9 @@ class Search:
         return self._run(best, share=share, most=most, work=2**40)[0]
 
     def answer(self, found: Found) -> Answer:
-        """What was found, for the whole problem."""
-        return Answer(self.hull.reduction.lift(found.saved), found.bound, by_clock=found.by_clock)
+        """What was found, for the whole problem; who stopped looking in time says so."""
+        by_clock = found.by_clock or (found.gap > 0 and self.late())
+        return Answer(self.hull.reduction.lift(found.saved), found.bound, by_clock=by_clock)
 
     def late(self) -> bool:
         """Whether the time is up."""

@@ -23,8 +23,10 @@ class Native(Solver):
 
     Identical items are grouped and the greatest common divisor taken out; undominated states grow
     around the break item and are pruned by upper bounds (Pisinger 1997); what outgrows that is
-    bounded by capacity and cardinality together (after Martello, Pisinger, Toth 1999). Limits count
-    work, so that the answer is the same every time unless a clock is set.
+    bounded by capacity and cardinality together (after Martello, Pisinger, Toth 1999), and by what
+    the room that no set of items can fill must cost (a group relaxation, after Gomory 1969). What is
+    still open is enumerated from both ends of the core. Limits count work, so that the answer is the
+    same every time unless a clock is set.
     """
 
     __slots__ = ()

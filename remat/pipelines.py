@@ -11,6 +11,7 @@ from remat.graph.budget import Budget
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.passes import manager
+from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, State
 from remat.planning import Plan, finish
 from remat.plugins.registry import registry
@@ -36,6 +37,7 @@ class PassManager(manager.PassManager):
         text: str,
         *,
         passes: Mapping[str, type[Pass]] | None = None,
+        analyses: Mapping[str, type[Analysis[Any]]] | None = None,
         read: Mapping[str, Callable[[str], Any]] | None = None,
     ) -> PassManager:
         """Reads a pipeline; see `remat.passes.manager.PassManager.parse`."""
@@ -43,6 +45,7 @@ class PassManager(manager.PassManager):
         parsed = manager.PassManager.parse(
             text,
             passes=known.passes if passes is None else passes,
+            analyses=known.analyses if analyses is None else analyses,
             read={
                 "solver": known.solver,
                 "cost": known.cost_model,
@@ -59,14 +62,15 @@ def prepare(joint: JointGraph, *, in_place: bool = False, count_outputs: bool = 
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
         )
+    registry().learn_operators()
     state = State(joint=joint if in_place else joint.copy(), count_outputs=count_outputs)
     repair_aliases(state.joint.graph)
-    return PassManager.parse(PREPARE).run(state, in_place=True).state
+    return PassManager.parse(PREPARE).run(state, in_place=True, verify=False).state
 
 
 def split(state: State) -> State:
     """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
-    return PassManager.parse(SPLIT).run(state, in_place=True).state
+    return PassManager.parse(SPLIT).run(state, in_place=True, verify=False).state
 
 
 def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan:

@@ -354,7 +354,7 @@ class Sweep:
             cost=self.cost,
             time_limit=self.time_limit or 0.0,
         )
-        state = PassManager((MinCut(), knapsack)).run(self.state, in_place=True).state
+        state = PassManager((MinCut(), knapsack)).run(self.state, in_place=True, verify=False).state
         if state.decision is None or state.choice is None:
             raise PlanError("the knapsack pass decided nothing")
         return self._scored(self.lowered.saved_of(state.decision), state.choice)
@@ -392,7 +392,7 @@ def plan_prepared(
                 decide(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0),
             )
         )
-        .run(state, in_place=True)
+        .run(state, in_place=True, verify=False)
         .state
     )
     return finish(split(decided), cost=cost, budget=str(budget), fingerprint=fingerprint)

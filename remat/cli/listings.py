@@ -63,15 +63,16 @@ def solver_lines() -> list[SolverLine]:
 
 
 def pass_lines() -> list[PassLine]:
-    from remat.passes.base import _print_option
+    from remat.passes.pipeline_text import NESTED, write_option
 
     return [
         PassLine(
             name=name,
             stage=kind.stage.name.lower(),
             options={
-                f.name.replace("_", "-"): _print_option(f.default)
+                f.name.replace("_", "-"): write_option(f.default)
                 for f in dataclasses.fields(kind)  # type: ignore[arg-type]
+                if f.name != NESTED
             },
             summary=kind.summary,
         )

@@ -24,8 +24,6 @@ class Roles:
         tangent_closure: what depends on a tangent, or may only run in backward.
         required_backward: the tangent closure plus the backward outputs.
         forward_order: number of a required-forward node among its like; -1 for others.
-        distance: least number of edges to a node that forward does not require, where such a node
-            counts 0; `UNREACHABLE` without a path.
     """
 
     placeholders: dict[int, Role]
@@ -33,7 +31,6 @@ class Roles:
     tangent_closure: tuple[bool, ...]
     required_backward: tuple[bool, ...]
     forward_order: tuple[int, ...]
-    distance: tuple[int, ...]
 
     def unclaimed(self, position: int) -> bool:
         """Whether neither forward nor backward requires the node by itself."""
@@ -41,7 +38,7 @@ class Roles:
 
 
 def classify(joint: JointGraph, index: GraphIndex) -> Roles:
-    """Classifies the nodes of a joint graph (SPEC A1, A3).
+    """Classifies the nodes of a joint graph (SPEC A1).
 
     A random operator or an effect that the user's forward performs is required by forward even if
     nothing reads it, so that the random stream after the step does not depend on the plan; one that
@@ -79,19 +76,26 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     for i in range(n):
         if required[i]:
             order[i], count = count, count + 1
-    distance = [0] * n
-    for i in range(n - 1, -1, -1):
-        if required[i]:
-            distance[i] = min((distance[u] + 1 for u in index.users[i]), default=UNREACHABLE)
-            distance[i] = min(distance[i], UNREACHABLE)
     return Roles(
         placeholders=placeholders,
         required_forward=tuple(map(bool, required)),
         tangent_closure=tuple(map(bool, tangent)),
         required_backward=tuple(map(bool, backward)),
         forward_order=tuple(order),
-        distance=tuple(distance),
     )
+
+
+def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
+    """Least number of edges from each node to one that forward does not require (SPEC A3).
+
+    Such a node counts 0; `UNREACHABLE` without a path.
+    """
+    distance = [0] * len(index)
+    for i in range(len(index) - 1, -1, -1):
+        if roles.required_forward[i]:
+            nearest = min((distance[u] + 1 for u in index.users[i]), default=UNREACHABLE)
+            distance[i] = min(nearest, UNREACHABLE)
+    return tuple(distance)
 
 
 def belongs_to_backward(node: fx.Node) -> bool:

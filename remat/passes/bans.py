@@ -14,6 +14,7 @@ from remat.graph import ops
 from remat.graph.lowering import must_recompute, must_save
 from remat.graph.roles import UNREACHABLE
 from remat.graph.storages import tensor_bytes
+from remat.passes.analyses import Distances
 from remat.passes.base import State
 
 #: A chain of fusible nodes longer than this is cut.
@@ -225,10 +226,11 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
     """Price of saving each position: its bytes, biased towards what is close to backward (SPEC A6)."""
+    distances = state.get(Distances())
     weights = [0] * len(size)
     for i, nbytes in enumerate(size):
         if nbytes:
-            distance = state.roles.distance[i]
+            distance = distances[i]
             steps = max(min(distance if distance < UNREACHABLE else 100, 100), 1)
             scaled = int(nbytes * 1.1**steps)
             weights[i] = scaled if fusion.is_materialized(i) else 2 * scaled

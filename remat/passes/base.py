@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import fx
 
-from remat.graph.costs import CostModel, node_costs
-from remat.graph.index import GraphIndex, index_graph
+from remat.errors import PlanError
+from remat.graph.costs import CostModel
+from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph
-from remat.graph.lowering import Decision, Lowered, lower
-from remat.graph.roles import Roles, classify
-from remat.graph.storages import Storages, find_storages
+from remat.graph.lowering import Decision, Lowered
+from remat.graph.roles import Roles
+from remat.graph.storages import Storages
+from remat.passes.analysis import Analysis, Known
 
 if TYPE_CHECKING:
     from remat.passes.min_cut import MinCut
@@ -69,8 +72,9 @@ class Choice:
 class State:
     """A joint graph on its way to a plan.
 
-    Analyses (`index`, `roles`, `storages`, `lowered`) are computed on demand and kept until a pass
-    changes the joint graph: whoever changes it hands on `changed()`, which has forgotten them.
+    What is derived from it is asked for by `get` and computed where it is not known yet. Who
+    changes a graph does so inside `edit`, which drops what no longer holds; a state over another
+    graph knows nothing to begin with.
 
     Attributes:
         joint: the joint graph.
@@ -89,47 +93,113 @@ class State:
     forward: fx.GraphModule | None = None
     backward: fx.GraphModule | None = None
     count_outputs: bool = False
-    _known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _of_joint: Known = field(default=Known(()), repr=False)
+    _of_halves: Known = field(default=Known(()), repr=False)
 
-    def changed(self, **changes: Any) -> State:
-        """A state over a changed joint graph: nothing that was derived from the old one is kept."""
-        return replace(self, _known={}, decision=None, choice=None, **changes)
+    def __post_init__(self) -> None:
+        for name, owner in (
+            ("_of_joint", (self.joint, self.count_outputs)),
+            ("_of_halves", (self.joint, self.forward, self.backward)),
+        ):
+            if getattr(self, name).owner != owner:
+                object.__setattr__(self, name, Known(owner))
 
-    def known(self, key: Any, compute: Callable[[], T]) -> T:
-        """The analysis ``key``, computed where it is not known yet."""
-        if key not in self._known:
-            self._known[key] = compute()
-        return self._known[key]  # type: ignore[no-any-return]
+    def get(self, analysis: Analysis[T]) -> T:
+        """The result of an analysis, never a stale one.
+
+        Raises:
+            ProblemError: it was asked for inside `edit`.
+        """
+        known = self._of_halves if analysis.of_halves else self._of_joint
+        return known.get(analysis, self)
+
+    @contextmanager
+    def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
+        """Changes the joint graph in place or, after partitioning, the two halves.
+
+        What is known about the graphs is dropped at the end, unless nothing was changed after all
+        (``edit.modified = False``) or the pass preserves it.
+
+        Args:
+            preserves: analyses that the change does not touch. One that was computed from an
+                analysis that is dropped goes with it.
+        """
+        known = self._of_joint if self.forward is None else self._of_halves
+        known.begin_edit()
+        edit = Edit(state=self)
+        try:
+            yield edit
+        finally:
+            known.end_edit(modified=edit.modified, preserves=preserves)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Names of the analyses that are known now."""
+        return (*self._of_joint.names(), *self._of_halves.names())
 
     @property
     def index(self) -> GraphIndex:
-        return self.known("index", lambda: index_graph(self.joint.graph))
+        """Positions of the nodes of the joint graph."""
+        from remat.passes.analyses import Positions
+
+        return self.get(Positions())
 
     @property
     def roles(self) -> Roles:
-        return self.known("roles", lambda: classify(self.joint, self.index))
+        """Which half each node belongs to."""
+        from remat.passes.analyses import Classification
+
+        return self.get(Classification())
 
     @property
     def storages(self) -> Storages:
-        return self.known(
-            "storages",
-            lambda: find_storages(
-                self.joint, self.index, self.roles, count_outputs=self.count_outputs
-            ),
-        )
+        """Which values share memory."""
+        from remat.passes.analyses import Memory
+
+        return self.get(Memory())
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
         """The graph problem under a cost model; every node costs 1 where it does not matter."""
-        lowered = self.known(
-            "lowered",
-            lambda: lower(self.index, self.roles, self.storages, [1] * len(self.index), "op"),
+        from remat.passes.analyses import GraphProblemOf
+
+        return self.get(GraphProblemOf(cost))
+
+
+@dataclass(slots=True, eq=False)
+class Edit:
+    """A change of a state's graphs that is under way; see `State.edit`.
+
+    Attributes:
+        state: the state whose graphs change.
+        modified: whether anything changed; set it to False where nothing did.
+    """
+
+    state: State
+    modified: bool = True
+
+    def result(self, detail: str = "", **statistics: int) -> PassResult:
+        """What the pass returns once the edit has ended.
+
+        A changed joint graph has no decision any more: that was about the graph as it was.
+        """
+        state = self.state
+        if self.modified and state.forward is None:
+            state = replace(state, decision=None, choice=None)
+        return PassResult(state=state, modified=self.modified, detail=detail, statistics=statistics)
+
+
+def halves_of(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two modules of a partitioned state.
+
+    Raises:
+        PlanError: it is not partitioned yet.
+    """
+    if state.forward is None or state.backward is None:
+        raise PlanError(
+            f"'{who}' is about forward and backward, but graph '{state.joint.name}' is not "
+            "partitioned yet; put the pass 'partition' before"
         )
-        if cost is None:
-            return lowered
-        return self.known(
-            ("lowered", cost),
-            lambda: lowered.priced(node_costs(self.index, self.storages, cost), cost.unit),
-        )
+    return state.forward, state.backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,11 +210,13 @@ class PassResult:
         state: the state after it.
         modified: whether anything changed.
         detail: one line on what was done, for logs and tables.
+        statistics: counts of what was done, by kebab-case name; summed up over a run.
     """
 
     state: State
     modified: bool
     detail: str = ""
+    statistics: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def joint(self) -> JointGraph:
@@ -170,28 +242,20 @@ class Pass(ABC):
     Attributes:
         name: kebab-case name in pipelines.
         stage: where in a pipeline it may stand.
+        not_after: names of passes that it must not follow, each with the reason.
         summary: one line for ``remat passes``.
     """
 
     name: ClassVar[str]
     stage: ClassVar[Stage] = Stage.ANY
+    not_after: ClassVar[Mapping[str, str]] = {}
     summary: ClassVar[str] = ""
 
     @abstractmethod
     def run(self, state: State) -> PassResult:
-        """Runs the pass. It owns the graphs of ``state`` and may change them in place."""
+        """Runs the pass. It may change the graphs of ``state`` in place, inside ``state.edit()``."""
 
     def __str__(self) -> str:
-        options = [
-            f"{f.name.replace('_', '-')}={_print_option(getattr(self, f.name))}"
-            for f in fields(self)  # type: ignore[arg-type]
-            if getattr(self, f.name) != f.default
-        ]
-        return f"{self.name}({','.join(options)})" if options else self.name
+        from remat.passes.pipeline_text import write_call
 
-
-def _print_option(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    name = getattr(value, "name", None)
-    return str(value) if isinstance(value, CostModel) or name is None else str(name)
+        return write_call(self)

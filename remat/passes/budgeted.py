@@ -8,6 +8,7 @@ from typing import ClassVar
 from remat.errors import PlanError
 from remat.graph.budget import Budget
 from remat.graph.costs import CostModel, Roofline
+from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, Stage, State
 from remat.passes.min_cut import MinCut, find_cut, require_tangents
 from remat.solvers.base import Solver
@@ -62,9 +63,16 @@ class Budgeted(Pass):
 
 def least_decision(state: State) -> tuple[int, ...]:
     """The decision that saves the fewest bytes that any decision can."""
+    return state.get(LeastDecision())
 
-    def compute() -> tuple[int, ...]:
+
+@dataclass(frozen=True)
+class LeastDecision(Analysis[tuple[int, ...]]):
+    """The decision that saves the fewest bytes that any decision can."""
+
+    name: ClassVar[str] = "least-decision"
+    summary: ClassVar[str] = "the decision that saves the fewest bytes"
+
+    def compute(self, state: State) -> tuple[int, ...]:
         lowered = state.lowered()
         return find_cut(state, lowered, [False] * len(lowered.problem), biased=False)
-
-    return state.known("least", compute)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from remat.graph.lowering import Kind, Lowered
 from remat.graph.roles import UNREACHABLE
+from remat.passes.analyses import Distances
 from remat.passes.base import State
 
 
@@ -28,7 +29,7 @@ class Items:
 
 def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
     """Finds the operators that the loosest cut keeps from recomputation, and what they weigh."""
-    problem, distance = lowered.problem, state.roles.distance
+    problem, distance = lowered.problem, state.get(Distances())
     fixed = [False] * len(problem)
     weight: dict[int, int] = {}
     state_bytes: dict[int, int] = {}

@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph.lowering import must_recompute
+from remat.passes.analyses import Classification, Costs, Distances, Memory, Positions
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -28,12 +29,12 @@ class CleanupRecomputeTags(Pass):
     summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
-        changed = 0
-        for node in _boundaries(state.joint.graph):
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-            changed += 1
-        after = state.changed() if changed else state
-        return PassResult(state=after, modified=changed > 0, detail=f"{changed} nodes retagged")
+        found = _boundaries(state.joint.graph)
+        with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
+            for node in found:
+                node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            edit.modified = bool(found)
+        return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
 
 
 def _boundaries(graph: fx.Graph) -> list[fx.Node]:

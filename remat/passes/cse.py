@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,12 +31,18 @@ class CommonSubexpressions(Pass):
 
     name: ClassVar[str] = "cse"
     stage: ClassVar[Stage] = Stage.JOINT
+    not_after: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("min-cut", "knapsack", "solve-graph", "partition"),
+        "it would merge what is to be recomputed with what it is recomputed from, which undoes the "
+        "rematerialisation",
+    )
     summary: ClassVar[str] = "merge calls of one operator with the same arguments"
 
     def run(self, state: State) -> PassResult:
-        merged = merge(state.joint.graph)
-        after = state.changed() if merged else state
-        return PassResult(state=after, modified=merged > 0, detail=f"{merged} nodes merged")
+        with state.edit() as edit:
+            merged = merge(state.joint.graph)
+            edit.modified = merged > 0
+        return edit.result(f"{merged} nodes merged", merged=merged)
 
 
 def merge(graph: fx.Graph) -> int:

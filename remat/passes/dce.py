@@ -24,12 +24,13 @@ class DeadCode(Pass):
     summary: ClassVar[str] = "remove what nobody reads; effects and random draws stay"
 
     def run(self, state: State) -> PassResult:
+        modules = [state.joint.graph_module]
         if state.forward is not None and state.backward is not None:
-            removed = sum(eliminate(m.graph) for m in (state.forward, state.backward))
-            return PassResult(state=state, modified=removed > 0, detail=f"{removed} nodes removed")
-        removed = eliminate(state.joint.graph)
-        after = state.changed() if removed else state
-        return PassResult(state=after, modified=removed > 0, detail=f"{removed} nodes removed")
+            modules = [state.forward, state.backward]
+        with state.edit() as edit:
+            removed = sum(eliminate(m.graph) for m in modules)
+            edit.modified = removed > 0
+        return edit.result(f"{removed} nodes removed", removed=removed)
 
 
 def eliminate(graph: fx.Graph) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.graph.roles import UNREACHABLE
+from remat.passes.analyses import Distances
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -13,7 +14,7 @@ from remat.passes.base import Pass, PassResult, Stage, State
 class DistanceFromBackward(Pass):
     """Computes how many edges lie between each forward node and backward.
 
-    The distances stay with the state, as ``state.roles.distance``, until the graph changes.
+    They stay with the state, as ``state.get(Distances())``, until the graph changes.
     """
 
     name: ClassVar[str] = "dist-from-backward"
@@ -21,7 +22,7 @@ class DistanceFromBackward(Pass):
     summary: ClassVar[str] = "edges between each forward node and backward"
 
     def run(self, state: State) -> PassResult:
-        finite = [d for d in state.roles.distance if d < UNREACHABLE]
+        finite = [d for d in state.get(Distances()) if d < UNREACHABLE]
         return PassResult(
             state=state, modified=False, detail=f"at most {max(finite, default=0)} edges"
         )

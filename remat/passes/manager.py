@@ -1,15 +1,19 @@
-"""The pass manager: a sequence of passes, run as one."""
+"""The pass manager: passes run in order, watched by instruments."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph
+from remat.graph.structure import check_structure
+from remat.passes.analysis import Analysis
 from remat.passes.base import Pass, PassResult, Stage, State
+from remat.passes.control import Composite
+from remat.passes.instrument import Instrument
+from remat.passes.pipeline_text import read_pipeline, write_pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,69 +28,52 @@ class PassManager:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "passes", tuple(self.passes))
-        reached: Pass | None = None
         for p in self.passes:
             if not isinstance(p, Pass):
                 raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
-            if p.stage is Stage.ANY:
-                continue
-            if reached is not None and p.stage < reached.stage:
-                raise ProblemError(
-                    f"pass '{p.name}' ({p.stage.name.lower()} stage) stands after '{reached.name}' "
-                    f"({reached.stage.name.lower()} stage), whose work it would undo; put it before"
-                )
-            reached = p
+        _check_order(list(_flat(self.passes)))
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.passes))
+        return write_pipeline(self.passes)
 
     def run(
         self,
         joint: JointGraph | State,
         *,
         in_place: bool = False,
-        on_pass: Callable[[Pass, PassResult, float], None] | None = None,
+        verify: bool = True,
+        instruments: Sequence[Instrument] = (),
     ) -> PassResult:
         """Runs the passes in order.
 
         Args:
             joint: a joint graph, or the state that another pipeline ended in.
             in_place: work on the caller's graph instead of on a copy of it.
-            on_pass: called after each pass with the pass, its result and the seconds it took.
+            verify: check that the graphs are whole after each pass that changed something.
+            instruments: what watches; see `remat.passes.instruments`.
 
         Raises:
-            PassError: a pass failed; the error names it and those that ran before. The caller's
-                graph is as it was unless ``in_place``.
+            PassError: a pass failed, or left a graph that is not whole; the error names it and
+                those that ran before. The caller's graph is as it was unless ``in_place``.
         """
         state = joint if isinstance(joint, State) else State(joint=joint)
-        if not in_place:
-            state = state.changed(joint=state.joint.copy()) if state.forward is None else state
-        modified = False
-        done: list[str] = []
-        for p in self.passes:
-            start = time.perf_counter()
-            try:
-                result = p.run(state)
-            except PassError:
-                raise
-            except RematError as error:
-                # Which pass it was matters less here than what is wrong; the class is kept.
-                error.add_note(f"while running pass '{p.name}' after: {', '.join(done) or 'none'}")
-                raise
-            except Exception as error:
-                raise PassError(p.name, f"{type(error).__name__}: {error}", done) from error
-            if not isinstance(result, PassResult):
-                raise PassError(
-                    p.name,
-                    f"run() returned {type(result).__name__}, expected PassResult; "
-                    "end it with `return PassResult(state=..., modified=...)`",
-                    done,
-                )
-            state, modified = result.state, modified or result.modified
-            done.append(p.name)
-            if on_pass is not None:
-                on_pass(p, result, time.perf_counter() - start)
-        return PassResult(state=state, modified=modified, detail=", ".join(done))
+        if not in_place and state.forward is None:
+            state = State(joint=state.joint.copy(), count_outputs=state.count_outputs)
+        run = _Run(tuple(instruments), verify=verify)
+        for instrument in instruments:
+            instrument.start(self, state)
+        result: PassResult | None = None
+        try:
+            result = run.sequence(self.passes, state)
+        finally:
+            for instrument in reversed(instruments):
+                instrument.finish(result)
+        return PassResult(
+            state=result.state,
+            modified=result.modified,
+            detail=", ".join(run.done),
+            statistics=result.statistics,
+        )
 
     @classmethod
     def parse(
@@ -94,107 +81,144 @@ class PassManager:
         text: str,
         *,
         passes: Mapping[str, type[Pass]] | None = None,
+        analyses: Mapping[str, type[Analysis[Any]]] | None = None,
         read: Mapping[str, Callable[[str], Any]] | None = None,
     ) -> PassManager:
-        """Reads a pipeline: names separated by commas, options in parentheses.
+        """Reads a pipeline: names separated by commas, options and nested passes in parentheses.
 
         Args:
-            text: for example ``"dce,cse,min-cut(ban-reductions=false),partition"``.
+            text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
             passes: the passes that may be named; our own where None.
+            analyses: the analyses that may be named; our own where None.
             read: how to read options that are neither numbers, booleans nor text, by option name.
 
         Raises:
-            ProblemError: the text cannot be read; the message points at the column.
+            ProblemError: the text cannot be read, or the order is refused; where it can, the
+                message points at the column.
         """
+        from remat.passes import builtin_analyses, builtin_passes
+
         if passes is None:
-            from remat.passes import builtin_passes
-
             passes = {p.name: p for p in builtin_passes()}
-        return cls(tuple(_build(call, text, passes, read or {}) for call in _calls(text)))
+        if analyses is None:
+            analyses = {a.name: a for a in builtin_analyses()}
+        return cls(read_pipeline(text, passes=passes, analyses=analyses, read=read or {}))
 
 
-def _fail(text: str, column: int, message: str) -> ProblemError:
-    return ProblemError(f"pipeline, column {column + 1}: {message}\n  {text}\n  {' ' * column}^")
+def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
+    """Runs passes without instruments or checks."""
+    return _Run((), verify=False).sequence(passes, state)
 
 
-def _calls(text: str) -> list[tuple[int, str, list[tuple[int, str]]]]:
-    """Splits pipeline text into (column, name, [(column, option)])."""
-    calls: list[tuple[int, str, list[tuple[int, str]]]] = []
-    i, n = 0, len(text)
-    while True:
-        while i < n and text[i].isspace():
-            i += 1
-        start = i
-        while i < n and (text[i].isalnum() or text[i] in "-_."):
-            i += 1
-        name = text[start:i]
-        if not name:
-            raise _fail(text, min(start, n), "expected the name of a pass")
-        options: list[tuple[int, str]] = []
-        if i < n and text[i] == "(":
-            open_at = i
-            close = text.find(")", i)
-            if close < 0:
-                raise _fail(text, open_at, "this parenthesis is never closed")
-            column = i + 1
-            for part in text[i + 1 : close].split(","):
-                if part.strip():
-                    options.append((column + len(part) - len(part.lstrip()), part.strip()))
-                column += len(part) + 1
-            i = close + 1
-        calls.append((start, name, options))
-        while i < n and text[i].isspace():
-            i += 1
-        if i == n:
-            return calls
-        if text[i] != ",":
-            raise _fail(text, i, f"expected ',' or the end, got '{text[i]}'")
-        i += 1
+@dataclass(slots=True)
+class _Run:
+    """One run of a pipeline: what watches it, and what has been done so far."""
 
+    instruments: tuple[Instrument, ...]
+    verify: bool
+    done: list[str] = field(default_factory=list)
 
-def _build(
-    call: tuple[int, str, list[tuple[int, str]]],
-    text: str,
-    passes: Mapping[str, type[Pass]],
-    read: Mapping[str, Callable[[str], Any]],
-) -> Pass:
-    import difflib
+    def sequence(
+        self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
+    ) -> PassResult:
+        modified = False
+        statistics: dict[str, int] = {}
+        for p in passes:
+            here = (*path, p.name)
+            if not all(i.should_run(p, state, here) for i in self.instruments):
+                continue
+            for instrument in self.instruments:
+                instrument.before(p, state, here)
+            try:
+                result = self._one(p, state, here)
+                for instrument in reversed(self.instruments):
+                    instrument.after(p, result, here)
+            except BaseException as error:
+                for instrument in reversed(self.instruments):
+                    instrument.failed(p, state, here, error)
+                raise
+            state, modified = result.state, modified or result.modified
+            for key, count in result.statistics.items():
+                statistics[key] = statistics.get(key, 0) + count
+            self.done.append(p.name)
+        return PassResult(state=state, modified=modified, statistics=statistics)
 
-    column, name, options = call
-    kind = passes.get(name)
-    if kind is None:
-        near = difflib.get_close_matches(name, passes, n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        raise _fail(text, column, f"no pass is called '{name}'{hint} Known: {', '.join(passes)}")
-    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for at, option in options:
-        key, equals, raw = option.partition("=")
-        field_name = key.strip().replace("-", "_")
-        if not equals or field_name not in known:
-            takes = ", ".join(f.replace("_", "-") for f in known) or "none"
-            raise _fail(text, at, f"pass '{name}' has no option '{option}'; it takes: {takes}")
+    def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
+        name = " > ".join(path)
         try:
-            reader = read.get(field_name)
-            value = raw.strip()
-            values[field_name] = (
-                reader(value) if reader is not None else _literal(value, known[field_name].default)
-            )
-        except RematError:
+            if isinstance(p, Composite):
+                result = p.run_with(state, lambda inner, s: self.sequence(inner, s, path))
+            else:
+                result = p.run(state)
+        except PassError:
             raise
-        except ValueError as error:
-            raise _fail(text, at, f"option '{key.strip()}' of '{name}': {error}") from None
-    return kind(**values)
+        except RematError as error:
+            # Which pass it was matters less here than what is wrong; the class is kept.
+            if not isinstance(p, Composite):
+                error.add_note(
+                    f"while running pass '{name}' after: {', '.join(self.done) or 'none'}"
+                )
+            raise
+        except Exception as error:
+            raise PassError(name, f"{type(error).__name__}: {error}", self.done) from error
+        if not isinstance(result, PassResult) or not isinstance(result.state, State):
+            raise PassError(
+                name,
+                f"run() returned {_shown(result)}, expected PassResult with a State; "
+                "end it with `return PassResult(state=..., modified=...)`",
+                self.done,
+            )
+        if self.verify and result.modified:
+            self._check(name, result.state)
+        return result
+
+    def _check(self, name: str, state: State) -> None:
+        """Checks that the graphs are whole."""
+        for which, module in (
+            ("joint graph", state.joint.graph_module if state.forward is None else None),
+            ("forward", state.forward),
+            ("backward", state.backward),
+        ):
+            fault = None if module is None else check_structure(module)
+            if fault is not None:
+                raise PassError(name, f"it left a broken {which}: {fault}", self.done)
 
 
-def _literal(text: str, default: Any) -> Any:
-    """A value of the type of the option's default."""
-    if isinstance(default, bool):
-        if text not in ("true", "false"):
-            raise ValueError(f"expected true or false, got '{text}'")
-        return text == "true"
-    if isinstance(default, int):
-        return int(text)
-    if isinstance(default, float):
-        return float(text)
-    return text
+def _shown(result: object) -> str:
+    if isinstance(result, PassResult):
+        return f"PassResult with a {type(result.state).__name__}"
+    return type(result).__name__
+
+
+def _flat(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """The passes in an order in which they may run, with those inside of others."""
+    for p in passes:
+        if isinstance(p, Composite):
+            yield from _flat(p.order)
+        else:
+            yield p
+
+
+def _check_order(passes: list[Pass]) -> None:
+    """Refuses an order in which a pass undoes the work of another.
+
+    Raises:
+        ProblemError: there is such a pass; the message says why it may not stand there.
+    """
+    reached: Pass | None = None
+    before: list[str] = []
+    for p in passes:
+        for name in before:
+            if name in p.not_after:
+                raise ProblemError(
+                    f"pass '{p.name}' stands after '{name}': {p.not_after[name]}; put it before"
+                )
+        if p.stage is not Stage.ANY:
+            if reached is not None and p.stage < reached.stage:
+                raise ProblemError(
+                    f"pass '{p.name}' ({p.stage.name.lower()} stage) stands after "
+                    f"'{reached.name}' ({reached.stage.name.lower()} stage), whose work it would "
+                    "undo; put it before"
+                )
+            reached = p
+        before.append(p.name)

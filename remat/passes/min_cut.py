@@ -8,6 +8,7 @@ from typing import ClassVar
 from remat.errors import PlanError
 from remat.graph.joint import Role
 from remat.graph.lowering import Kind, Lowered
+from remat.passes.analysis import Analysis
 from remat.passes.bans import BanRules, Fusion, banned, cut_weights
 from remat.passes.base import Choice, Pass, PassResult, Stage, State
 from remat.solvers.flow import InfeasibleCutError, Network
@@ -59,9 +60,7 @@ class MinCut(Pass):
 
     def banned(self, state: State) -> bytearray:
         """Positions of the joint graph that this cut may not recompute."""
-        return state.known(
-            ("banned", self.rules()), lambda: banned(state, self.rules(), fusion(state))
-        )
+        return state.get(Banned(self.rules()))
 
     def solve(self, state: State) -> tuple[int, ...]:
         """The nodes of the graph problem that the cut saves.
@@ -69,20 +68,49 @@ class MinCut(Pass):
         Raises:
             PlanError: backward reads something that can neither be saved nor recomputed.
         """
-        return state.known(("cut", self.rules()), lambda: self._solve(state))
+        return state.get(Cut(self.rules()))
 
-    def _solve(self, state: State) -> tuple[int, ...]:
-        lowered = state.lowered()
-        ban = self.banned(state)
+
+@dataclass(frozen=True)
+class Fusibility(Analysis[Fusion]):
+    """Which neighbours a fusing compiler computes in one kernel."""
+
+    name: ClassVar[str] = "fusibility"
+    summary: ClassVar[str] = "which neighbours one kernel computes"
+
+    def compute(self, state: State) -> Fusion:
+        return Fusion(state)
+
+
+@dataclass(frozen=True)
+class Banned(Analysis[bytearray]):
+    """Positions of the joint graph that a cut may not recompute."""
+
+    name: ClassVar[str] = "banned"
+    summary: ClassVar[str] = "what the minimum cut may not recompute"
+
+    rules: BanRules = BanRules()
+
+    def compute(self, state: State) -> bytearray:
+        return banned(state, self.rules, state.get(Fusibility()))
+
+
+@dataclass(frozen=True)
+class Cut(Analysis[tuple[int, ...]]):
+    """The nodes of the graph problem that the runtime-optimal cut saves."""
+
+    name: ClassVar[str] = "cut"
+    summary: ClassVar[str] = "what the runtime-optimal minimum cut saves"
+
+    rules: BanRules = BanRules()
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        lowered, ban = state.lowered(), state.get(Banned(self.rules))
         fixed = [
             kind is Kind.VALUE and bool(ban[at])
             for kind, at in zip(lowered.kind, lowered.position, strict=True)
         ]
         return find_cut(state, lowered, fixed, biased=True)
-
-
-def fusion(state: State) -> Fusion:
-    return state.known("fusion", lambda: Fusion(state))
 
 
 def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool) -> tuple[int, ...]:
@@ -101,7 +129,7 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
         for i, kind in enumerate(lowered.kind):
             if kind is Kind.VALUE:
                 by_position[lowered.position[i]] = problem.size[i]
-        scaled = cut_weights(state, fusion(state), by_position)
+        scaled = cut_weights(state, state.get(Fusibility()), by_position)
         for i, kind in enumerate(lowered.kind):
             if kind is Kind.VALUE:
                 weight[i] = scaled[lowered.position[i]]

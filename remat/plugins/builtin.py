@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remat.plugins.hooks import hookimpl
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
+    from remat.passes.analysis import Analysis
     from remat.passes.base import Pass
     from remat.solvers.base import Solver
 
@@ -50,6 +51,14 @@ def remat_passes() -> list[type[Pass]]:
     from remat.passes import builtin_passes
 
     return list(builtin_passes())
+
+
+@hookimpl
+def remat_analyses() -> list[type[Analysis[Any]]]:
+    """Our analyses."""
+    from remat.passes import builtin_analyses
+
+    return builtin_analyses()
 
 
 @hookimpl

@@ -35,6 +35,15 @@ def check_class(offered: object, base: type) -> str | None:
     return None
 
 
+def check_options(offered: Any) -> str | None:
+    """Find what keeps the fields of a pass or an analysis from being its options."""
+    where = offered.__qualname__
+    # A field that a base class declares does not make its child a dataclass.
+    if "__dataclass_params__" not in vars(offered) or not offered.__dataclass_params__.frozen:
+        return f"{where} is no frozen dataclass: put @dataclass(frozen=True) above it"
+    return None
+
+
 def check_solver(offered: object) -> str | None:
     """Find what keeps ``offered`` from being a usable solver class."""
     fault = check_class(offered, Solver)

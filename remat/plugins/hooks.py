@@ -1,4 +1,4 @@
-"""The hooks through which solvers, passes and cost models come in, ours and anyone's.
+"""The hooks through which solvers, passes, analyses, operators and cost models come in, ours and anyone's.
 
 A plugin is a module named by an entry point of the group ``remat``::
 
@@ -9,12 +9,14 @@ A plugin is a module named by an entry point of the group ``remat``::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
+    from remat.graph.ops import OpTaxonomy
+    from remat.passes.analysis import Analysis
     from remat.passes.base import Pass
     from remat.solvers.base import Solver
 
@@ -32,6 +34,16 @@ def remat_solvers() -> list[type[Solver]]:  # type: ignore[empty-body]
 @hookspec
 def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
     """Return pass classes. Asked for only when passes are wanted, so torch may be imported."""
+
+
+@hookspec
+def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
+    """Return analysis classes, so that pipelines can name them as conditions."""
+
+
+@hookspec
+def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
+    """Return what the planner should know about operators of yours; see `remat.graph.ops`."""
 
 
 @hookspec

@@ -16,12 +16,13 @@ import pluggy
 
 from remat.errors import PluginError, ProblemError, SolverError
 from remat.plugins import builtin, hooks
-from remat.plugins.checks import check_class, check_solver
+from remat.plugins.checks import check_class, check_options, check_solver
 from remat.plugins.isolation import isolated, obstacle
 from remat.solvers.base import Solver, unavailable
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
+    from remat.passes.analysis import Analysis
     from remat.passes.base import Pass
 
 _OURS = hooks.PROJECT
@@ -60,6 +61,19 @@ class Registry:
     def passes(self) -> Mapping[str, type[Pass]]:
         """Pass classes by name."""
         return self._kind("remat_passes")
+
+    @property
+    def analyses(self) -> Mapping[str, type[Analysis[Any]]]:
+        """Analysis classes by name."""
+        return self._kind("remat_analyses")
+
+    def learn_operators(self) -> None:
+        """Adds what plugins know about their operators to the taxonomy that planning uses.
+
+        It happens once for every plugin; what was learnt stays when the plugin is unregistered.
+        """
+        for _ in self._kind("remat_operators"):
+            pass
 
     @property
     def cost_models(self) -> Mapping[str, type[CostModel]]:
@@ -173,8 +187,8 @@ class Registry:
             self._manager.unregister(plugin)
             _raise(
                 name,
-                "implements no hook: it needs a function remat_solvers, remat_passes or "
-                "remat_cost_models marked with @remat.hookimpl",
+                "implements no hook: it needs a function remat_solvers, remat_passes, "
+                "remat_analyses, remat_operators or remat_cost_models marked with @remat.hookimpl",
             )
         self._forget()
         return name
@@ -218,6 +232,9 @@ class Registry:
             problems: list[PluginError] = []
             for plugin, offer in self._offers(hook, problems):
                 fault = _check(hook, offer)
+                if fault is None and hook == "remat_operators":
+                    _extend_taxonomy(offer)
+                    continue
                 if fault is None and (offer.name in ours or offer.name in others):
                     fault = f"the name '{offer.name}' of {offer.__qualname__} is taken"
                 if fault is None:
@@ -241,6 +258,8 @@ class Registry:
                 continue
             try:
                 offers = call.function()
+                if hook == "remat_operators":
+                    offers = [offers]
                 if not isinstance(offers, (list, tuple)):
                     raise TypeError(f"it returned {offers!r}: return a list of classes")
             except (Exception, SystemExit) as error:  # the plugin border
@@ -285,10 +304,26 @@ def _check(hook: str, offer: object) -> str | None:
     if hook == "remat_passes":
         from remat.passes.base import Pass
 
-        return check_class(offer, Pass)
+        return check_class(offer, Pass) or check_options(offer)
+    if hook == "remat_analyses":
+        from remat.passes.analysis import Analysis
+
+        return check_class(offer, Analysis) or check_options(offer)
+    if hook == "remat_operators":
+        from remat.graph.ops import OpTaxonomy
+
+        return None if isinstance(offer, OpTaxonomy) else f"{offer!r} is not an OpTaxonomy"
     from remat.graph.costs import CostModel
 
     return check_class(offer, CostModel)
+
+
+def _extend_taxonomy(more: Any) -> None:
+    from remat.graph.ops import default_taxonomy
+
+    default_taxonomy().extend(
+        recomputable=more.recomputable, compute_intensive=more.compute_intensive, views=more.views
+    )
 
 
 def _load(path: str) -> type[Solver]:

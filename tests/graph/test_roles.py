@@ -12,6 +12,7 @@ import remat
 from remat.graph.joint import Role
 from remat.graph.roles import UNREACHABLE, has_tangents
 from remat.graph.storages import Storages
+from remat.passes.analyses import Distances
 from remat.passes.base import State
 from tests.graphs import joint_of, traced, weight
 
@@ -47,7 +48,7 @@ def test_roles(state: State) -> None:
 
 
 def test_distance_from_backward(state: State) -> None:
-    distance = dict(zip((n.name for n in state.index.nodes), state.roles.distance, strict=True))
+    distance = dict(zip((n.name for n in state.index.nodes), state.get(Distances()), strict=True))
     assert {k: v for k, v in distance.items() if v} == {
         "primals_1": 1,  # read by sin, which forward does not require
         "primals_2": 1,
@@ -62,7 +63,7 @@ def test_distance_counts_edges() -> None:
         return (x + 1).neg().exp().sum()  # only the result of exp is read in backward
 
     state = State(joint=joint_of(f, weight(4)))
-    distance = dict(zip((n.name for n in state.index.nodes), state.roles.distance, strict=True))
+    distance = dict(zip((n.name for n in state.index.nodes), state.get(Distances()), strict=True))
     assert [distance[n] for n in ("exp", "neg", "add", "primals_1")] == [1, 2, 3, 4]
 
 

@@ -1,0 +1,108 @@
+"""Analyses: what is known about a graph, computed on demand and dropped when the graph changes.
+
+An analysis is a frozen dataclass whose fields are its parameters, so that an instance is its own
+key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. What it returns is
+typed by the key. Nobody stores a result by hand: results live with the graphs that they are about
+(`Known`), are dropped when those are edited, and cannot be asked for while an edit is under way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+
+from remat.errors import ProblemError
+
+if TYPE_CHECKING:
+    from remat.passes.base import State
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Analysis(ABC, Generic[T_co]):
+    """Base of analyses: subclass it as a frozen dataclass and implement `compute`.
+
+    An analysis that yields a truth value can be the condition of ``when`` and ``unless``.
+
+    Attributes:
+        name: kebab-case name, in pipelines and tables.
+        summary: one line for ``remat passes``.
+        of_halves: whether it is about forward and backward after partitioning rather than about the
+            joint graph.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    of_halves: ClassVar[bool] = False
+
+    @abstractmethod
+    def compute(self, state: State) -> T_co:
+        """Computes the analysis; it may ask the state for others, and changes nothing."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: Any
+    asked: set[Analysis[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is known about one graph, or one pair of halves.
+
+    Attributes:
+        owner: what the results are about; who holds another one needs another `Known`.
+    """
+
+    owner: tuple[Any, ...]
+    _entries: dict[Analysis[Any], _Entry] = field(default_factory=dict)
+    _computing: list[set[Analysis[Any]]] = field(default_factory=list)
+    _editor: str | None = None
+
+    def get(self, key: Analysis[T], state: State) -> T:
+        """The result of an analysis, computed where it is not known yet.
+
+        Raises:
+            ProblemError: the graph is being edited, so that any answer would soon be stale.
+        """
+        if self._editor is not None:
+            raise ProblemError(
+                f"analysis '{key.name}' was asked for inside `with state.edit()`, where the graph is "
+                "changing; ask before the edit begins, or after it has ended"
+            )
+        if self._computing:
+            self._computing[-1].add(key)
+        entry = self._entries.get(key)
+        if entry is None:
+            self._computing.append(set())
+            try:
+                value = key.compute(state)
+            finally:
+                asked = self._computing.pop()
+            entry = self._entries[key] = _Entry(value, asked)
+        return cast(T, entry.value)
+
+    def begin_edit(self) -> None:
+        if self._editor is not None:
+            raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
+        self._editor = "edit"
+
+    def end_edit(self, *, modified: bool, preserves: Sequence[type[Analysis[Any]]]) -> None:
+        """Ends an edit; what is not preserved, or was computed from what is not, is dropped."""
+        self._editor = None
+        if not modified:
+            return
+        kept = {k: e for k, e in self._entries.items() if isinstance(k, tuple(preserves))}
+        while True:
+            sound = {k: e for k, e in kept.items() if all(a in kept for a in e.asked)}
+            if len(sound) == len(kept):
+                break
+            kept = sound
+        self._entries = kept
+
+    def names(self) -> tuple[str, ...]:
+        """Names of what is known now, in the order in which it was computed."""
+        return tuple(key.name for key in self._entries)

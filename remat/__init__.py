@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
+    from remat.passes.analysis import Analysis as Analysis
     from remat.passes.base import Pass as Pass
     from remat.pipelines import PassManager as PassManager
+    from remat.pipelines import default_pipeline as default_pipeline
     from remat.planning import Plan as Plan
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.solvers.base import Solver as Solver
@@ -42,6 +44,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "PassManager": "remat.pipelines",
+    "default_pipeline": "remat.pipelines",
     "compare": "remat.comparison",
     "frontier": "remat.api",
     "instance": "remat.api",
@@ -57,6 +60,7 @@ _HOME = {
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
     "Pass": "remat.passes.base",
+    "Analysis": "remat.passes.analysis",
     "Plan": "remat.planning",
     "PlanSet": "remat.together",
     "hookimpl": "remat.plugins.hooks",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from remat.graph.budget import Budget, Peak
     from remat.graph.costs import CostModel
     from remat.graph.joint import JointGraph
+    from remat.passes.manager import PassManager
     from remat.planning import Plan
     from remat.sweep import Frontier
     from remat.together import PlanSet
@@ -90,6 +91,7 @@ def plan(
     time_limit: float | None = ...,
     *,
     plan: Plan | None = ...,
+    pipeline: str | PassManager | None = ...,
     count_outputs: bool = ...,
     isolation: str | None = ...,
 ) -> Plan: ...
@@ -102,6 +104,7 @@ def plan(
     time_limit: float | None = ...,
     *,
     plan: None = ...,
+    pipeline: None = ...,
     count_outputs: bool = ...,
     isolation: str | None = ...,
 ) -> PlanSet: ...
@@ -113,6 +116,7 @@ def plan(
     time_limit: float | None = None,
     *,
     plan: Plan | None = None,
+    pipeline: str | PassManager | None = None,
     count_outputs: bool = False,
     isolation: str | None = None,
 ) -> Plan | PlanSet:
@@ -129,6 +133,8 @@ def plan(
         cost: cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, a plugin's.
         time_limit: seconds for the solver; None: no clock.
         plan: a saved plan to apply to this graph instead of deciding anew.
+        pipeline: passes to run instead of the default ones, as text or as a manager: see
+            `remat.default_pipeline`. Its passes carry the budget, the solver and the cost model.
         count_outputs: count forward's outputs as saved bytes instead of as free.
         isolation: ``"process"``: the solver runs in a process of its own.
 
@@ -139,7 +145,7 @@ def plan(
     """
     from remat.graph.budget import Budget as BudgetType
     from remat.graph.joint import JointGraph
-    from remat.pipelines import apply_plan, prepare
+    from remat.pipelines import apply_plan, default_pipeline, plan_by_pipeline, prepare
     from remat.sweep import plan_prepared
 
     # Everything that can be refused is refused before any work is done.
@@ -147,6 +153,17 @@ def plan(
         if not isinstance(joint, JointGraph):
             raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
         return apply_plan(joint, plan)
+    if pipeline is not None:
+        if not isinstance(joint, JointGraph):
+            raise ProblemError("pipeline= runs on one graph, got several graphs")
+        if (budget, solver, cost, time_limit) != (0.5, "auto", "roofline", None):
+            raise ProblemError(
+                "budget, solver, cost and time_limit are options of the pipeline's own passes when "
+                f"pipeline= is given: '{default_pipeline(budget, solver, cost, time_limit)}'"
+            )
+        return plan_by_pipeline(
+            joint, pipeline, count_outputs=count_outputs, fingerprint=joint.fingerprint
+        )
     asked, model = BudgetType.parse(budget), cost_model(cost)
     decider = registry().solver(solver, isolation=isolation)
     check_time_limit(time_limit)

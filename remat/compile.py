@@ -30,13 +30,14 @@ from remat.together import PlanSet
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
+    from remat.passes.manager import PassManager
 
 _PLANS: list[Plan] = []
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
-OPTIONS = ("budget", "solver", "cost", "time_limit", "plan", "lower")
+OPTIONS = ("budget", "solver", "cost", "time_limit", "plan", "pipeline", "lower")
 
 
 class BudgetWarning(UserWarning):
@@ -65,6 +66,7 @@ class Partitioner(CustomPartitionerFn):
         cost: str | CostModel = "roofline",
         time_limit: float | None = None,
         plan: Plan | PlanSet | str | Path | None = None,
+        pipeline: str | PassManager | None = None,
         lower: str = "eager",
     ) -> None:
         self.budget = Budget.parse(budget)
@@ -73,6 +75,14 @@ class Partitioner(CustomPartitionerFn):
         check_time_limit(time_limit)
         self.time_limit = time_limit
         self.plan = None if plan is None else read_plan(plan)
+        self.pipeline = None if pipeline is None else pipelines.read_pipeline(pipeline)
+        if self.pipeline is not None and (budget, solver, cost, time_limit, plan) != (
+            0.5, "auto", "roofline", None, None,
+        ):  # fmt: skip
+            raise ProblemError(
+                "budget, solver, cost, time_limit and plan do not go together with a pipeline, whose "
+                f"passes carry them, for example '{pipelines.default_pipeline()}'"
+            )
         self.lower = lower
         self.siblings: set[str] = set()  # digests of the graphs planned under these options
 
@@ -104,6 +114,10 @@ class Partitioner(CustomPartitionerFn):
             return state.forward, state.backward
         if self.plan is not None:
             made = pipelines.apply_plan(joint, _plan_for(joint, self.plan), in_place=True)
+        elif self.pipeline is not None:
+            made = pipelines.plan_by_pipeline(
+                joint, self.pipeline, in_place=True, fingerprint=joint.fingerprint
+            )
         else:
             digest = joint.fingerprint
             self._count_graph(digest)
@@ -143,6 +157,7 @@ class Partitioner(CustomPartitionerFn):
             "cost": f"{_identity(self.cost)} {self.cost.key()}",
             "time_limit": self.time_limit,
             "plan": None if self.plan is None else self.plan.to_json(),
+            "pipeline": None if self.pipeline is None else str(self.pipeline),
             "lower": self.lower,
         }
         digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
@@ -156,6 +171,7 @@ def partitioner(
     time_limit: float | None = None,
     *,
     plan: Plan | str | Path | None = None,
+    pipeline: str | PassManager | None = None,
 ) -> Partitioner:
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
 
@@ -166,11 +182,19 @@ def partitioner(
         time_limit: as in `remat.plan`.
         plan: a saved plan to reuse: a `remat.Plan`, its JSON text, or a path to it. A graph that it
             was not made for is refused.
+        pipeline: as in `remat.plan`.
 
     Raises:
         RematError: an option that cannot be meant, at once and not at the first compilation.
     """
-    return Partitioner(budget=budget, solver=solver, cost=cost, time_limit=time_limit, plan=plan)
+    return Partitioner(
+        budget=budget,
+        solver=solver,
+        cost=cost,
+        time_limit=time_limit,
+        plan=plan,
+        pipeline=pipeline,
+    )
 
 
 def backend(
@@ -182,7 +206,7 @@ def backend(
 ) -> Callable[..., Any]:
     """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
 
-    Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan`` as in `partitioner`;
+    Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline`` as in `partitioner`;
     ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
     other option, and ``mode``, goes to Inductor.
 

@@ -7,19 +7,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
-from remat.graph.budget import Budget
+from remat.graph.budget import Budget, Peak
+from remat.graph.costs import CostModel, Roofline
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.passes import manager
 from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, State
+from remat.passes.budgeted import Budgeted
+from remat.passes.knapsack import Knapsack
+from remat.passes.min_cut import MinCut, require_tangents
+from remat.passes.partition import Partition
+from remat.passes.solve_graph import SolveGraph
 from remat.planning import Plan, finish
 from remat.plugins.registry import registry
+from remat.solvers.base import Solver
+from remat.solvers.run import check_time_limit
 
 #: Passes that bring a joint graph into shape before anything is decided.
 PREPARE = "dce,cse,cleanup-recompute-tags,classify,dist-from-backward"
-#: Passes that decide.
-DECIDE = "min-cut,knapsack"
 #: Passes that turn a decision into two modules.
 SPLIT = "partition,functionalize-rng,reorder-backward,raise-getitems"
 
@@ -62,15 +68,108 @@ def prepare(joint: JointGraph, *, in_place: bool = False, count_outputs: bool = 
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
         )
+    state = shaped(joint, in_place=in_place, count_outputs=count_outputs)
+    return PassManager.parse(PREPARE).run(state, in_place=True, verify=False).state
+
+
+def shaped(joint: JointGraph, *, in_place: bool, count_outputs: bool) -> State:
+    """A captured graph before any pass has run."""
     registry().learn_operators()
     state = State(joint=joint if in_place else joint.copy(), count_outputs=count_outputs)
     repair_aliases(state.joint.graph)
-    return PassManager.parse(PREPARE).run(state, in_place=True, verify=False).state
+    return state
 
 
 def split(state: State) -> State:
     """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
     return PassManager.parse(SPLIT).run(state, in_place=True, verify=False).state
+
+
+def decide(
+    *, budget: Budget, solver: Solver, cost: CostModel, time_limit: float | None
+) -> tuple[Pass, ...]:
+    """The passes that decide: on the whole graph where the solver can, else by a knapsack."""
+    kind = SolveGraph if solver.graph else Knapsack
+    return MinCut(), kind(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0)
+
+
+def default_pipeline(
+    budget: float | int | str | Budget | Peak = 0.5,
+    solver: str | Solver = "auto",
+    cost: str | CostModel = "roofline",
+    time_limit: float | None = None,
+) -> PassManager:
+    """The pipeline that `remat.plan` runs, to be printed, edited and handed back to it.
+
+    Args:
+        budget: as in `remat.plan`, but no peak.
+        solver: as in `remat.plan`.
+        cost: as in `remat.plan`.
+        time_limit: as in `remat.plan`.
+
+    Raises:
+        RematError: an argument that cannot be meant.
+    """
+    asked = Budget.parse(budget)
+    if asked.peak_bytes is not None:
+        raise ProblemError(
+            f"budget is {asked.label}: a peak is searched for over many plans, which no single "
+            "pipeline does; give a share or bytes, or call remat.plan without a pipeline"
+        )
+    check_time_limit(time_limit)
+    model = registry().cost_model(cost) if isinstance(cost, str) else cost
+    deciding = decide(
+        budget=asked, solver=registry().solver(solver), cost=model, time_limit=time_limit
+    )
+    prepare, split = (PassManager.parse(text).passes for text in (PREPARE, SPLIT))
+    return PassManager((*prepare, *deciding, *split))
+
+
+def read_pipeline(pipeline: str | manager.PassManager) -> manager.PassManager:
+    """A whole pipeline, from a joint graph to its two halves, as text or as it is.
+
+    Raises:
+        ProblemError: it cannot be read, or does not partition.
+    """
+    made = PassManager.parse(pipeline) if isinstance(pipeline, str) else pipeline
+    if not isinstance(made, manager.PassManager):
+        raise ProblemError(
+            f"pipeline is a {type(pipeline).__name__}; expected text, for example "
+            f"'{default_pipeline()}', or a remat.PassManager"
+        )
+    if not any(isinstance(p, Partition) for p in made.flat()):
+        raise ProblemError(
+            f"pipeline '{made}' does not partition: put 'partition' behind what decides"
+        )
+    return made
+
+
+def plan_by_pipeline(
+    joint: JointGraph,
+    pipeline: str | manager.PassManager,
+    *,
+    in_place: bool = False,
+    count_outputs: bool = False,
+    fingerprint: str,
+) -> Plan:
+    """The plan that a pipeline of the caller's comes to; verified like every other.
+
+    Raises:
+        ProblemError: the pipeline cannot be read, or does not partition.
+        PlanError: nothing to differentiate, or a rule of the verifier is broken.
+        PassError: one of its passes failed.
+    """
+    made = read_pipeline(pipeline)
+    state = shaped(joint, in_place=in_place, count_outputs=count_outputs)
+    require_tangents(state)
+    state = made.run(state, in_place=True).state
+    budgeted = [p for p in made.flat() if isinstance(p, Budgeted)]
+    return finish(
+        state,
+        cost=budgeted[-1].cost if budgeted else Roofline(),
+        budget=str(budgeted[-1].budget if budgeted else Budget(share=1.0)),
+        fingerprint=fingerprint,
+    )
 
 
 def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan:

@@ -17,8 +17,7 @@ from remat.passes.base import Choice, State
 from remat.passes.budgeted import least_decision
 from remat.passes.knapsack import Knapsack
 from remat.passes.min_cut import MinCut, require_tangents
-from remat.passes.solve_graph import SolveGraph
-from remat.pipelines import PassManager, split
+from remat.pipelines import PassManager, decide, split
 from remat.planning import Plan, finish
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import evaluate
@@ -384,15 +383,6 @@ def plan_prepared(
             state, fingerprint=fingerprint, solver=solver, cost=cost, time_limit=time_limit
         )
         return sweep.finish(sweep.within_peak(budget.peak_bytes), budget=str(budget))
-    decide = SolveGraph if solver.graph else Knapsack
-    decided = (
-        PassManager(
-            (
-                MinCut(),
-                decide(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0),
-            )
-        )
-        .run(state, in_place=True, verify=False)
-        .state
-    )
+    passes = decide(budget=budget, solver=solver, cost=cost, time_limit=time_limit)
+    decided = PassManager(passes).run(state, in_place=True, verify=False).state
     return finish(split(decided), cost=cost, budget=str(budget), fingerprint=fingerprint)

@@ -31,10 +31,14 @@ class PassManager:
         for p in self.passes:
             if not isinstance(p, Pass):
                 raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
-        _check_order(list(_flat(self.passes)))
+        _check_order(list(self.flat()))
 
     def __str__(self) -> str:
         return write_pipeline(self.passes)
+
+    def flat(self) -> Iterator[Pass]:
+        """The passes in an order in which they may run, with those inside of others."""
+        return _flat(self.passes)
 
     def run(
         self,

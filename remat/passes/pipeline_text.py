@@ -206,7 +206,7 @@ class _Builder:
 
     def make_pass(self, call: _Call) -> Pass:
         kind = self._look_up(call, self.passes, "pass")
-        nests = any(f.name == NESTED for f in fields(kind))  # type: ignore[arg-type]
+        nests = any(f.name == NESTED for f in fields(kind))
         values = self._options(call, kind, "pass", nests=nests)
         if nests:
             values[NESTED] = tuple(self.make_pass(c) for c in call.nested)

@@ -15,7 +15,6 @@ import argparse
 import datetime
 import json
 import math
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import remat
+from benchmarks.machine import describe_cpu
 from benchmarks.models import ZOO, Outcome, Step, build
 
 BUDGETS = (0, 0.05, 0.2, 0.5, 0.8, 1)
@@ -246,7 +248,7 @@ def report(rows: Sequence[Row], budgets: Sequence[float]) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "remat": remat.__version__,
-        "cpu": _cpu(),
+        "cpu": describe_cpu(),
         "threads": torch.get_num_threads(),
         "budgets": list(budgets),
         "solvers": list(remat.solver_names()),
@@ -254,15 +256,6 @@ def report(rows: Sequence[Row], budgets: Sequence[float]) -> dict[str, Any]:
         # JSON knows no infinity.
         "rows": [asdict(r) | {"worst": r.worst if math.isfinite(r.worst) else None} for r in rows],
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
 
 
 if __name__ == "__main__":

@@ -15,11 +15,8 @@ step takes is held against what was asked; ``--asked-only`` does only that, for 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
-import os
-import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -36,6 +33,7 @@ from scipy.stats import kendalltau, spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
+from benchmarks.machine import describe_cpu, quiet
 from benchmarks.models import ZOO, build
 from remat.graph.measure import measure_step
 
@@ -143,7 +141,7 @@ def measure(name: str, budgets: Sequence[float]) -> list[Cell]:
         )
         by_storages = measure_step(compiled, step.args, step.kwargs)
         plan = remat.plans()[-1]
-        with _quiet():
+        with quiet():
             by_allocator = measure_step(compiled, step.args, step.kwargs, by="allocator")
         cells.append(
             Cell(
@@ -175,20 +173,6 @@ def ask(name: str, cells: Sequence[Cell]) -> list[Asked]:
             Asked(model=name, asked=peak, simulated=simulated, storages=measured.peak_bytes)
         )
     return found
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Some builds of the profiler announce themselves on the terminal."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def table(cells: Sequence[Cell]) -> Table:
@@ -244,7 +228,7 @@ def report(cells: Sequence[Cell], asked: Sequence[Asked], seconds: float) -> dic
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "torch": torch.__version__,
         "remat": remat.__version__,
-        "cpu": _cpu(),
+        "cpu": describe_cpu(),
         "threads": torch.get_num_threads(),
         "elapsed_s": round(seconds, 1),
         "limits": {"error": LIMIT, "rank_correlation": CORRELATION},
@@ -272,15 +256,6 @@ def _tau(pairs: Sequence[tuple[int, int]]) -> tuple[float, int]:
             total += 1
             agree += ((a - c) * (b - d) > 0) - ((a - c) * (b - d) < 0)
     return (agree / total if total else 1.0), total
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
 
 
 if __name__ == "__main__":

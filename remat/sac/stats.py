@@ -1,0 +1,212 @@
+"""What the estimator knows about the operators of a module, and what of it is decided together.
+
+The classes and their fields are those of ``torch.distributed._tools.sac_estimator``, so that tools
+written for either take the other's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from remat.errors import ProblemError
+
+#: Integer units in a millisecond: runtimes are compared in picoseconds.
+PS_PER_MS = 10**9
+
+
+@dataclass(kw_only=False)
+class SACStats:
+    """Operators of one module, in the order in which they ran.
+
+    Attributes:
+        func_names: operators' names, ``"aten.mm.default"``.
+        runtimes: milliseconds each.
+        memory: bytes of the storages that each allocates; 0 for views, and for what makes an output
+            of the module, which lives whatever is decided.
+        view_like_ops: operators that return views.
+        rand_ops: operators that draw random numbers.
+        saved_autograd_ops: operators whose result autograd keeps for backward.
+        inplace_ops: (operator, first operator on the same storage) for what works in place; an
+            operator on an argument of the module is its own first.
+        force_store_random: whether random results must be stored, because the module is given no
+            tensor from which they could be computed again.
+    """
+
+    func_names: list[str]
+    runtimes: list[float]
+    memory: list[int]
+    view_like_ops: list[int]
+    rand_ops: list[int]
+    saved_autograd_ops: list[int]
+    inplace_ops: list[tuple[int, int]]
+    force_store_random: bool
+
+    def __len__(self) -> int:
+        return len(self.func_names)
+
+
+class MSPS(NamedTuple):
+    """One candidate for recomputation: an operator, or a group that is decided as one.
+
+    Attributes:
+        func_names: names of the operators in it.
+        op_idx: the operator, or the head of the group.
+        memory: bytes that recomputing frees.
+        runtime: milliseconds that recomputing takes.
+        msps: bytes per millisecond; infinite where recomputing takes no time.
+    """
+
+    func_names: set[str]
+    op_idx: int
+    memory: int
+    runtime: float
+    msps: float
+
+
+@dataclass
+class SACTradeOffStats:
+    """Memory against time for one module, as a piecewise-linear upper envelope.
+
+    Attributes:
+        n_segments: number of segments.
+        slopes: slope of each segment.
+        intercepts: intercept of each segment.
+        fit_breaks: where segments begin and end, one more than segments.
+        tradeoff_curve: fraction of memory discarded to fraction of runtime recomputed.
+        sac_memory: bytes of all operators.
+        sac_runtime: milliseconds of all operators.
+    """
+
+    n_segments: int
+    slopes: list[float]
+    intercepts: list[float]
+    fit_breaks: list[float]
+    tradeoff_curve: OrderedDict[float, float]
+    sac_memory: int
+    sac_runtime: float
+
+
+@dataclass
+class SACGreedyOrderMeta:
+    """The greedy order of one module.
+
+    Attributes:
+        recomputed_ops: operators that are always recomputed.
+        stored_ops: operators, or heads of groups, that are always stored.
+        inplace_op_groups: head of each in-place group to the operators in it.
+        random_ops_group: head of the random group to the operators in it.
+        msps_meta: candidates, most bytes per time first.
+    """
+
+    recomputed_ops: set[int]
+    stored_ops: set[int]
+    inplace_op_groups: dict[int, set[int]]
+    random_ops_group: dict[int, set[int]]
+    msps_meta: list[MSPS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """Operators that are stored or recomputed as one.
+
+    Attributes:
+        ops: the operators, in order; the first is the head.
+        nbytes: bytes that storing them takes.
+        runtime_ps: picoseconds that recomputing them takes.
+    """
+
+    ops: tuple[int, ...]
+    nbytes: int
+    runtime_ps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """The operators of a module by what may be decided about them.
+
+    Attributes:
+        free: what is decided, by head.
+        stored: what is stored in any case, by head.
+        recomputed: views: recomputed in any case.
+    """
+
+    free: tuple[Item, ...]
+    stored: tuple[Item, ...]
+    recomputed: tuple[int, ...]
+
+
+def group(stats: SACStats) -> Grouping:
+    """Merges what must be decided together: in-place groups, and all random operators.
+
+    An in-place group is stored if its head works in place itself, on memory that the module was
+    given; random operators, and every group with one of them in it, are stored if the module is
+    given no tensor. Groups that share an operator are one.
+
+    Raises:
+        ProblemError: lengths or indices do not fit.
+    """
+    check(stats)
+    n = len(stats)
+    leader = list(range(n))
+
+    def find(i: int) -> int:
+        while leader[i] != i:
+            leader[i] = leader[leader[i]]
+            i = leader[i]
+        return i
+
+    def join(a: int, b: int) -> None:
+        a, b = find(a), find(b)
+        leader[max(a, b)] = min(a, b)
+
+    for op, first in stats.inplace_ops:
+        join(op, first)
+    for op in stats.rand_ops[1:]:
+        join(op, stats.rand_ops[0])
+    must = {find(op) for op, first in stats.inplace_ops if op == first}
+    if stats.force_store_random:
+        must |= {find(op) for op in stats.rand_ops}
+    views = set(stats.view_like_ops)
+    members: dict[int, list[int]] = {}
+    for i in range(n):
+        if i not in views or find(i) != i or any(find(op) == i for op, _ in stats.inplace_ops):
+            members.setdefault(find(i), []).append(i)
+    items = {
+        head: Item(
+            ops=tuple(ops),
+            nbytes=sum(stats.memory[i] for i in ops),
+            runtime_ps=sum(round(stats.runtimes[i] * PS_PER_MS) for i in ops),
+        )
+        for head, ops in members.items()
+    }
+    grouped = {i for item in items.values() for i in item.ops}
+    return Grouping(
+        free=tuple(item for head, item in items.items() if head not in must),
+        stored=tuple(item for head, item in items.items() if head in must),
+        recomputed=tuple(i for i in range(n) if i not in grouped),
+    )
+
+
+def check(stats: SACStats) -> None:
+    """Refuses statistics that do not fit together.
+
+    Raises:
+        ProblemError: naming the field.
+    """
+    n = len(stats.func_names)
+    for name in ("runtimes", "memory"):
+        if len(getattr(stats, name)) != n:
+            raise ProblemError(f"{name} has {len(getattr(stats, name))} entries for {n} operators")
+    indices = [
+        *stats.view_like_ops,
+        *stats.rand_ops,
+        *(i for pair in stats.inplace_ops for i in pair),
+    ]
+    wrong = next((i for i in indices if not 0 <= i < n), None)
+    if wrong is not None:
+        raise ProblemError(f"operator {wrong} is named, but there are only {n} operators")
+    negative = next((i for i in range(n) if stats.memory[i] < 0 or stats.runtimes[i] < 0), None)
+    if negative is not None:
+        raise ProblemError(f"operator {negative} has negative memory or runtime")

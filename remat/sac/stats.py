@@ -16,7 +16,7 @@ from remat.errors import ProblemError
 PS_PER_MS = 10**9
 
 
-@dataclass(kw_only=False)
+@dataclass
 class SACStats:
     """Operators of one module, in the order in which they ran.
 
@@ -127,8 +127,8 @@ class Grouping:
     """The operators of a module by what may be decided about them.
 
     Attributes:
-        free: what is decided, by head.
-        stored: what is stored in any case, by head.
+        free: what is decided, in the order of its first operators.
+        stored: what is stored in any case.
         recomputed: views: recomputed in any case.
     """
 
@@ -140,53 +140,61 @@ class Grouping:
 def group(stats: SACStats) -> Grouping:
     """Merges what must be decided together: in-place groups, and all random operators.
 
-    An in-place group is stored if its head works in place itself, on memory that the module was
-    given; random operators, and every group with one of them in it, are stored if the module is
-    given no tensor. Groups that share an operator are one.
+    An in-place group is everything that writes to one storage, with the operator that made it. It
+    is stored if the module did not make that storage, that is, if the first operator on it works in
+    place itself or is a view; else recomputing would write to the caller's memory twice. Random
+    operators, and every group with one of them in it, are stored if the module is given no tensor.
+    Groups that share an operator are one.
 
     Raises:
         ProblemError: lengths or indices do not fit.
     """
     check(stats)
-    n = len(stats)
-    leader = list(range(n))
+    views = set(stats.view_like_ops)
+    together = _Together(len(stats))
+    written = [(op, first) for op, first in stats.inplace_ops if op not in views]
+    for op, first in written:
+        together.join(op, first)
+    for op in stats.rand_ops[1:]:
+        together.join(op, stats.rand_ops[0])
+    kept = {together.head(op) for op, first in written if op == first or first in views}
+    if stats.force_store_random:
+        kept |= set(map(together.head, stats.rand_ops))
+    members: dict[int, list[int]] = {}
+    for i in range(len(stats)):
+        if i not in views:
+            members.setdefault(together.head(i), []).append(i)
+    items = [(head in kept, _item(stats, ops)) for head, ops in members.items()]
+    return Grouping(
+        free=tuple(item for stored, item in items if not stored),
+        stored=tuple(item for stored, item in items if stored),
+        recomputed=tuple(sorted(views)),
+    )
 
-    def find(i: int) -> int:
-        while leader[i] != i:
-            leader[i] = leader[leader[i]]
-            i = leader[i]
+
+def _item(stats: SACStats, ops: list[int]) -> Item:
+    return Item(
+        ops=tuple(ops),
+        nbytes=sum(stats.memory[i] for i in ops),
+        runtime_ps=sum(round(stats.runtimes[i] * PS_PER_MS) for i in ops),
+    )
+
+
+class _Together:
+    """Which operators are decided as one; the first of them is the head."""
+
+    def __init__(self, n: int) -> None:
+        self._leader = list(range(n))
+
+    def head(self, i: int) -> int:
+        while self._leader[i] != i:
+            self._leader[i] = self._leader[self._leader[i]]
+            i = self._leader[i]
         return i
 
-    def join(a: int, b: int) -> None:
-        a, b = find(a), find(b)
-        leader[max(a, b)] = min(a, b)
-
-    for op, first in stats.inplace_ops:
-        join(op, first)
-    for op in stats.rand_ops[1:]:
-        join(op, stats.rand_ops[0])
-    must = {find(op) for op, first in stats.inplace_ops if op == first}
-    if stats.force_store_random:
-        must |= {find(op) for op in stats.rand_ops}
-    views = set(stats.view_like_ops)
-    members: dict[int, list[int]] = {}
-    for i in range(n):
-        if i not in views or find(i) != i or any(find(op) == i for op, _ in stats.inplace_ops):
-            members.setdefault(find(i), []).append(i)
-    items = {
-        head: Item(
-            ops=tuple(ops),
-            nbytes=sum(stats.memory[i] for i in ops),
-            runtime_ps=sum(round(stats.runtimes[i] * PS_PER_MS) for i in ops),
-        )
-        for head, ops in members.items()
-    }
-    grouped = {i for item in items.values() for i in item.ops}
-    return Grouping(
-        free=tuple(item for head, item in items.items() if head not in must),
-        stored=tuple(item for head, item in items.items() if head in must),
-        recomputed=tuple(i for i in range(n) if i not in grouped),
-    )
+    def join(self, a: int, b: int) -> None:
+        a, b = self.head(a), self.head(b)
+        self._leader[max(a, b)] = min(a, b)
 
 
 def check(stats: SACStats) -> None:

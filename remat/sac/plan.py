@@ -140,7 +140,7 @@ def _read(kind: Any, data: Any, what: str) -> Any:
         raise PlanError(f"saved checkpointing plan: fields missing: {missing}, unknown: {unknown}")
     values = {}
     for name, wanted in known.items():
-        value = data[name]
+        value: Any = data[name]
         element = _ELEMENTS.get(wanted)
         if (
             not isinstance(value, _KINDS[wanted])

@@ -138,14 +138,12 @@ def _read(kind: Any, data: Any, what: str) -> Any:
     missing, unknown = sorted(known.keys() - data.keys()), sorted(data.keys() - known.keys())
     if missing or unknown:
         raise PlanError(f"saved checkpointing plan: fields missing: {missing}, unknown: {unknown}")
-    values = {}
+    values: dict[str, Any] = {}
     for name, wanted in known.items():
         value: Any = data[name]
         element = _ELEMENTS.get(wanted)
-        if (
-            not isinstance(value, _KINDS[wanted])
-            or isinstance(value, bool)
-            or (element is not None and any(type(v) is not element for v in value))
+        if type(value) not in _KINDS[wanted] or (
+            element is not None and any(type(v) is not element for v in value)
         ):
             raise PlanError(
                 f"saved checkpointing plan: field '{name}' is not {wanted}: {value!r:.60}"

@@ -1,10 +1,16 @@
 """Our partitioner and PyTorch's on the same captured joint graph, in one process.
 
-For Llama of 2, 8 and 32 layers and budgets 1.0 and 0.3: node counts, time of the whole partitioner,
-and time inside the cut, on the very network that PyTorch builds. Both sides get a copy of the same
-graph; garbage collection is off and code generation is forced on both sides inside the clock.
+Llama stacks with 7B-shaped layers, at budgets 1.0 and 0.3. Both sides get a copy of the same graph,
+turn and turn about, and are timed alike, two ways: with garbage collection off and the code of both
+halves generated inside the clock, and as `torch.compile` runs a partitioner: collection as it is,
+and code generated where somebody asks for it. What counts is the processor time of this process,
+since both sides use one thread; seconds by the clock are recorded beside it.
 
-    python benchmarks/partition.py [--layers 2,8,32] [--repeat 3] [--json FILE]
+Besides the whole: the minimum cut, on the very network that PyTorch builds; `cse`, extraction and
+reordering against their counterparts; how our time grows with the graph; what the pass manager adds
+to the passes; what `import remat` adds to `import torch`.
+
+    python benchmarks/partition.py [--layers 2,8,32,128] [--theirs-up-to 32] [--json FILE]
 """
 
 from __future__ import annotations
@@ -12,23 +18,32 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
+import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import networkx as nx
-import numpy as np
 import torch
+from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import remat
+from benchmarks import partition_parts as parts
+from benchmarks.machine import describe_cpu
 from remat.compile import Partitioner
 
 RESULTS = Path(__file__).parent / "results" / "partition.json"
+
+#: How both sides are timed: whether garbage is collected, and whether code is generated.
+WAYS = {"strict": (False, True), "as compiled": (True, False)}
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 def llama(layers: int) -> remat.JointGraph:
@@ -41,180 +56,168 @@ def llama(layers: int) -> remat.JointGraph:
     return remat.capture(model, kwargs={"input_ids": ids, "labels": ids})
 
 
-def timed(run: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of ``run`` with garbage collection off, and its result."""
-    gc.collect()
-    gc.disable()
-    start = time.perf_counter()
-    result = run()
-    seconds = time.perf_counter() - start
-    gc.enable()
-    return seconds, result
-
-
-def ours(joint: remat.JointGraph, budget: float, repeat: int) -> dict[str, Any]:
+def ours(joint: remat.JointGraph, budget: float) -> Callable[[fx.GraphModule], Modules]:
     partition = Partitioner(budget=budget, solver="dp", cost="flops")
+    return lambda module: partition(
+        module,
+        [],
+        num_fwd_outputs=joint.num_fwd_outputs,
+        static_lifetime_input_indices=list(joint.static_inputs),
+    )
 
-    def run() -> Any:
-        return partition(
-            fresh.graph_module,
-            [],
-            num_fwd_outputs=joint.num_fwd_outputs,
-            static_lifetime_input_indices=list(joint.static_inputs),
-        )
 
-    times, modules = [], None
-    for _ in range(repeat):
-        fresh = joint.copy()  # it takes apart the graph it is given, as PyTorch's does
-        seconds, modules = timed(lambda: generated(run()))
-        times.append(seconds)
-    plan = remat.plans()[-1]
-    assert modules is not None
-    return {
-        "seconds": statistics.median(times),
-        "nodes": sizes(modules),
-        "saved_bytes": plan.saved_bytes,
+def theirs(joint: remat.JointGraph, budget: float) -> Callable[[fx.GraphModule], Modules]:
+    settings: dict[str, Any] = {
+        "activation_memory_budget": budget,
+        "activation_memory_budget_solver": "dp",
     }
 
+    def partition(module: fx.GraphModule) -> Modules:
+        with functorch_config.patch(**settings):
+            return min_cut_rematerialization_partition(
+                module,
+                [],
+                num_fwd_outputs=joint.num_fwd_outputs,
+                static_lifetime_input_indices=list(joint.static_inputs),
+            )
 
-def theirs(joint: remat.JointGraph, budget: float, repeat: int) -> dict[str, Any]:
-    """PyTorch's partitioner, with the time that it spends in its minimum cuts taken apart."""
-    cuts: list[tuple[float, int, float, int, tuple[int, int]]] = []
-    original = nx.minimum_cut
+    return partition
 
-    def minimum_cut(graph: Any, source: str, sink: str, **kwargs: Any) -> Any:
-        start = time.perf_counter()
-        value, partition = original(graph, source, sink, **kwargs)
-        spent = time.perf_counter() - start
-        mine, my_value = max_flow(graph, source, sink)
-        cuts.append((spent, int(value), mine, my_value, (len(graph), graph.number_of_edges())))
-        return value, partition
 
-    def run() -> Any:
-        return min_cut_rematerialization_partition(
-            fresh.graph_module,
-            [],
-            num_fwd_outputs=joint.num_fwd_outputs,
-            static_lifetime_input_indices=list(joint.static_inputs),
-        )
+@contextmanager
+def collecting(on: bool) -> Iterator[None]:
+    gc.collect()
+    (gc.enable if on else gc.disable)()
+    try:
+        yield
+    finally:
+        gc.enable()
 
-    times, modules = [], None
-    settings = {"activation_memory_budget": budget, "activation_memory_budget_solver": "dp"}
-    with functorch_config.patch(**settings):
+
+def timed(
+    joint: remat.JointGraph, partition: Callable[[fx.GraphModule], Modules], way: str
+) -> tuple[float, float, Modules]:
+    """Processor seconds, seconds by the clock, and the halves."""
+    collect, generate = WAYS[way]
+    module = joint.copy().graph_module  # both sides take apart the graph that they are given
+    # Modules are lazy, as under `torch.compile`: each half's code is generated once, or not at all.
+    with fx._lazy_graph_module._use_lazy_graph_module(True), collecting(collect):
+        start, clock = time.process_time(), time.perf_counter()
+        halves = partition(module)
+        for half in halves if generate else ():
+            _ = half.code
+        return time.process_time() - start, time.perf_counter() - clock, halves
+
+
+def compare(joint: remat.JointGraph, budget: float, repeat: int, *, both: bool) -> dict[str, Any]:
+    """Both sides at one budget, turn and turn about."""
+    sides = {"ours": ours(joint, budget), **({"pytorch": theirs(joint, budget)} if both else {})}
+    row: dict[str, Any] = {"budget": budget, "joint_nodes": len(joint.graph.nodes)}
+    row |= {name: {} for name in sides}
+    timed(
+        joint, sides["ours"], "strict"
+    )  # what is looked up once per process is known from here on
+    for way in WAYS:
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
         for _ in range(repeat):
-            fresh = joint.copy()  # it changes the graph it is given
-            seconds, modules = timed(lambda: generated(run()))
-            times.append(seconds)
-        fresh = joint.copy()
-        nx.minimum_cut = minimum_cut
-        try:
-            run()
-        finally:
-            nx.minimum_cut = original
-    assert modules is not None
-    return {
-        "seconds": statistics.median(times),
-        "nodes": sizes(modules),
-        "cuts": [
-            {
-                "networkx_seconds": a,
-                "networkx_value": b,
-                "ortools_seconds": c,
-                "ortools_value": d,
-                "vertices": size[0],
-                "edges": size[1],
-            }
-            for a, b, c, d, size in cuts
-        ],
-    }
+            for name, partition in sides.items():
+                *spent, halves = timed(joint, partition, way)
+                seconds[name].append((spent[0], spent[1]))
+                row[name]["nodes"] = [len(h.graph.nodes) for h in halves]
+        for name, all_spent in seconds.items():
+            cpu, clock = (statistics.median(s) for s in zip(*all_spent, strict=True))
+            row[name][way] = {"seconds": cpu, "clock_seconds": clock}
+        if both:
+            row[f"ratio {way}"] = row["pytorch"][way]["seconds"] / row["ours"][way]["seconds"]
+    row["ours"]["saved_bytes"] = remat.plans()[-1].saved_bytes
+    if both:
+        row["cuts"] = parts.cuts(lambda: sides["pytorch"](joint.copy().graph_module))
+    return row
 
 
-def max_flow(graph: Any, source: str, sink: str) -> tuple[float, int]:
-    """OR-Tools' maximum flow on PyTorch's own network: seconds from arrays to the cut, and its value."""
-    from ortools.graph.python import max_flow as ortools
+def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Exponents of our time over the number of joint nodes: over all sizes, and over the last two."""
+    points = [(r["joint_nodes"], r["ours"]["strict"]["seconds"]) for r in rows if r["budget"] == 1]
 
-    number = {v: i for i, v in enumerate(graph)}
-    edges = list(graph.edges(data="capacity", default=float("inf")))
-    finite = [c for _, _, c in edges if c != float("inf")]
-    big = int(sum(finite)) + 1
-    tails = np.array([number[u] for u, _, _ in edges], dtype=np.int64)
-    heads = np.array([number[v] for _, v, _ in edges], dtype=np.int64)
-    # 2^62 over the arcs at the source keeps any sum of capacities in range.
-    limit = min(big, 2**62 // (1 + graph.degree(source)))
-    caps = np.array([limit if c == float("inf") else min(int(c), limit) for _, _, c in edges])
-    start = time.perf_counter()
-    flow = ortools.SimpleMaxFlow()
-    flow.add_arcs_with_capacity(tails, heads, caps.astype(np.int64))
-    status = flow.solve(number[source], number[sink])
-    flow.get_sink_side_min_cut()
-    seconds = time.perf_counter() - start
-    assert status == flow.OPTIMAL, status
-    return seconds, int(flow.optimal_flow())
+    def exponent(a: tuple[int, float], b: tuple[int, float]) -> float:
+        return math.log(b[1] / a[1]) / math.log(b[0] / a[0])
+
+    if len(points) < 2:
+        return {}
+    return {"overall": exponent(points[0], points[-1]), "last": exponent(*points[-2:])}
 
 
-def generated(modules: Any) -> Any:
-    """Forces the code of both modules to be generated."""
-    for module in modules:
-        module.recompile()
-        _ = module.code
-    return modules
-
-
-def sizes(modules: Any) -> list[int]:
-    return [len(m.graph.nodes) for m in modules]
+def show(layers: int, row: dict[str, Any]) -> None:
+    text = f"{layers:>6} {row['budget']:>6} {row['joint_nodes']:>6}"
+    for way in WAYS:
+        mine = row["ours"][way]["seconds"]
+        if "pytorch" in row:
+            text += f" {row['pytorch'][way]['seconds']:>8.2f}s {mine:>7.3f}s"
+            text += f" {row[f'ratio {way}']:>5.1f}x"
+        else:
+            text += f" {'-':>9} {mine:>7.3f}s {'-':>6}"
+    if "cuts" in row:
+        slow = sum(c["networkx_seconds"] for c in row["cuts"])
+        fast = sum(c["ortools_seconds"] for c in row["cuts"])
+        equal = all(c["networkx_value"] == c["ortools_value"] for c in row["cuts"])
+        text += f" {len(row['cuts']):>4} {slow / fast:>6.0f}x {'equal' if equal else 'DIFFER':>7}"
+    print(text, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--layers", default="2,8,32")
+    parser.add_argument("--layers", default="2,8,32,128")
     parser.add_argument("--budgets", default="1.0,0.3")
+    parser.add_argument("--theirs-up-to", type=int, default=32, help="layers, for PyTorch's side")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path, default=RESULTS)
     options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    print(f"torch {torch.__version__}, remat {remat.__version__}, median of {options.repeat}")
-    print(
-        f"{'layers':>6} {'budget':>6} {'joint':>6} {'PyTorch':>9} {'ours':>8} {'ratio':>6}"
-        f" {'cuts':>4} {'NetworkX':>10} {'OR-Tools':>10} {'ratio':>7} {'values':>7}"
-    )
-    for layers in map(int, options.layers.split(",")):
-        joint = llama(layers)
-        for budget in map(float, options.budgets.split(",")):
-            mine = ours(joint, budget, options.repeat)
-            other = theirs(joint, budget, options.repeat)
-            slow = sum(c["networkx_seconds"] for c in other["cuts"])
-            fast = sum(c["ortools_seconds"] for c in other["cuts"])
-            equal = all(c["networkx_value"] == c["ortools_value"] for c in other["cuts"])
-            rows.append(
-                {
-                    "layers": layers,
-                    "budget": budget,
-                    "joint_nodes": len(joint.graph.nodes),
-                    "ours": mine,
-                    "pytorch": other,
-                    "ratio": other["seconds"] / mine["seconds"],
-                    "cut_ratio": slow / fast,
-                    "cut_values_equal": equal,
-                }
-            )
-            print(
-                f"{layers:>6} {budget:>6} {len(joint.graph.nodes):>6} {other['seconds']:>8.2f}s"
-                f" {mine['seconds']:>7.2f}s {rows[-1]['ratio']:>5.1f}x {len(other['cuts']):>4}"
-                f" {slow * 1e3:>8.1f}ms {fast * 1e3:>8.2f}ms {slow / fast:>6.0f}x"
-                f" {'equal' if equal else 'DIFFER':>7}",
-                flush=True,
-            )
-    options.json.parent.mkdir(exist_ok=True)
-    record = {
+    record: dict[str, Any] = {
         "torch": torch.__version__,
         "remat": remat.__version__,
-        "machine": platform.machine(),
+        "machine": f"{platform.machine()}, {describe_cpu()}, {os.cpu_count()} cores",
+        "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "repeat": options.repeat,
-        "rows": rows,
     }
+    print(f"torch {torch.__version__}, remat {remat.__version__}, {record['machine']}")
+    print(f"processor seconds, median of {options.repeat}")
+    print(f"{'':>20} {'collection off, code':^25} {'as torch.compile runs it':^25} {'cuts':^18}")
+    print(
+        f"{'layers':>6} {'budget':>6} {'joint':>6}"
+        + f" {'PyTorch':>9} {'ours':>8} {'ratio':>6}" * 2
+        + f" {'n':>4} {'ratio':>7} {'values':>7}"
+    )
+    rows: list[dict[str, Any]] = []
+    for layers in map(int, options.layers.split(",")):
+        joint = llama(layers)
+        both = layers <= options.theirs_up_to
+        for budget in map(float, options.budgets.split(",")):
+            row = {"layers": layers, **compare(joint, budget, options.repeat, both=both)}
+            rows.append(row)
+            show(layers, row)
+        if both:
+            reference = joint
+    record["rows"] = rows
+    record["growth"] = growth(rows)
+    for name, exponent in record["growth"].items():
+        print(f"our time grows with the power {exponent:.2f} of the nodes ({name})")
+    budget = float(options.budgets.split(",")[-1])
+    record["parts"] = parts.against_counterparts(
+        reference, ours(reference, budget), theirs(reference, budget), options.repeat
+    )
+    for name, (mine, other) in record["parts"].items():
+        print(
+            f"{name:<12} {mine * 1e3:>7.1f} ms, PyTorch's {other * 1e3:>7.1f} ms: {other / mine:.1f}x"
+        )
+    record["manager_overhead"] = parts.manager_overhead(reference, budget)
+    print(f"the pass manager adds {record['manager_overhead']:.2%} to the passes")
+    record["import_seconds"] = parts.import_seconds()
+    for name, seconds in record["import_seconds"].items():
+        print(f"{name} takes {seconds * 1e3:.0f} ms beyond import torch")
+    options.json.parent.mkdir(exist_ok=True)
     options.json.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {options.json}")
 

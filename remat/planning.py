@@ -12,6 +12,7 @@ from torch import fx
 
 from remat.errors import PlanError
 from remat.graph.budget import Budget, format_bytes
+from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
 from remat.graph.explanation import explain
 from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, timeline
@@ -224,6 +225,7 @@ _JSON_FIELDS: dict[str, type] = {
 }
 
 
+@without_collection
 def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> Plan:
     """Scores and verifies a partitioned state: the end of every way to a plan.
 
@@ -237,7 +239,11 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
     problem = lowered.problem
     scored = evaluate(problem, lowered.saved_of(state.decision))
     n = state.joint.num_fwd_outputs
-    saved_bytes = sum(saved_storages(state.forward, n, count_outputs=state.count_outputs).values())
+    saved_bytes = sum(
+        saved_storages(
+            state.forward, n, count_outputs=state.count_outputs, memories=state.joint.memories
+        ).values()
+    )
     choice = state.choice or Choice()
     capacity = saved_bytes if choice.capacity is None else choice.capacity
     verify(
@@ -247,17 +253,19 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
             backward=state.backward,
             capacity=capacity,
             count_outputs=state.count_outputs,
+            saved_bytes=saved_bytes,
         )
     )
     state.forward.recompile()
     state.backward.recompile()
     kept = [i for i in scored.saved if lowered.kind[i] is Kind.VALUE]
+    priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
     return Plan(
         saved=tuple(problem.names[i] for i in kept),
         snapshots=state.decision.snapshots,
         recomputed=tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i]),
         saved_bytes=saved_bytes,
-        peak_bytes=simulate_peak(state.forward, state.backward, n).nbytes,
+        peak_bytes=simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
         recompute_cost=scored.recompute_cost,
         recompute_bound=min(
             scored.recompute_cost,
@@ -275,7 +283,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         solve_s=choice.elapsed_s,
         graph=state.joint.name,
         fingerprint=fingerprint,
-        fallbacks=tuple(cost.fallbacks(state.index.nodes)),
+        fallbacks=tuple(cost.fallbacks(priced)),
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

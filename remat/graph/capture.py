@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from remat.errors import CaptureError
 from remat.graph.joint import JointGraph, Role, role_of
+from remat.graph.regions import is_region, split_region
 
 LOWERINGS = ("inductor", "eager")
 
@@ -256,6 +257,8 @@ class _Backend:
         static_lifetime_input_indices: Sequence[int] | None = None,
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if is_region(module, joint_inputs):
+            return split_region(module, num_fwd_outputs=num_fwd_outputs)
         joint = JointGraph(
             graph_module=module,
             num_fwd_outputs=num_fwd_outputs,

@@ -79,7 +79,7 @@ def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[st
     seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
     index = {name: i for i, name in enumerate(problem.names)}
     handed = [v for v in values[own:] if isinstance(v, fx.Node)]
-    there = {index[n.name] for n in handed if n.name in index}
+    there = {index[name] for name in map(_saved_name, handed) if name in index}
     there |= {index[name] for name in recomputed if name in index}
     found: list[Kept] = []
     for node in handed:
@@ -87,7 +87,7 @@ def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[st
         seen.update(fresh)
         if not fresh:
             continue
-        i = index.get(node.name)
+        i = index.get(_saved_name(node))
         found.append(
             Kept(
                 name=node.name,
@@ -99,6 +99,11 @@ def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[st
             )
         )
     return found
+
+
+def _saved_name(node: fx.Node) -> str:
+    """The joint graph's name of what is handed over, also where it is packed."""
+    return str(node.meta.get("packed_from", node.name))
 
 
 def again(forward: fx.GraphModule, problem: GraphProblem, recomputed: Sequence[str]) -> list[Again]:

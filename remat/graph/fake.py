@@ -9,7 +9,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from remat.graph.storages import aliased_argument, storage_key
+from remat.graph.memories import Memories
+from remat.graph.storages import aliased_arguments, storage_key
 
 
 def refresh(node: fx.Node) -> None:
@@ -26,23 +27,30 @@ def refresh(node: fx.Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def repair_aliases(graph: fx.Graph) -> int:
+def repair_aliases(graph: fx.Graph, memories: Memories | None = None) -> int:
     """Refreshes every view whose fake value does not share its base's memory.
 
     Passes that swap a view's base (Inductor's pattern matcher, for one) leave the view's value on
     the memory of a node that is gone.
 
+    Args:
+        graph: the graph.
+        memories: the memory behind its values, as far as it is known.
+
     Returns:
         How many values were refreshed.
     """
     repaired = 0
-    for node in graph.nodes:
-        base = aliased_argument(node)
-        if base is None or "val" not in node.meta or "val" not in base.meta:
+    nodes = list(graph.nodes)
+    found = (memories or Memories()).of_all([n.meta.get("val") for n in nodes])
+    key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
+    for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
+        if base is None or (key_of[node] is not None and key_of[node] == key_of[base]):
             continue
-        mine, theirs = _keys(node.meta["val"]), _keys(base.meta["val"])
+        mine, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
         if mine and theirs and not mine <= theirs:
             refresh(node)
+            key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
     return repaired
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental._backward_state import BackwardState
 from torch.utils import _pytree as pytree
+
+from remat.graph.collection import without_collection
+from remat.graph.copying import Copier
+from remat.graph.memories import Memories
 
 
 class Role(enum.Enum):
@@ -36,6 +41,7 @@ class JointGraph:
         name: what the graph is called in tables and messages.
         received: primals that an earlier graph of the same step hands over: (position of the
             primal, index of that graph in the captured list, index of its forward output).
+        memories: the memory behind the fake values, as far as somebody has asked for it.
     """
 
     graph_module: fx.GraphModule
@@ -44,6 +50,7 @@ class JointGraph:
     lower: str = "eager"
     name: str = "joint"
     received: tuple[tuple[int, int, int], ...] = ()
+    memories: Memories = field(default_factory=Memories, repr=False)
 
     @property
     def graph(self) -> fx.Graph:
@@ -63,17 +70,15 @@ class JointGraph:
             lower=self.lower,
             name=self.name,
             received=self.received,
+            memories=self.memories,
         )
 
 
+@without_collection
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     """Copies nodes and shallow metadata; submodules and constants are shared."""
     graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        copied = graph.node_copy(node, env.__getitem__)
-        copied.meta = dict(node.meta)
-        env[node] = copied
+    Copier(graph, module.graph).copy(module.graph.nodes)
     graph._codegen = module.graph._codegen
     return make_module(module, graph)
 
@@ -86,8 +91,6 @@ def make_module(owner: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
 
 def role_of(node: fx.Node) -> Role:
     """The role of a placeholder, by the names and values that AOTAutograd gives it."""
-    from torch.fx.experimental._backward_state import BackwardState
-
     name = str(node.target)
     if "tangents" in name:
         return Role.TANGENT
@@ -110,32 +113,63 @@ def split_outputs(
     joint: JointGraph,
 ) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Forward outputs, backward outputs, and the AOTAutograd descriptors of each (None without)."""
-    out = output_node(joint.graph)
-    values = pytree.arg_tree_leaves(*out.args)
-    descs = out.meta.get("desc")
-    described = pytree.arg_tree_leaves(descs) if descs is not None else [None] * len(values)
+    values = outputs_of(joint.graph)
+    descs = output_node(joint.graph).meta.get("desc")
+    described = leaves_of(descs) if descs is not None else [None] * len(values)
     n = joint.num_fwd_outputs
     return values[:n], values[n:], described[:n], described[n:]
 
 
+def outputs_of(graph: fx.Graph) -> list[Any]:
+    """The values that a graph returns, as a flat list."""
+    args = output_node(graph).args
+    return leaves_of(args[0] if len(args) == 1 else args)
+
+
+def leaves_of(values: Any) -> list[Any]:
+    """The leaves of an argument; where it is flat, as most are, it need not be flattened."""
+    if isinstance(values, (tuple, list)):
+        of_each_kind = {type(v): v for v in values}
+        if all(map(pytree.tree_is_leaf, of_each_kind.values())):
+            return list(values)
+    return pytree.arg_tree_leaves(values)
+
+
+@without_collection
 def fingerprint(joint: JointGraph) -> str:
     """Digest of what a plan depends on; see `JointGraph.fingerprint`."""
-    position: dict[fx.Node, int] = {}
-    digest = hashlib.sha256(f"remat-joint-1;{joint.num_fwd_outputs};".encode())
+    # Nodes are written as positions. No argument of a node is ever `bytes`, so nothing else looks so.
+    written: dict[fx.Node, bytes] = {}
+    targets: dict[int, str] = {}
+    described: dict[Any, str] = {}
+    lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
     for i, node in enumerate(joint.graph.nodes):
-        position[node] = i
-        # `{!r}` of an FX node is its name; nodes are written as positions instead.
-        args = fx.map_arg((node.args, node.kwargs), lambda n: _Position(position[n]))
-        target = node.op if node.op in ("placeholder", "output") else f"{node.op} {node.target}"
-        tag = node.meta.get("recompute")
-        line = f"{target} {args!r} {_describe(node.meta.get('val'))} {tag}\n"
-        digest.update(line.encode())
-    return digest.hexdigest()
+        written[node] = b"%d" % i
+        op, meta = node.op, node.meta
+        value = meta.get("val")
+        args = fx.map_arg(node.args, written.__getitem__)
+        kwargs = fx.map_arg(node.kwargs, written.__getitem__) if node.kwargs else ""
+        if op != "call_function":
+            target = "" if op in ("placeholder", "output") else node.target
+            words = _describe(value)
+        else:
+            target = targets.get(id(node.target))
+            if target is None:
+                target = targets[id(node.target)] = str(node.target)
+            words = _describe_result(value, described)
+        lines.append(f"{op} {target} {args!r} {kwargs!r} {words} {meta.get('recompute')}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-class _Position(int):
-    def __repr__(self) -> str:
-        return f"%{int(self)}"
+def _describe_result(value: Any, known: dict[Any, str]) -> str:
+    """Shape and dtype of what a call makes: given its arguments, strides and device follow."""
+    if not isinstance(value, torch.Tensor) or value._has_symbolic_sizes_strides:
+        return _describe(value)
+    key = value.shape, value.dtype
+    words = known.get(key)
+    if words is None:
+        words = known[key] = f"{tuple(value.shape)} {value.dtype}"
+    return words
 
 
 def _describe(value: Any) -> str:

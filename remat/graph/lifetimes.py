@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 
-import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from remat.graph.joint import Role, role_of
+from remat.graph.index import inputs_of
+from remat.graph.joint import Role, outputs_of, role_of
+from remat.graph.memories import Memories
 from remat.graph.sizes import Sizes
 
 
@@ -34,17 +34,20 @@ class Step:
     """
 
     def __init__(
-        self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
+        self,
+        forward: fx.GraphModule,
+        backward: fx.GraphModule,
+        num_fwd_outputs: int,
+        memories: Memories | None = None,
     ) -> None:
-        self._sizes = sizes = Sizes()
+        self._sizes = sizes = Sizes(memories)
         first, second = list(forward.graph.nodes), list(backward.graph.nodes)
         self._forward = [n for n in first if n.op == "call_function"]
         self._backward = [n for n in second if n.op == "call_function"]
         self.boundary = max(1, len(self._forward))
         names = [n.name for n in self._forward] or [""]
         self.moments = (*names, *([n.name for n in self._backward] or [""]))
-        returned = pytree.arg_tree_leaves(*first[-1].args)
-        given_back = pytree.arg_tree_leaves(*second[-1].args)
+        returned, given_back = outputs_of(forward.graph), outputs_of(backward.graph)
         outputs = [v for v in returned[:num_fwd_outputs] if isinstance(v, fx.Node)]
         handed = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
         roles = {n: role_of(n) for n in second if n.op == "placeholder"}
@@ -99,25 +102,28 @@ class Step:
         """
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
-        key_of, keys_of = self._sizes.key, self._sizes.keys
+        keys_of = self._sizes.keys
         one: dict[fx.Node, int] = {}  # nearly every node has one storage
-        for moment, node in enumerate(nodes, start):
-            for read in node._input_nodes:
-                if read in one:
-                    last[one[read]] = moment
+        known = one.get
+        keys = self._sizes.each([n.meta.get("val") for n in nodes])
+        for moment, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
+            for read in inputs_of(node):
+                found = known(read)
+                if found is not None:
+                    last[found] = moment
                 else:
-                    for key in keys_of(read):
-                        last[key] = moment
-            value = node.meta.get("val")
-            if isinstance(value, torch.Tensor):
-                key = key_of(value)
-                one[node] = key = self._own(node, key) if key in there else key
+                    for other in keys_of(read):
+                        last[other] = moment
+            if key is not None:
+                if key in there:
+                    key = self._own(node, key)
+                one[node] = key
                 last[key] = moment
                 if key not in made:
                     made[key] = (node, moment)
             else:
-                for key in keys_of(node):
-                    own = self._own(node, key) if key in there else key
+                for other in keys_of(node):
+                    own = self._own(node, other) if other in there else other
                     last[own] = moment
                     made.setdefault(own, (node, moment))
         return made, last
@@ -125,7 +131,7 @@ class Step:
     def _own(self, node: fx.Node, key: int) -> int:
         """The storage of a node's value whose fake storage also stands for one from before."""
         sizes = self._sizes
-        for read in node._input_nodes:
+        for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):
                     sizes.rename(node, key, found)

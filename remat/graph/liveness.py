@@ -14,8 +14,9 @@ from itertools import accumulate
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from remat.graph.joint import output_node
+from remat.graph.joint import leaves_of, output_node, outputs_of
 from remat.graph.lifetimes import Kind, Step
+from remat.graph.memories import Memories
 from remat.graph.sizes import Sizes
 from remat.graph.source import source_line
 from remat.graph.storages import is_input_mutation
@@ -120,24 +121,42 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
     )
 
 
-def simulate_peak(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Peak:
-    """The peak of `timeline`, without building it: for searches over many plans."""
-    step = Step(forward, backward, num_fwd_outputs)
-    spans = ((nbytes, first, last) for _, _, nbytes, first, last in step.lifetimes())
-    return _peak(_sums(spans, len(step.moments)), step.moments, step.boundary)
+def simulate_peak(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_fwd_outputs: int,
+    memories: Memories | None = None,
+) -> Peak:
+    """The peak of `timeline`, without building it: for searches over many plans.
+
+    Args:
+        forward: as for `timeline`.
+        backward: as for `timeline`.
+        num_fwd_outputs: as for `timeline`.
+        memories: the memory behind the fake values, as far as it is known.
+    """
+    step = Step(forward, backward, num_fwd_outputs, memories)
+    change = [0] * (len(step.moments) + 1)
+    for _, _, nbytes, first, last in step.lifetimes():
+        change[first] += nbytes
+        change[last + 1] -= nbytes
+    return _peak(tuple(accumulate(change[:-1])), step.moments, step.boundary)
 
 
 def saved_storages(
-    forward: fx.GraphModule, num_fwd_outputs: int, *, count_outputs: bool = False
+    forward: fx.GraphModule,
+    num_fwd_outputs: int,
+    *,
+    count_outputs: bool = False,
+    memories: Memories | None = None,
 ) -> dict[int, int]:
     """Distinct storages that forward hands to backward beyond inputs and outputs, with their bytes."""
-    values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
-    descs = pytree.arg_tree_leaves(
-        output_node(forward.graph).meta.get("desc", [None] * len(values))
-    )
-    sizes = Sizes()
-    free = sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder")
+    values = outputs_of(forward.graph)
+    sizes = Sizes(memories)
+    free = sizes.of_all(forward.graph.find_nodes(op="placeholder", sort=False))
     if not count_outputs:
+        own = [None] * num_fwd_outputs
+        descs = leaves_of(output_node(forward.graph).meta.get("desc", own))
         free |= sizes.of_all(
             v
             for v, d in zip(values[:num_fwd_outputs], descs, strict=False)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -17,12 +18,10 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
 from remat.graph.index import GraphIndex
+from remat.graph.replays import Replays, is_element, is_read_uninitialised, state_bytes
 from remat.graph.roles import Roles
-from remat.graph.storages import Storages, tensor_bytes
+from remat.graph.storages import Storages, aliased_argument, tensor_bytes
 from remat.solvers.graph_problem import GraphProblem
-
-#: Bytes of a generator's state on devices whose state is a tensor.
-_STATE_BYTES = {"cpu": 5056, "cuda": 16, "xpu": 16}
 
 
 class Kind(enum.Enum):
@@ -104,152 +103,112 @@ def must_recompute(node: fx.Node) -> bool:
     )
 
 
-def state_bytes(node: fx.Node) -> int:
-    """Bytes of the generator state that replaying a random operator needs."""
-    return _STATE_BYTES.get(random_device(node).type, 5056)
-
-
-def random_device(node: fx.Node) -> torch.device:
-    """The device whose generator a random operator draws from."""
-    for value in (node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)):
-        for tensor in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                return tensor.device
-    return torch.device("cpu")
-
-
-def is_replayable(node: fx.Node) -> bool:
-    """Whether a random operator can be run again from a saved generator state."""
-    return isinstance(node.target, torch._ops.OpOverload) and not _is_seed_source(node)
-
-
-def _is_seed_source(node: fx.Node) -> bool:
-    """Inductor's seed operators: their few bytes are saved, and what expands them is pure."""
-    name = str(node.target)
-    return "inductor_seed" in name or "inductor_rand_eager_offset" in name
-
-
 def lower(
     index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str
 ) -> Lowered:
     """Builds the graph problem of a joint graph."""
     tied = _tied_by_tags(index, storages)
-    names: list[str] = []
-    inputs: list[tuple[int, ...]] = []
-    cost: list[int] = []
-    size: list[int] = []
-    savable: list[bool] = []
-    recomputable: list[bool] = []
-    in_forward: list[bool] = []
-    kind: list[Kind] = []
-    position: list[int] = []
+    replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
+    rows: list[_Row] = []
     of_position = [-1] * len(index)
     snapshot: dict[int, int] = {}
 
-    def add(
-        name: str,
-        at: int,
-        what: Kind,
-        *,
-        reads: tuple[int, ...] = (),
-        price: int = 0,
-        nbytes: int = 0,
-        save: bool,
-        again: bool,
-        forward: bool = True,
-    ) -> int:
-        names.append(name)
-        inputs.append(reads)
-        cost.append(price)
-        size.append(nbytes)
-        savable.append(save)
-        recomputable.append(again)
-        in_forward.append(forward)
-        kind.append(what)
-        position.append(at)
-        return len(names) - 1
+    def add(row: _Row) -> int:
+        rows.append(row)
+        return len(rows) - 1
 
     for i, node in enumerate(index.nodes):
         if roles.tangent_closure[i]:
             continue
         if i in storages.mutated and node.op == "placeholder":
             # As a destination of backward's own writes the input is handed over as it is.
-            of_position[i] = add(
-                node.name, i, Kind.VALUE, save=bool(_backward_uses(index, roles, i)[1]), again=False
-            )
-            snapshot[i] = add(
-                f"{node.name}:snapshot",
-                i,
-                Kind.SNAPSHOT,
-                reads=(of_position[i],),
-                nbytes=tensor_bytes(node.meta.get("val")),
-                save=True,
-                again=False,
-            )
+            writes = _backward_uses(index, roles, i)[1]
+            of_position[i] = add(_Row(node.name, i, Kind.VALUE, save=writes))
+            nbytes, name = tensor_bytes(index.values[i]), f"{node.name}:snapshot"
+            source = (of_position[i],)
+            snapshot[i] = add(_Row(name, i, Kind.SNAPSHOT, source, nbytes=nbytes, save=True))
             continue
-        reads = [snapshot.get(j, of_position[j]) for j in index.inputs[i]]
-        random = node.op == "call_function" and ops.is_random(node)
-        if random and is_replayable(node):
-            reads.append(
-                add(
-                    f"{node.name}:state",
-                    i,
-                    Kind.GENERATOR_STATE,
-                    nbytes=state_bytes(node),
-                    save=True,
-                    again=False,
-                )
-            )
-        save, nbytes = _may_save(index, storages, tied, i)
+        reads: tuple[int, ...] = tuple([of_position[j] for j in index.inputs[i]])
+        if snapshot:
+            reads = tuple([snapshot.get(j, of_position[j]) for j in index.inputs[i]])
+        random = not index.plain[i] and ops.is_random(node)
+        if random and replays(node):
+            nbytes, name = state_bytes(node), f"{node.name}:state"
+            reads += (add(_Row(name, i, Kind.GENERATOR_STATE, nbytes=nbytes, save=True)),)
+        save, nbytes = _may_save(index, storages, tied, replays, i)
+        again = _may_recompute(index, storages, tied, replays, i, random=random)
+        forward = roles.required_forward[i]
         of_position[i] = add(
-            node.name,
-            i,
-            Kind.VALUE,
-            reads=tuple(reads),
-            price=costs[i],
-            nbytes=nbytes,
-            save=save,
-            again=_may_recompute(index, storages, tied, i, random=random),
-            forward=roles.required_forward[i],
+            _Row(node.name, i, Kind.VALUE, reads, costs[i], nbytes, save, again, forward)
         )
     needed: list[int] = []
-    for i in range(len(index)):
-        if of_position[i] < 0:
+    for i, at in enumerate(of_position):
+        if at < 0:
             continue
         reads_value, writes = _backward_uses(index, roles, i)
-        if i not in snapshot:
-            needed += [of_position[i]] if reads_value or writes else []
-        else:
+        if i in snapshot:
             needed += [snapshot[i]] if reads_value else []
-            needed += [of_position[i]] if writes else []
+            needed += [at] if writes else []
+        elif reads_value or writes:
+            needed.append(at)
+    return _assemble(rows, needed, unit, of_position)
+
+
+class _Row(NamedTuple):
+    """One node of the problem, as it is built; what is not said does not hold, or is nothing."""
+
+    name: str
+    position: int
+    kind: Kind
+    reads: tuple[int, ...] = ()
+    price: int = 0
+    nbytes: int = 0
+    save: bool = False
+    again: bool = False
+    forward: bool = True
+
+
+def _assemble(rows: list[_Row], needed: list[int], unit: str, of_position: list[int]) -> Lowered:
+    """Turns rows into columns."""
+    columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
+    names, position, kind, inputs, cost, size, savable, recomputable, in_forward = columns
     problem = GraphProblem(
-        names=tuple(names),
-        inputs=tuple(inputs),
-        cost=tuple(cost),
-        size=tuple(size),
-        savable=tuple(savable),
-        recomputable=tuple(recomputable),
-        in_forward=tuple(in_forward),
+        names=names,
+        inputs=inputs,
+        cost=cost,
+        size=size,
+        savable=savable,
+        recomputable=recomputable,
+        in_forward=in_forward,
         needed=tuple(sorted(needed)),
         unit=unit,
     )
-    return Lowered(
-        problem=problem, kind=tuple(kind), position=tuple(position), of_position=tuple(of_position)
-    )
+    return Lowered(problem=problem, kind=kind, position=position, of_position=tuple(of_position))
 
 
 def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]:
     """Whether backward reads the value of node ``i``, and whether it writes to its memory."""
-    node = index.nodes[i]
-    users = [index.nodes[u] for u in index.users[i] if roles.tangent_closure[u]]
-    writes = [ops.is_mutating(u) and bool(u.args) and u.args[0] is node for u in users]
-    return roles.required_backward[i] or not all(writes), any(writes)
+    reads, writes = roles.required_backward[i], False
+    for u in index.users[i]:
+        if not roles.tangent_closure[u]:
+            continue
+        if index.plain[u]:
+            reads = True
+            continue
+        user = index.nodes[u]
+        if ops.is_mutating(user) and user.args and user.args[0] is index.nodes[i]:
+            writes = True
+        else:
+            reads = True
+    return reads, writes
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
     """Tags of storages: a tag on a view that must be saved holds for the memory it looks at."""
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
+        if node.meta.get("recompute") is None:
+            continue
         owner = storages.owner[i]
         if must_save(node) and not must_recompute(index.nodes[owner]):
             tags[owner] = CheckpointPolicy.MUST_SAVE
@@ -259,12 +218,14 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
 
 
 def _may_save(
-    index: GraphIndex, storages: Storages, tags: dict[int, CheckpointPolicy], i: int
+    index: GraphIndex,
+    storages: Storages,
+    tags: dict[int, CheckpointPolicy],
+    replays: Replays,
+    i: int,
 ) -> tuple[bool, int]:
     """Whether a node may be saved, and the bytes that takes."""
-    node = index.nodes[i]
-    value = node.meta.get("val")
-    owner = storages.owner[i]
+    node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
     if node.op == "placeholder":
         return True, 0
     if node.op == "get_attr":
@@ -278,12 +239,14 @@ def _may_save(
             value, (tuple, list, dict, torch.SymFloat, torch.SymBool)
         ), 0
     if owner != i:
-        # Only the owner of a memory is saved, unless a tag insists on this very view.
+        # Only the owner of a memory is saved, unless a tag insists on this very view, or no view
+        # operator would make it again: a call that hands back the memory it was given.
         insists = must_save(node) and must_recompute(index.nodes[owner])
+        insists = insists or (is_element(node) and aliased_argument(node) is None)
         return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
     if tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
-        # A tag that cannot be obeyed without changing the answer gives way: effects happen once.
-        return ops.is_effectful(node), storages.nbytes[i]
+        # A tag that cannot be obeyed without changing the answer gives way.
+        return replays.forbid(node), storages.nbytes[i]
     return True, 0 if storages.alive[i] else storages.nbytes[i]
 
 
@@ -291,6 +254,7 @@ def _may_recompute(
     index: GraphIndex,
     storages: Storages,
     tags: dict[int, CheckpointPolicy],
+    replays: Replays,
     i: int,
     *,
     random: bool,
@@ -300,17 +264,20 @@ def _may_recompute(
         return False
     if node.op == "get_attr":
         return True
-    if tags.get(i) is CheckpointPolicy.MUST_SAVE and isinstance(node.meta.get("val"), torch.Tensor):
+    if tags.get(i) is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
         return False
-    if random and not is_replayable(node):
+    if not index.plain[i] and _runs_once(node, replays, random=random):
         return False
+    owner = storages.owner[i]
+    return owner not in storages.mutated or index.nodes[owner].op == "placeholder"
+
+
+def _runs_once(node: fx.Node, replays: Replays, *, random: bool) -> bool:
+    """Whether what the operator does, and not where it stands, forbids a second run."""
+    if random and not replays(node):
+        return True
     if ops.is_effectful(node):
-        return False
-    if ops.is_uninitialised(node) and not all(ops.ignores_content(u) for u in node.users):
-        return False
-    if ops.is_collective(node) and not must_recompute(node):
-        return False
-    return (
-        storages.owner[i] not in storages.mutated
-        or index.nodes[storages.owner[i]].op == "placeholder"
-    )
+        return True
+    if is_read_uninitialised(node):
+        return True
+    return ops.is_collective(node) and not must_recompute(node)

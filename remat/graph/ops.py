@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,11 +115,12 @@ def is_pointwise(target: Target) -> bool:
 def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a generator: run twice, it gives two different answers.
 
-    Operators that expand a seed they are given are pure. Attention without dropout is not random.
+    Operators that expand a seed they are given are pure. Attention without dropout is not random. A
+    higher-order operator is what is inside of the graphs it calls.
     """
     target = node.target
     if isinstance(target, torch._ops.HigherOrderOperator):
-        return any(map(is_random, _subgraph_nodes(node)))
+        return any(map(draws_in_order, nested_nodes(node)))
     if not _is_seeded(target):
         return False
     asked = _DROPOUT_ARGUMENT.get(str(getattr(target, "_opname", "")))
@@ -138,6 +139,27 @@ def _is_seeded(target: Target) -> bool:
     )
 
 
+def is_plain(node: fx.Node) -> bool:
+    """Whether the operator is nothing but a function of its arguments, whatever those are.
+
+    It never draws, writes, communicates, has an effect, or leaves memory as it finds it. This is
+    asked once per operator instead of all those questions once per node.
+    """
+    return node.op != "call_function" or _is_plain(node.target)
+
+
+@functools.cache
+def _is_plain(target: Target) -> bool:
+    return not (
+        isinstance(target, torch._ops.HigherOrderOperator)
+        or _is_seeded(target)
+        or _writes(target)
+        or _is_impure(target)
+        or _is_collective(target)
+        or _is_uninitialised(target)
+    )
+
+
 def draws_in_order(node: fx.Node) -> bool:
     """Whether running the node moves a generator on, so that other draws may not pass it."""
     return is_random(node) or node.target is torch.ops.higher_order.run_and_save_rng_state
@@ -145,7 +167,12 @@ def draws_in_order(node: fx.Node) -> bool:
 
 def is_uninitialised(node: fx.Node) -> bool:
     """Whether the node allocates memory without writing it."""
-    name = getattr(packet(node.target), "__name__", "")
+    return _is_uninitialised(node.target)
+
+
+@functools.cache
+def _is_uninitialised(target: Target) -> bool:
+    name = getattr(packet(target), "__name__", "")
     return name in (
         "empty",
         "empty_like",
@@ -163,7 +190,15 @@ def ignores_content(node: fx.Node) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", None) in ("_c10d_functional", "c10d_functional")
+    """Whether every rank must run the node together: itself, or something in a graph that it calls."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return any(map(is_collective, nested_nodes(node)))
+    return _is_collective(node.target)
+
+
+@functools.cache
+def _is_collective(target: Target) -> bool:
+    return getattr(target, "namespace", None) in ("_c10d_functional", "c10d_functional")
 
 
 def is_mutating(node: fx.Node) -> bool:
@@ -179,13 +214,16 @@ def _writes(target: Target) -> bool:
 def is_effectful(node: fx.Node) -> bool:
     """Whether running the node twice, or not at all, would be noticed by somebody.
 
-    Random operators are told apart by `is_random`; waiting for a collective may be repeated.
+    Random operators are told apart by `is_random`; waiting for a collective may be repeated. A
+    higher-order operator also has the effects of the graphs it calls.
     """
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.HigherOrderOperator):
-        return node.target is torch.ops.higher_order.with_effects or bool(
-            node.is_impure(impure_random=False)
+        return (
+            node.target is torch.ops.higher_order.with_effects
+            or bool(node.is_impure(impure_random=False))
+            or any(map(is_effectful, nested_nodes(node)))
         )
     return _is_impure(node.target)
 
@@ -200,16 +238,26 @@ def _is_impure(target: Target) -> bool:
     return bool(is_impure(target, impure_random=False))
 
 
-def _subgraph_nodes(node: fx.Node) -> Iterable[fx.Node]:
-    """Nodes of the graph modules that a higher-order operator is given."""
+def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
+    """The graphs that a higher-order operator is given to call, in argument order."""
     owner = node.graph.owning_module
+    found: list[fx.GraphModule] = []
+    if owner is None or not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return found
     for arg in node.all_input_nodes:
-        if arg.op == "get_attr" and owner is not None:
-            sub = owner
+        if arg.op == "get_attr":
+            sub: Any = owner
             for part in str(arg.target).split("."):
-                sub = getattr(sub, part, None)  # type: ignore[assignment]
+                sub = getattr(sub, part, None)
             if isinstance(sub, fx.GraphModule):
-                yield from sub.graph.nodes
+                found.append(sub)
+    return found
+
+
+def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
+    """The calls in the graphs that a higher-order operator is given to call."""
+    for module in subgraphs(node):
+        yield from (n for n in module.graph.nodes if n.op == "call_function")
 
 
 def _packets(namespace: Any, names: str) -> list[Target]:

@@ -49,18 +49,20 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
     placeholders: dict[int, Role] = {}
     tangent = bytearray(n)
     roots: list[int] = [index.position[o] for o in fwd_outputs if isinstance(o, fx.Node)]
-    for i, node in enumerate(index.nodes):
-        if node.op == "placeholder":
+    for i, reads in enumerate(index.inputs):
+        for j in reads:
+            if tangent[j]:
+                tangent[i] = 1
+                break
+        node = index.nodes[i]
+        if not reads and node.op == "placeholder":
             role = placeholders[i] = role_of(node)
             tangent[i] = role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
-            continue
-        if node.op == "call_function" and (ops.is_effectful(node) or ops.is_random(node)):
+        elif not index.plain[i] and (ops.is_effectful(node) or ops.is_random(node)):
             if belongs_to_backward(node):
                 tangent[i] = 1
             else:
                 roots.append(i)
-        if not tangent[i] and any(tangent[j] for j in index.inputs[i]):
-            tangent[i] = 1
     required = bytearray(n)
     stack = roots
     while stack:
@@ -93,8 +95,11 @@ def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
     distance = [0] * len(index)
     for i in range(len(index) - 1, -1, -1):
         if roles.required_forward[i]:
-            nearest = min((distance[u] + 1 for u in index.users[i]), default=UNREACHABLE)
-            distance[i] = min(nearest, UNREACHABLE)
+            nearest = UNREACHABLE
+            for u in index.users[i]:
+                if distance[u] < nearest:
+                    nearest = distance[u] + 1
+            distance[i] = nearest
     return tuple(distance)
 
 

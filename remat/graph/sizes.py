@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from remat.graph.storages import hint, storage_bytes
+from remat.graph.memories import Memories
+from remat.graph.storages import hint, tensor_bytes
 
 
 class Sizes:
-    """Keys of the storages of nodes, and bytes of each key: asked for once per storage."""
+    """Keys of the storages of nodes, and bytes of each key: asked for once per storage.
 
-    def __init__(self) -> None:
+    Args:
+        memories: the memory behind the values, as far as it is known.
+    """
+
+    def __init__(self, memories: Memories | None = None) -> None:
         self.nbytes: dict[int, int] = {}
+        self._memories = Memories() if memories is None else memories
         self._known: dict[fx.Node, tuple[int, ...]] = {}
 
     def keys(self, node: fx.Node) -> tuple[int, ...]:
@@ -37,16 +44,24 @@ class Sizes:
         return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
 
     def key(self, tensor: torch.Tensor) -> int:
-        try:
-            storage = tensor.untyped_storage()
-            key: int = storage._cdata
-        except NotImplementedError:  # sparse and other layouts without one storage
+        key, storage, _ = self._memories.of(tensor)
+        if key is None or storage is None:  # sparse and other layouts without one storage
             key = id(tensor)
-            self.nbytes[key] = storage_bytes(tensor)
-            return key
-        if key not in self.nbytes:
+            self.nbytes[key] = tensor_bytes(tensor)
+        elif key not in self.nbytes:
             self.nbytes[key] = hint(storage.nbytes())
         return key
+
+    def each(self, values: Iterable[Any]) -> list[int | None]:
+        """The key of each value that is a tensor, None for any other."""
+        keys: list[int | None] = []
+        for key, storage, value in self._memories.of_all(values):
+            if storage is None or key is None:
+                key = self.key(value) if isinstance(value, torch.Tensor) else None
+            elif key not in self.nbytes:
+                self.nbytes[key] = hint(storage.nbytes())
+            keys.append(key)
+        return keys
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
         """For each storage of the values of nodes, the first node that has it."""

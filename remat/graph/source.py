@@ -36,6 +36,13 @@ def source_line(node: fx.Node) -> str:
     return found
 
 
+def located(node: fx.Node) -> str:
+    """A node for messages: its name, what it calls, and the line that made it."""
+    what = node.name if node.op == "placeholder" else f"{node.name} = {node.target}"
+    line = source_line(node)
+    return f"{what}    # {line}" if line else what
+
+
 def _modules(node: fx.Node) -> str:
     """The classes of the two innermost modules that a node belongs to."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

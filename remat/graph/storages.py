@@ -6,6 +6,7 @@ whatever is decided (inputs it does not mutate, the user's own outputs) costs no
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, split_outputs
+from remat.graph.memories import storage_of
 from remat.graph.roles import Roles, belongs_to_backward
 
 #: Stands in for a symbolic size that nothing is known about.
@@ -55,27 +57,28 @@ def find_storages(
     """
     n = len(index)
     owner = list(range(n))
-    first: dict[int, int] = {}
-    for i, node in enumerate(index.nodes):
-        base = aliased_argument(node)
+    nbytes = [0] * n
+    first: dict[int | None, int] = {}
+    bases, memories = aliased_arguments(index.nodes), joint.memories.of_all(index.values)
+    for i, (base, (key, storage, value)) in enumerate(zip(bases, memories, strict=True)):
         if base is not None and base in index.position:
             owner[i] = owner[index.position[base]]
             continue
-        key = storage_key(node.meta.get("val"))
-        if key is not None:
-            owner[i] = owner[first.setdefault(key, i)]
-    nbytes = [
-        storage_bytes(node.meta.get("val")) if owner[i] == i else 0
-        for i, node in enumerate(index.nodes)
-    ]
+        if storage is None:
+            nbytes[i] = storage_bytes(value)
+            continue
+        at = first.setdefault(key, i)
+        if at == i:
+            nbytes[i] = hint(storage.nbytes())
+        else:
+            owner[i] = owner[at]
     mutated = _mutated_primals(joint, index, owner)
     alive = [False] * n
     for i, role in roles.placeholders.items():
         if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in mutated:
             alive[i] = True
-    for i, node in enumerate(index.nodes):
-        if node.op == "get_attr":
-            alive[owner[i]] = True
+    for node in joint.graph.find_nodes(op="get_attr", sort=False):
+        alive[owner[index.position[node]]] = True
     if not count_outputs:
         outputs, _, descs, _ = split_outputs(joint)
         for value, desc in zip(outputs, descs, strict=True):
@@ -93,45 +96,66 @@ def find_storages(
 
 def aliased_argument(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the node's result is a view of, by the operator's schema."""
-    if node.op != "call_function":
-        return None
+    return aliased_arguments((node,))[0]
+
+
+def aliased_arguments(nodes: Iterable[fx.Node]) -> list[fx.Node | None]:
+    """For each node, `aliased_argument`; an operator's schema is read once, not once per node."""
+    known: dict[int, tuple[int, ...] | None] = {}  # by the identity of the target
+    found: list[fx.Node | None] = []
+    for node in nodes:
+        target = id(node.target)
+        places = known.get(target, ())
+        if places == () and target not in known:
+            places = known[target] = _may_alias(node)
+        found.append(None if places == () else _aliased(node, places))
+    return found
+
+
+def _may_alias(node: fx.Node) -> tuple[int, ...] | None:
+    """Positions of the arguments that an operator's result may be a view of; None: ask the maker."""
     target: Any = node.target
+    if node.op != "call_function":
+        return ()
     if isinstance(target, torch._ops.OpOverload):
-        returns = target._schema.returns
+        returns, arguments = target._schema.returns, target._schema.arguments
         if len(returns) != 1 or returns[0].alias_info is None:
-            return None
-        for value, argument in zip(node.args, target._schema.arguments, strict=False):
-            if argument.alias_info is not None and isinstance(value, fx.Node):
-                return value
-        return None
-    if getattr(target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
+            return ()
+        return tuple(k for k, a in enumerate(arguments) if a.alias_info is not None)
+    return None if getattr(target, "__name__", "") == "getitem" else ()
+
+
+def _aliased(node: fx.Node, places: tuple[int, ...] | None) -> fx.Node | None:
+    args = node.args
+    if places is None:
         # An element of a list of views: the list itself was grouped with its base.
-        return node.args[0] if aliased_argument(node.args[0]) is not None else None
+        made = isinstance(args[0], fx.Node) and aliased_argument(args[0]) is not None
+        return args[0] if made else None  # type: ignore[return-value]
+    for k in places:
+        if k < len(args) and isinstance(args[k], fx.Node):
+            return args[k]  # type: ignore[return-value]
     return None
 
 
 def storage_key(value: Any) -> int | None:
     """Identity of the storage behind a fake tensor, or None for what has none."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    try:
-        return int(value.untyped_storage()._cdata)
-    except NotImplementedError:
-        return None
+    storage = storage_of(value)
+    return None if storage is None else int(storage._cdata)
 
 
 def storage_bytes(value: Any) -> int:
     """Bytes of the storage behind a fake tensor; symbolic sizes count by their hint."""
     if not isinstance(value, torch.Tensor):
         return 0
-    if storage_key(value) is None:
-        return hint(value.numel()) * value.element_size()
-    return hint(value.untyped_storage().nbytes())
+    storage = storage_of(value)
+    return tensor_bytes(value) if storage is None else hint(storage.nbytes())
 
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of the elements of a value: of a tensor, or of all tensors of a tuple."""
     if isinstance(value, torch.Tensor):
+        if value.layout is torch.strided and not value._has_symbolic_sizes_strides:
+            return int(value.nbytes)
         return hint(value.numel()) * value.element_size()
     if isinstance(value, (tuple, list)):
         return sum(map(tensor_bytes, value))
@@ -150,8 +174,8 @@ def is_input_mutation(desc: Any) -> bool:
 def _mutated_primals(joint: JointGraph, index: GraphIndex, owner: list[int]) -> set[int]:
     """Primals that hold another value in backward than forward read from them."""
     mutated: set[int] = set()
-    for node in index.nodes:
-        if not ops.is_mutating(node) or belongs_to_backward(node):
+    for node, plain in zip(index.nodes, index.plain, strict=True):
+        if plain or not ops.is_mutating(node) or belongs_to_backward(node):
             continue
         schema = node.target._schema  # type: ignore[union-attr]
         named = dict(zip([a.name for a in schema.arguments], node.args, strict=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
-from remat.graph.lowering import must_recompute, must_save
+from remat.graph.lowering import must_recompute
 from remat.graph.roles import UNREACHABLE
 from remat.graph.storages import tensor_bytes
 from remat.passes.analyses import Distances
@@ -42,24 +43,51 @@ class BanRules:
 
 
 class Fusion:
-    """Fusibility of neighbours, looked up once per node."""
+    """What a fusing compiler makes of each node; operators are asked about once, not at every node.
+
+    Attributes:
+        view: whether a node only looks at memory of another, by position.
+        computes: whether it calls an operator that does more than take a tuple apart, by position.
+        unlisted: whether it is not known to be cheap to recompute, by position.
+        expensive: whether it is a product, a convolution or the like, or draws, by position.
+        fusible: whether it merges with neighbours that are fusible too, by position.
+    """
 
     def __init__(self, state: State) -> None:
-        taxonomy = ops.default_taxonomy()
-        self._index = state.index
-        nodes = state.index.nodes
-        self.view = [taxonomy.is_view(n) for n in nodes]
-        self._fusible = [taxonomy.is_fusible(n) for n in nodes]
-        self._swallows = [_swallows(n) for n in nodes]
+        self._index = index = state.index
+        n = len(index)
+        self.view, self.computes, self.unlisted = bytearray(n), bytearray(n), bytearray(n)
+        self.expensive, self.fusible = bytearray(n), bytearray(n)
+        self._swallowed: dict[int, frozenset[int]] = {}
+        self._nbytes: dict[fx.Node, int] = {}
+        known: dict[int, tuple[bool, ...]] = {}  # by the identity of the target
+        for i, node in enumerate(index.nodes):
+            found = known.get(id(node.target))
+            if found is None:
+                found = known[id(node.target)] = _looked_up(node)
+            self.view[i], self.computes[i], cheap, self.expensive[i], swallows = found
+            self.unlisted[i], self.fusible[i] = not cheap, cheap
+            if not index.plain[i] and ops.is_random(node):
+                self.expensive[i] = self.fusible[i] = 1
+            if swallows:
+                self._swallowed[i] = frozenset(index.position[x] for x in _swallowed(node))
 
     def __call__(self, a: int, b: int) -> bool:
         """Whether ``b``, a user of ``a``, can be computed in one kernel with it."""
-        if self._swallows[b] is True:
+        if self.fusible[a] and self.fusible[b]:
             return True
-        swallowed = self._swallows[b]
-        if swallowed and self._index.nodes[a] in swallowed:
-            return True
-        return self._fusible[a] and self._fusible[b]
+        return b in self._swallowed and a in self._swallowed[b]
+
+    def is_reduction(self, node: fx.Node) -> bool:
+        """Whether the result is less than a quarter of what is read."""
+        read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
+        return self._bytes(node) * 4 < read
+
+    def _bytes(self, node: fx.Node) -> int:
+        found = self._nbytes.get(node)
+        if found is None:
+            found = self._nbytes[node] = tensor_bytes(node.meta.get("val"))
+        return found
 
     def is_materialized(self, i: int) -> bool:
         """Whether the value is written to memory whatever is decided."""
@@ -68,26 +96,41 @@ class Fusion:
         return not all(self(i, u) for u in self._index.users[i])
 
 
-def _swallows(node: fx.Node) -> Any:
-    """True where every producer can write straight into the node, or the producers that can."""
+def _looked_up(node: fx.Node) -> tuple[bool, ...]:
+    """What `Fusion` asks about an operator."""
+    taxonomy = ops.default_taxonomy()
+    return (
+        taxonomy.is_view(node),
+        node.op == "call_function" and getattr(node.target, "__name__", "") != "getitem",
+        taxonomy.is_recomputable(node),
+        taxonomy.is_compute_intensive(node),
+        _may_swallow(node),
+    )
+
+
+def _may_swallow(node: fx.Node) -> bool:
+    """Whether producers can write straight into what the operator makes."""
+    higher = torch.ops.higher_order
+    return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
+        higher.auto_functionalized,
+        higher.triton_kernel_wrapper_functional,
+    )
+
+
+def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
+    """The producers that can write straight into a node."""
     target = node.target
-    if ops.packet(target) is torch.ops.aten.cat:
-        return True
     if target is torch.ops.higher_order.auto_functionalized:
         from torch._higher_order_ops.auto_functionalize import get_mutable_args
 
         names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
-        found: set[fx.Node] = set()
-        for name in names:
-            arg = node.kwargs.get(name)
-            found.update(
-                a for a in (arg if isinstance(arg, list) else [arg]) if isinstance(a, fx.Node)
-            )
-        return found
+        given = [node.kwargs.get(name) for name in names]
+        lists = (x if isinstance(x, list) else [x] for x in given)
+        return [x for xs in lists for x in xs if isinstance(x, fx.Node)]
     if target is torch.ops.higher_order.triton_kernel_wrapper_functional:
         kernel_args: Any = node.kwargs.get("kwargs") or {}
-        return {kernel_args[name] for name in node.kwargs.get("tensors_to_clone") or ()}  # type: ignore[union-attr]
-    return None
+        return [kernel_args[name] for name in node.kwargs.get("tensors_to_clone") or ()]  # type: ignore[union-attr]
+    return node.all_input_nodes
 
 
 def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
@@ -96,67 +139,47 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     Never banned: views, aliases, what forward does not require, and what is tagged for
     recomputation.
     """
-    index, roles = state.index, state.roles
-    ban = bytearray(len(index))
-
-    def may_ban(i: int) -> bool:
-        return (
-            roles.required_forward[i]
-            and not fusion.view[i]
-            and state.storages.owner[i] == i
-            and not must_recompute(index.nodes[i])
-        )
-
+    index, required, owner = state.index, state.roles.required_forward, state.storages.owner
+    ban, may_ban = bytearray(len(index)), bytearray(len(index))
+    written = bytearray(len(index))
+    if rules.materialized_backward:
+        written = _materialized_in_backward(state, fusion)
+    unwanted = fusion.unlisted if rules.not_in_allowlist else fusion.expensive
     for i, node in enumerate(index.nodes):
-        if may_ban(i) and _is_worth_keeping(state, rules, fusion, i, node):
+        if not required[i] or fusion.view[i] or owner[i] != i:
+            continue
+        tag = node.meta.get("recompute")
+        if tag is not None and must_recompute(node):
+            continue
+        may_ban[i] = 1
+        if not fusion.computes[i]:
+            continue
+        if tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
             ban[i] = 1
+        elif isinstance(index.values[i], (torch.Tensor, tuple, list)):
+            ban[i] = unwanted[i] or written[i] or (rules.reductions and fusion.is_reduction(node))
     if rules.used_far_apart:
         for i in _used_far_apart(state, fusion, ban):
-            if may_ban(i):
-                ban[i] = 1
+            ban[i] |= may_ban[i]
     if rules.long_fusible_chains:
         for i in _long_chains(state, fusion, ban):
-            if may_ban(i):
-                ban[i] = 1
+            ban[i] |= may_ban[i]
     return ban
 
 
-def _is_worth_keeping(state: State, rules: BanRules, fusion: Fusion, i: int, node: fx.Node) -> bool:
-    if node.op != "call_function" or getattr(node.target, "__name__", "") == "getitem":
-        return False
-    if must_save(node) or node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE:
-        return True
-    taxonomy = ops.default_taxonomy()
-    if not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list)):
-        return False
-    if rules.not_in_allowlist:
-        if not taxonomy.is_recomputable(node):
-            return True
-    elif ops.is_random(node) or taxonomy.is_compute_intensive(node):
-        return True
-    if rules.materialized_backward and _materialized_in_backward(state, fusion, i):
-        return True
-    if rules.reductions:
-        read = sum(tensor_bytes(a.meta.get("val")) for a in node.args if isinstance(a, fx.Node))
-        return tensor_bytes(node.meta.get("val")) * 4 < read
-    return False
-
-
-def _materialized_in_backward(state: State, fusion: Fusion, i: int) -> bool:
-    """Whether something unfusible in backward reads the value, or a view of it."""
-    index, roles = state.index, state.roles
-    if fusion.view[i]:
-        return False
-    stack, seen = [i], {i}
-    while stack:
-        j = stack.pop()
-        for u in index.users[j]:
-            if not roles.required_forward[u] and not fusion(j, u):
-                return True
-            if fusion.view[u] and u not in seen:
-                seen.add(u)
-                stack.append(u)
-    return False
+def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
+    """Marks what something unfusible in backward reads, directly or through views."""
+    index, required = state.index, state.roles.required_forward
+    view = fusion.view
+    read = bytearray(len(index))
+    for i in range(len(index) - 1, -1, -1):
+        if not required[i] and not view[i]:
+            continue
+        for u in index.users[i]:
+            if (read[u] and view[u]) or not (required[u] or fusion(i, u)):
+                read[i] = 1
+                break
+    return read
 
 
 def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
@@ -168,7 +191,7 @@ def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
         if not roles.required_forward[i]:
             continue
         users = [u for u in index.users[i] if roles.required_forward[u]]
-        if not users:
+        if len(users) < 2:  # nothing comes after the only one
             continue
         last = max(order[u] for u in users)
         first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
@@ -207,7 +230,7 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
     visited = bytearray(len(index))
     found: list[int] = []
     for start in range(len(index)):
-        if not roles.required_forward[start]:
+        if not roles.required_forward[start] or visited[start]:
             continue
         heap = [(order[start], start)]
         while heap:

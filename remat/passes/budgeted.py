@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from remat.errors import PlanError
 from remat.graph.budget import Budget
+from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, Stage, State
@@ -32,6 +33,7 @@ class Budgeted(Pass):
     cost: CostModel = Roofline()
     time_limit: float = 0.0
 
+    @without_collection
     def limits(self, state: State) -> tuple[tuple[int, ...], Choice]:
         """What the runtime-optimal cut saves, and the bytes that a decision has to do with.
 

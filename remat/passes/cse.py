@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from remat.graph import ops
 from remat.graph.fake import refresh
+from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
-from remat.graph.storages import storage_key
+from remat.graph.memories import Memories
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -40,64 +41,79 @@ class CommonSubexpressions(Pass):
 
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:
-            merged = merge(state.joint.graph)
+            merged = merge(state.joint.graph, state.joint.memories)
             edit.modified = merged > 0
         return edit.result(f"{merged} nodes merged", merged=merged)
 
 
-def merge(graph: fx.Graph) -> int:
-    """Merges common subexpressions of a graph in place and returns how many nodes went."""
-    returned = {
-        key
-        for node in output_node(graph).all_input_nodes
-        if (key := storage_key(node.meta.get("val"))) is not None
-    }
-    number: dict[fx.Node, int] = {}
+def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
+    """Merges common subexpressions of a graph in place.
+
+    Args:
+        graph: the graph.
+        memories: the memory behind its values, as far as it is known.
+
+    Returns:
+        How many nodes went.
+    """
+    storage = (memories or Memories()).key
+    out = output_node(graph)
+    returned = {k for n in inputs_of(out) if (k := storage(n.meta.get("val"))) is not None}
+    nodes = list(graph.nodes)
     seen: dict[Any, fx.Node] = {}
     gone: set[int] = set()  # storages of nodes that were merged away
+    suspect: set[fx.Node] = set()  # what may be a view of one of them
     dead: list[fx.Node] = []
     mutations = 0
-    for i, node in enumerate(graph.nodes):
-        number[node] = i
+    for node, plain in zip(nodes, are_plain(nodes), strict=True):
         if node.op != "call_function":
             continue
-        value = node.meta.get("val")
-        if gone and any(storage_key(v) in gone for v in _leaves(value)):
+        if node in suspect and not gone.isdisjoint(map(storage, _leaves(node))):
             refresh(node)
-        if ops.is_mutating(node):
-            mutations += 1
-        if not _is_mergeable(node, value, returned):
+            suspect.update(node.users)
+        if not plain:
+            mutations += ops.is_mutating(node)
+            if _does_more(node):
+                continue
+        try:
+            key = _key(node, mutations)
+            first = seen.setdefault(key, node)
+        except TypeError:  # an argument that cannot be compared
             continue
-        key = _key(node, number, mutations)
-        if key is None:
-            continue
-        first = seen.setdefault(key, node)
         if first is node:
             continue
-        gone |= {k for v in _leaves(value) if (k := storage_key(v)) is not None} - {
-            storage_key(v) for v in _leaves(first.meta.get("val"))
-        }
-        node.replace_all_uses_with(first)
-        dead.append(node)
+        mine, others = (
+            {k for v in _leaves(n) if (k := storage(v)) is not None} for n in (node, first)
+        )
+        if not others.isdisjoint(returned) or _is_unbacked(first):
+            seen[key] = node
+        elif mine.isdisjoint(returned) and not _is_unbacked(node):
+            gone |= mine - others
+            suspect.update(node.users)
+            node.replace_all_uses_with(first)
+            dead.append(node)
     for node in reversed(dead):
         graph.erase_node(node)
     return len(dead)
 
 
-def _is_mergeable(node: fx.Node, value: Any, returned: set[int]) -> bool:
-    if ops.is_random(node) or ops.is_effectful(node) or ops.is_mutating(node):
-        return False
-    if ops.is_uninitialised(node) or ops.is_collective(node):
-        return False
-    for leaf in _leaves(value):
-        if isinstance(leaf, torch.Tensor) and storage_key(leaf) in returned:
-            return False
-        if _is_symbolic(leaf) and free_unbacked_symbols(leaf):
-            return False
-    return True
+def _does_more(node: fx.Node) -> bool:
+    """Whether a call is more than its result, so that doing it once is not doing it twice."""
+    return (
+        ops.is_random(node)
+        or ops.is_effectful(node)
+        or ops.is_mutating(node)
+        or ops.is_uninitialised(node)
+        or ops.is_collective(node)
+    )
 
 
-def _leaves(value: Any) -> list[Any]:
+def _is_unbacked(node: fx.Node) -> bool:
+    return any(_is_symbolic(v) and bool(free_unbacked_symbols(v)) for v in _leaves(node))
+
+
+def _leaves(node: fx.Node) -> list[Any]:
+    value = node.meta.get("val")
     return [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
 
 
@@ -107,34 +123,35 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
-def _key(node: fx.Node, number: dict[fx.Node, int], mutations: int) -> Any:
-    """What two calls must share to be one, or None where an argument cannot be compared."""
+#: Types of arguments that are the same to the bit where they are equal.
+_EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+
+
+def _key(node: fx.Node, mutations: int) -> Any:
+    """What two calls must share to be one."""
     meta = node.meta
-    key = (
-        node.target,
-        _describe(node.args, number),
-        _describe(node.kwargs, number) if node.kwargs else None,
-        meta.get("recompute"),
-        meta.get("ac_graph_id"),
-        mutations,
-    )
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+    kwargs = _describe(node.kwargs) if node.kwargs else None
+    tags = meta.get("recompute"), meta.get("ac_graph_id")
+    # A target goes by its identity: hashing an overload takes longer.
+    return (id(node.target), _describe_all(node.args), kwargs, tags, mutations)
 
 
-def _describe(x: Any, number: dict[fx.Node, int]) -> Any:
-    """An argument as a value that is equal only to what is the same to the bit."""
-    if isinstance(x, fx.Node):
-        return ("node", number[x])
+def _describe_all(xs: Iterable[Any]) -> Any:
+    """Arguments and their types, as a value that is equal only to what is the same to the bit."""
+    kinds = tuple(map(type, xs))
+    if _EXACT.issuperset(kinds):
+        return (kinds, tuple(xs))
+    return (kinds, *[x if k in _EXACT else _describe(x) for k, x in zip(kinds, xs, strict=True)])
+
+
+def _describe(x: Any) -> Any:
+    """An argument that takes more than its type to be told apart."""
     if isinstance(x, (tuple, list)):
-        return (type(x), *(_describe(y, number) for y in x))
+        return _describe_all(x)
     if isinstance(x, dict):
-        return ("dict", *((k, _describe(v, number)) for k, v in x.items()))
+        return (tuple(x), _describe_all(x.values()))
     if isinstance(x, float):
-        return ("float", struct.pack("<d", x))
+        return struct.pack("<d", x)
     if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return ("symbol", str(x.node.expr))
-    return (type(x), x)
+        return str(x.node.expr)
+    return x

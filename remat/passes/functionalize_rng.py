@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +12,9 @@ from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutpu
 
 from remat.errors import PlanError
 from remat.graph import ops
+from remat.graph.index import are_plain
 from remat.graph.joint import Role, output_node, role_of
-from remat.graph.lowering import random_device
+from remat.graph.replays import random_device
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -29,6 +30,7 @@ class FunctionalizeRng(Pass):
 
     name: ClassVar[str] = "functionalize-rng"
     stage: ClassVar[Stage] = Stage.SPLIT
+    optional: ClassVar[bool] = False
     summary: ClassVar[str] = "replay in backward what forward drew at random"
 
     def run(self, state: State) -> PassResult:
@@ -37,21 +39,28 @@ class FunctionalizeRng(Pass):
         pairs = twice_random(state.forward.graph, state.backward.graph)
         graphsafe = _use_graphsafe([fwd for fwd, _ in pairs])
         states: list[tuple[fx.Node, fx.Node]] = []
-        for k, (fwd, bwd) in enumerate(pairs):
-            if graphsafe and _supports_graphsafe(random_device(fwd)):
-                _share_generator(fwd, bwd, k)
-            else:
-                states.append(_save_and_replay(fwd, bwd))
-        if states:
-            _hand_over(state, states)
-        return PassResult(
-            state=replace(state), modified=bool(pairs), detail=f"{len(pairs)} operators replayed"
-        )
+        with state.edit() as edit:
+            for k, (fwd, bwd) in enumerate(pairs):
+                if graphsafe and _supports_graphsafe(random_device(fwd)):
+                    _share_generator(fwd, bwd, k)
+                else:
+                    states.append(_save_and_replay(fwd, bwd))
+            if states:
+                _hand_over(state, states)
+            edit.modified = bool(pairs)
+        return edit.result(f"{len(pairs)} operators replayed", replayed=len(pairs))
 
 
 def twice_random(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Random operators that stand in both graphs, by name, in forward's order."""
-    drawn = {n.name: n for n in backward.nodes if n.op == "call_function" and ops.is_random(n)}
+    nodes = list(backward.nodes)
+    drawn = {
+        n.name: n
+        for n, plain in zip(nodes, are_plain(nodes), strict=True)
+        if not plain and ops.is_random(n)
+    }
+    if not drawn:
+        return []
     return [
         (n, drawn[n.name])
         for n in forward.nodes

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import PlanError
+from remat.graph.collection import without_collection
 from remat.graph.joint import Role
 from remat.graph.lowering import Kind, Lowered
+from remat.graph.source import located
 from remat.passes.analysis import Analysis
 from remat.passes.bans import BanRules, Fusion, banned, cut_weights
 from remat.passes.base import Choice, Pass, PassResult, Stage, State
@@ -36,6 +38,7 @@ class MinCut(Pass):
     ban_not_in_allowlist: bool = True
     ban_reductions: bool = True
 
+    @without_collection
     def run(self, state: State) -> PassResult:
         require_tangents(state)
         saved = self.solve(state)
@@ -141,19 +144,19 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
 
 def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) -> str:
     """Names the path that makes a cut infeasible, with the lines of the user's source."""
+    nodes = [state.index.nodes[lowered.position[i]] for i in error.chain]
     lines = [str(error)]
-    for i in error.chain:
-        node = state.index.nodes[lowered.position[i]]
-        lines.append(f"  {node.name} = {node.target}{source_line(node)}")
-    lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
+    for node in nodes:
+        tag = node.meta.get("recompute")
+        lines.append(f"  {located(node)}" + (f" (tagged {tag.name})" if tag is not None else ""))
+    if any(n.meta.get("recompute") is not None for n in nodes):
+        lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
+    else:
+        lines.append(
+            f"'{nodes[0].name}' draws random numbers, has an effect or overwrites its input, so that "
+            "it must not run twice; keep it out of what is differentiated, or out of torch.compile"
+        )
     return "\n".join(lines)
-
-
-def source_line(node: object) -> str:
-    """Where in the user's code a node comes from, as far as PyTorch recorded it."""
-    trace = getattr(node, "meta", {}).get("stack_trace") or ""
-    files = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    return f"    # {files[-1]}" if files else ""
 
 
 def require_tangents(state: State) -> None:

@@ -8,7 +8,6 @@ per input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -26,9 +25,13 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from remat.errors import PlanError
 from remat.graph import ops
+from remat.graph.copying import Copier
+from remat.graph.fake import refresh
 from remat.graph.joint import Role, make_module, split_outputs
 from remat.graph.lowering import Decision, must_recompute
 from remat.graph.roles import belongs_to_backward
+from remat.graph.source import located
+from remat.graph.storages import aliased_argument
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -38,6 +41,7 @@ class Partition(Pass):
 
     name: ClassVar[str] = "partition"
     stage: ClassVar[Stage] = Stage.PARTITION
+    optional: ClassVar[bool] = False
     summary: ClassVar[str] = "split the joint graph into forward and backward"
 
     def run(self, state: State) -> PassResult:
@@ -75,7 +79,8 @@ def default_decision(state: State) -> Decision:
             stack.extend(problem.inputs[i])
         else:
             raise PlanError(
-                f"backward reads '{node.name}', which can neither be saved nor recomputed"
+                f"backward reads '{node.name}', which can neither be saved nor recomputed:\n"
+                f"  {located(node)}"
             )
     return lowered.decision(saved)
 
@@ -128,29 +133,31 @@ class Extraction:
         stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]
         stack += [
             i
-            for i, node in enumerate(index.nodes)
-            if roles.tangent_closure[i]
-            and node.op == "call_function"
-            and (ops.is_effectful(node) or ops.is_random(node))
+            for i, plain in enumerate(index.plain)
+            if not plain
+            and roles.tangent_closure[i]
+            and (ops.is_effectful(index.nodes[i]) or ops.is_random(index.nodes[i]))
         ]
         runs: set[int] = set()
         read: set[int] = set()
         self._snapshots_read: set[int] = set()
         while stack:
             i = stack.pop()
-            node = index.nodes[i]
             if i in runs or i in read:
                 continue
             if i in keep:
                 read.add(i)
                 continue
-            if node.op == "placeholder":
+            if i in roles.placeholders:
                 if roles.placeholders[i] in (Role.PRIMAL, Role.FORWARD_SEED):
                     read.add(i)
                 continue
             runs.add(i)
+            if not self._snapshot_of:
+                stack.extend(index.inputs[i])
+                continue
             for j in index.inputs[i]:
-                if j in self._snapshot_of and not _overwrites(node, index.nodes[j]):
+                if j in self._snapshot_of and not _overwrites(index.nodes[i], index.nodes[j]):
                     self._snapshots_read.add(j)
                 else:
                     stack.append(j)
@@ -188,7 +195,9 @@ class Extraction:
         places: dict[Any, fx.Node] | None = None
         for node in mentioned:
             value = node.meta.get("val")
-            new = free_symbols(value) - bound if value is not None else set()
+            if value is None or _is_static(value):
+                continue
+            new = free_symbols(value) - bound
             if not new:
                 continue
             if places is None:
@@ -211,36 +220,37 @@ class Extraction:
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
         index, roles = self._index, self._roles
         outputs, _, descs, _ = split_outputs(self._joint)
-        stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]
         handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
-        stack += [index.position[n] for n in handed]
-        stack += [i for i in range(len(index)) if roles.required_forward[i]]
-        runs: set[int] = set()
+        stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
+        runs = bytearray(roles.required_forward)
         while stack:
             i = stack.pop()
-            if i not in runs:
-                runs.add(i)
+            if not runs[i]:
+                runs[i] = 1
                 stack.extend(index.inputs[i])
-        invalid = [i for i in runs if roles.tangent_closure[i]]
+        running = [i for i, r in enumerate(runs) if r]
+        invalid = [i for i in running if roles.tangent_closure[i]]
         if invalid:
-            names = ", ".join(index.nodes[i].name for i in sorted(invalid)[:5])
-            raise PlanError(f"forward outputs depend on backward, through {names}")
+            lines = [f"  {located(index.nodes[i])}" for i in invalid[:5]]
+            raise PlanError("\n".join(["forward outputs depend on backward, through:", *lines]))
         graph = fx.Graph()
-        env: dict[fx.Node, fx.Node] = {}
-        for node in self._placeholders(Role.PRIMAL, Role.FORWARD_SEED):
-            env[node] = graph.node_copy(node)
+        copier = Copier(graph, self._joint.graph)
+        env = copier.copies
+        # Forward is given the hooks' state too and reads nothing of it: inputs keep their positions.
+        copier.copy(self._placeholders(Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE))
         copies: dict[int, Any] = {}
         snapshots: list[fx.Node] = []
         for i in self.snapshots:
             source = index.nodes[i]
-            copy = graph.call_function(torch.ops.aten.clone.default, (env[source],))
-            copy._rename(f"{source.name}_snapshot")
+            copy = graph.create_node(
+                "call_function",
+                torch.ops.aten.clone.default,
+                (env[source],),
+                name=f"{source.name}_snapshot",
+            )
             copies[i] = copy.meta["val"] = _clone(source.meta["val"])
             snapshots.append(copy)
-        for i in sorted(runs):
-            node = index.nodes[i]
-            if node not in env:
-                env[node] = graph.node_copy(node, env.__getitem__)
+        copier.copy([n for n in map(index.nodes.__getitem__, running) if n not in env])
         checked = [*(env[n] for n in self.saved), *snapshots]
         unchecked = [env[n] for n in self.unchecked]
         rest = [env[n] for n in (*self.objects, *self.sizes)]
@@ -261,38 +271,44 @@ class Extraction:
         index = self._index
         _, outputs, _, descs = split_outputs(self._joint)
         graph = fx.Graph()
-        env: dict[fx.Node, fx.Node] = {}
+        copier = Copier(graph, self._joint.graph)
+        env = copier.copies
         snapshot: dict[fx.Node, fx.Node] = {}
-
-        def take(nodes: Iterable[fx.Node]) -> None:
-            for node in nodes:
-                taken = graph.placeholder(node.name)
-                taken.meta = dict(node.meta)
-                env[node] = taken
-
-        take(self.sizes)
-        take(self.saved)
+        copier.take([*self.sizes, *self.saved])
         for i in self.snapshots:
             source = index.nodes[i]
             taken = graph.placeholder(f"{source.name}_snapshot")
             taken.meta = {"val": copies[i]}
             snapshot[source] = taken
-        take(self.unchecked)
-        take(self.objects)
-        take(self._placeholders(Role.TANGENT))
-        take(self._placeholders(Role.BACKWARD_SEED))
-        take(self._placeholders(Role.BACKWARD_STATE))
-        for i in self._backward_nodes:
-            node = index.nodes[i]
-
-            def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
-                return snapshot[n] if n in snapshot and not _overwrites(reader, n) else env[n]
-
-            env[node] = graph.node_copy(node, lookup)
+        copier.take([*self.unchecked, *self.objects])
+        for role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE):
+            copier.take(self._placeholders(role))
+        runs = [index.nodes[i] for i in self._backward_nodes]
+        if snapshot:
+            _copy_beside(copier, runs, snapshot)
+        else:
+            copier.copy(runs)
+        for node in runs:
             env[node].meta["autograd_backward"] = True
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         _finish(graph, values, list(descs))
         return graph
+
+
+def _copy_beside(copier: Copier, nodes: list[fx.Node], snapshot: dict[fx.Node, fx.Node]) -> None:
+    """Copies nodes that read snapshots of inputs; what only writes to an input gets the input."""
+    moved: set[fx.Node | None] = {*snapshot.values()}
+    for node in nodes:
+
+        def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
+            reads = n in snapshot and not _overwrites(reader, n)
+            return snapshot[n] if reads else copier.copies[n]
+
+        copier.copy([node], lookup)
+        copied = copier.copies[node]
+        if aliased_argument(copied) in moved:
+            refresh(copied)  # a view of the input is one of the snapshot now
+            moved.add(copied)
 
 
 def _finish(graph: fx.Graph, values: list[Any], descs: list[Any]) -> None:
@@ -305,6 +321,11 @@ def _finish(graph: fx.Graph, values: list[Any], descs: list[Any]) -> None:
 
 def _is_symbol(value: Any) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
+def _is_static(value: Any) -> bool:
+    """Whether a value is seen at a glance to be a tensor without symbolic sizes."""
+    return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
 def _skips_version_check(node: fx.Node) -> bool:

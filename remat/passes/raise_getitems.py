@@ -22,17 +22,17 @@ class RaiseGetitems(Pass):
     def run(self, state: State) -> PassResult:
         modules = [m for m in (state.forward, state.backward) if m is not None]
         modules = modules or [state.joint.graph_module]
-        moved = sum(raise_getitems(m.graph) for m in modules)
-        return PassResult(state=state, modified=moved > 0, detail=f"{moved} nodes moved")
+        with state.edit() as edit:
+            moved = sum(raise_getitems(m.graph) for m in modules)
+            edit.modified = moved > 0
+        return edit.result(f"{moved} nodes moved", moved=moved)
 
 
 def raise_getitems(graph: fx.Graph) -> int:
     """Moves elements of tuples in place and returns how many moved."""
     moved = 0
     behind: dict[fx.Node, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is not operator.getitem:
-            continue
+    for node in graph.find_nodes(op="call_function", target=operator.getitem):
         parent = node.args[0]
         if not isinstance(parent, fx.Node):
             continue

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import fx
 
 from remat.graph import ops
+from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import Role, role_of
-from remat.graph.storages import storage_key
+from remat.graph.memories import Memories
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -29,20 +31,24 @@ class ReorderBackward(Pass):
     def run(self, state: State) -> PassResult:
         if state.backward is None:
             return PassResult(state=state, modified=False, detail="not partitioned")
-        moved = reorder(state.backward.graph)
-        return PassResult(state=state, modified=moved > 0, detail=f"{moved} nodes moved")
+        with state.edit() as edit:
+            moved = reorder(state.backward.graph)
+            edit.modified = moved > 0
+        return edit.result(f"{moved} nodes moved", moved=moved)
 
 
 def reorder(graph: fx.Graph) -> int:
     """Reorders a backward graph in place and returns how many nodes changed their place."""
     nodes = [n for n in graph.nodes if n.op != "output"]
-    rank = {n: i for i, n in enumerate(nodes)}
-    placeholders = [n for n in nodes if n.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
+    rank = dict(zip(nodes, range(len(nodes)), strict=True))
     users = [
         rank[u] for n in placeholders if role_of(n) is Role.TANGENT for u in n.users if u in rank
     ]
     if not users:
         return 0
+    plain = are_plain(nodes)
+    readers = _readers_of_overwritten(nodes, plain)
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
@@ -53,43 +59,52 @@ def reorder(graph: fx.Graph) -> int:
             n = stack.pop()
             if n not in placed and n not in missing:
                 missing.add(n)
-                stack.extend(n.all_input_nodes)
+                stack.extend(inputs_of(n))
         for n in sorted(missing, key=rank.__getitem__):
             placed[n] = None
 
-    readers = _readers_of_overwritten(nodes)
-    start = min(users)
-    for node in nodes[:start]:
-        if node.op == "call_function" and (ops.is_effectful(node) or ops.is_random(node)):
-            for earlier in readers.get(node, ()):
-                place(earlier)
-            place(node)
-    for node in nodes[start:]:
+    def place_behind_readers(node: fx.Node) -> None:
         for earlier in readers.get(node, ()):
             place(earlier)
         place(node)
-    for node in nodes:  # what only the outputs read
-        place(node)
+
+    start = min(users)
+    for node, harmless in zip(nodes[:start], plain, strict=False):
+        if not harmless and (ops.is_effectful(node) or ops.is_random(node)):
+            place_behind_readers(node)
+    for node in nodes[start:]:
+        if node in readers or not all(map(placed.__contains__, inputs_of(node))):
+            place_behind_readers(node)
+        placed[node] = None
+    placed.update(dict.fromkeys(nodes))  # what only the outputs read
     order = list(placed)
     moved = sum(a is not b for a, b in zip(order, nodes, strict=True))
-    if moved:
-        anchor = order[0]
-        for node in order[1:]:
+    anchor = order[0]
+    for node in order[1:] if moved else ():
+        if anchor.next is not node:
             anchor.append(node)
-            anchor = node
+        anchor = node
     return moved
 
 
-def _readers_of_overwritten(nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+def _readers_of_overwritten(
+    nodes: list[fx.Node], plain: Sequence[bool]
+) -> dict[fx.Node, list[fx.Node]]:
     """For each mutating node, the earlier nodes that read the memory it overwrites."""
+    written: dict[fx.Node, fx.Node] = {}
+    for node, harmless in zip(nodes, plain, strict=True):
+        if not harmless and ops.is_mutating(node) and node.args:
+            destination = node.args[0]
+            if isinstance(destination, fx.Node):
+                written[node] = destination
     found: dict[fx.Node, list[fx.Node]] = {}
-    reads: dict[int | None, list[fx.Node]] = {}
-    mutating = [n for n in nodes if ops.is_mutating(n)]
-    if not mutating:
+    if not written:
         return found
+    key = Memories().key
+    reads: dict[int | None, list[fx.Node]] = {}
     for node in nodes:
-        if node in mutating and node.args and isinstance(node.args[0], fx.Node):
-            found[node] = list(reads.get(storage_key(node.args[0].meta.get("val")), ()))
-        for read in node.all_input_nodes:
-            reads.setdefault(storage_key(read.meta.get("val")), []).append(node)
+        if node in written:
+            found[node] = list(reads.get(key(written[node].meta.get("val")), ()))
+        for read in inputs_of(node):
+            reads.setdefault(key(read.meta.get("val")), []).append(node)
     return found

@@ -99,15 +99,19 @@ class Network:
         edges: list[tuple[int, int]] = []
         for i in problem.needed:
             out[i] = _SINK
+        free: Sequence[bool] = problem.recomputable
+        if fixed is not None:
+            free = [r and not f for r, f in zip(free, fixed, strict=True)]
+        inputs = problem.inputs
         # Only what backward can reach upwards through recomputable nodes takes part.
         for i in range(n - 1, -1, -1):
             if out[i] == -1:
                 continue
-            if problem.recomputable[i] and not (fixed is not None and fixed[i]):
+            if free[i]:
                 inn[i] = vertex = count
                 count += 1
                 again.append(i)
-                for j in problem.inputs[i]:
+                for j in inputs[i]:
                     if out[j] == -1:
                         out[j] = count
                         count += 1

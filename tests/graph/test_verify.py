@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,22 +19,48 @@ from remat.graph.joint import copy_module, output_node
 from remat.graph.verify import RULES, Split, verify
 from tests.graphs import joint_of, node, weight
 
+Program = Callable[..., Any]
 
-def split(budget: float, *, random: bool = False) -> Split:
-    def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.mm(x.cos(), w).exp().sum()
 
-    def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return F.dropout(torch.mm(x, w), 0.5, training=True).sin().sum()
+def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x.cos(), w).exp().sum()
 
-    joint = joint_of(drops if random else plain, weight(64, 64), weight(64, 64))
-    plan = remat.plan(joint, budget)
+
+def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.dropout(torch.mm(x, w), 0.5, training=True).sin().sum()
+
+
+def draws_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    first, second = torch.rand(64), torch.rand(64)
+    return (torch.mm(x, w) * first + second).sin().sum()
+
+
+def mutates(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    buf = x.detach()
+    y = torch.mm(w, buf.sin()) * buf.cos()
+    buf.mul_(2)
+    return y.exp().sum()
+
+
+@functools.cache
+def joint(program: Program, dynamic: bool) -> remat.JointGraph:
+    x = torch.randn(64, 64) if program is mutates else weight(64, 64)
+    return joint_of(program, x, weight(64, 64), dynamic=dynamic)
+
+
+def split(program: Program = plain, budget: float = 1, *, dynamic: bool = False) -> Split:
+    """A split that keeps every rule, in modules of its own."""
+    copied = joint(program, dynamic).copy()
+    plan = remat.plan(copied, budget)
     made = Split(
-        joint=joint,
+        joint=copied,
         forward=copy_module(plan.forward),
         backward=copy_module(plan.backward),
         capacity=plan.capacity,
     )
+    for half in (made.forward, made.backward):
+        for n in half.graph.nodes:
+            n.meta = dict(n.meta)
     verify(made)
     return made
 
@@ -42,69 +70,192 @@ def find(module: fx.GraphModule, name: str) -> fx.Node:
     return found
 
 
-def forget_a_saved_value(s: Split) -> Split:
-    out = output_node(s.forward.graph)
-    out.args = (out.args[0][:-1],)  # type: ignore[index]
-    return s
+def outputs(module: fx.GraphModule) -> list[Any]:
+    return list(output_node(module.graph).args[0])  # type: ignore[arg-type]
 
 
-def drop_a_gradient(s: Split) -> Split:
-    out = output_node(s.backward.graph)
-    out.args = (out.args[0][:-1],)  # type: ignore[index]
-    return s
+def give_back(module: fx.GraphModule, values: list[Any]) -> None:
+    output_node(module.graph).args = (tuple(values),)
 
 
-def blank_a_gradient(s: Split) -> Split:
-    out = output_node(s.backward.graph)
-    out.args = ((None, *out.args[0][1:]),)  # type: ignore[index]
-    return s
+# Signatures ---------------------------------------------------------------------------------------
 
 
-def draw_again(s: Split) -> Split:
-    drawn = find(s.forward, "native_dropout")
-    drawn.target, drawn.args = (
-        torch.ops.aten.native_dropout.default,
-        (find(s.forward, "mm"), 0.5, True),
+def read_too_early(s: Split) -> None:
+    exp = find(s.forward, "exp")
+    find(s.forward, "mm").prepend(exp)
+
+
+def read_another_graph(s: Split) -> None:
+    find(s.forward, "exp").args = (find(s.backward, "mm"),)
+
+
+def lose_an_input(s: Split) -> None:
+    give_back(s.forward, [v for v in outputs(s.forward) if str(v) != "primals_2"])
+    for name in ("exp", "mm", "primals_2"):
+        lost = find(s.forward, name)
+        lost.replace_all_uses_with(find(s.forward, "cos"))
+        s.forward.graph.erase_node(lost)
+
+
+def take_a_tangent(s: Split) -> None:
+    with s.forward.graph.inserting_after(find(s.forward, "primals_2")):
+        s.forward.graph.placeholder("tangents_1").meta["val"] = torch.empty(())
+
+
+def return_another_output(s: Split) -> None:
+    give_back(s.forward, [find(s.forward, "exp"), *outputs(s.forward)[1:]])
+
+
+def return_too_little(s: Split) -> None:
+    give_back(s.forward, [])
+
+
+def drop_a_gradient(s: Split) -> None:
+    give_back(s.backward, outputs(s.backward)[:-1])
+
+
+def blank_a_gradient(s: Split) -> None:
+    give_back(s.backward, [None, *outputs(s.backward)[1:]])
+
+
+def swap_gradients(s: Split) -> None:
+    give_back(s.backward, outputs(s.backward)[::-1])
+
+
+def forget_a_saved_value(s: Split) -> None:
+    give_back(s.forward, outputs(s.forward)[:-1])
+
+
+def hand_over_in_another_order(s: Split) -> None:
+    own, *saved = outputs(s.forward)
+    give_back(s.forward, [own, *saved[::-1]])
+
+
+def hand_over_a_constant(s: Split) -> None:
+    give_back(s.forward, [*outputs(s.forward), 7])
+
+
+def hand_over_sizes_first(s: Split) -> None:
+    own, *saved = outputs(s.forward)
+    give_back(
+        s.forward, [own, *sorted(saved, key=lambda n: isinstance(n.meta["val"], torch.Tensor))]
     )
-    replayed = find(s.backward, "native_dropout")
-    replayed.target = torch.ops.aten.native_dropout.default
-    replayed.args = (find(s.backward, "mm"), 0.5, True)
-    return s
 
 
-def mutate_twice(s: Split) -> Split:
-    for module in (s.forward, s.backward):
-        graph = module.graph
-        with graph.inserting_before(output_node(graph)):
-            target = next(n for n in graph.nodes if n.op == "placeholder")
-            written = graph.call_function(torch.ops.aten.copy_.default, (target, target))
+def take_another_shape(s: Split) -> None:
+    taken = find(s.backward, "mm")
+    taken.meta["val"] = taken.meta["val"].new_empty(3)
+
+
+def take_a_tangent_first(s: Split) -> None:
+    find(s.backward, "primals_1").prepend(find(s.backward, "tangents_1"))
+
+
+def take_no_tangent(s: Split) -> None:
+    tangent = find(s.backward, "tangents_1")
+    tangent.replace_all_uses_with(find(s.backward, "mm"))
+    s.backward.graph.erase_node(tangent)
+
+
+def describe_too_little(s: Split) -> None:
+    out = output_node(s.forward.graph)
+    out.meta["desc"] = out.meta["desc"][:-1]
+
+
+def number_descriptors_wrongly(s: Split) -> None:
+    out = output_node(s.forward.graph)
+    descs = list(out.meta["desc"])
+    out.meta["desc"] = [*descs[:-1], type(descs[-1])(0)]
+
+
+# What runs ----------------------------------------------------------------------------------------
+
+
+def draw_again(s: Split) -> None:
+    drop = torch.ops.aten.native_dropout.default
+    for half in (s.forward, s.backward):
+        drawn = find(half, "native_dropout")
+        drawn.target, drawn.args = drop, (find(half, "mm"), 0.5, True)
+
+
+def mutate_twice(s: Split) -> None:
+    for half in (s.forward, s.backward):
+        with half.graph.inserting_before(output_node(half.graph)):
+            target = next(n for n in half.graph.nodes if n.op == "placeholder")
+            written = half.graph.call_function(torch.ops.aten.copy_.default, (target, target))
             written._rename("written")
-    return s
 
 
-def lose_a_draw(s: Split) -> Split:
-    graph = s.joint.graph
-    with graph.inserting_before(output_node(graph)):
-        graph.call_function(torch.ops.aten.rand.default, ([3],))
-    return s
+def communicate_twice(s: Split) -> None:
+    import torch.distributed._functional_collectives  # registers the operators
+
+    for half in (s.forward, s.backward):
+        find(half, "exp").target = torch.ops._c10d_functional.all_reduce.default
 
 
-def lose_an_effect(s: Split) -> Split:
+def lose_a_draw(s: Split) -> None:
+    with s.joint.graph.inserting_before(output_node(s.joint.graph)):
+        s.joint.graph.call_function(torch.ops.aten.rand.default, ([3],))
+
+
+def lose_an_effect(s: Split) -> None:
     graph = s.joint.graph
     with graph.inserting_before(output_node(graph)):
         target = next(n for n in graph.nodes if n.op == "placeholder")
         graph.call_function(torch.ops.aten.copy_.default, (target, target))
-    return s
 
 
-def recompute_against_its_tag(s: Split) -> Split:
+def draw_in_another_order(s: Split) -> None:
+    find(s.forward, "rand_1").append(find(s.forward, "rand"))
+
+
+def recompute_something_else(s: Split) -> None:
+    find(s.backward, "exp").target = torch.ops.aten.sin.default
+
+
+def recompute_from_something_else(s: Split) -> None:
+    find(s.backward, "mm").replace_input_with(
+        find(s.backward, "primals_2"), find(s.backward, "primals_1")
+    )
+
+
+def recompute_from_less(s: Split) -> None:
+    find(s.backward, "mm").args = (find(s.backward, "cos"), find(s.backward, "cos"))
+
+
+def replay_something_else(s: Split) -> None:
+    replay = find(s.backward, "native_dropout")
+    replay.args = (replay.args[0], torch.ops.aten.rand_like.default, *replay.args[2:])
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def snapshot_too_late(s: Split) -> None:
+    """Forward takes the copy of its input after it has written to it."""
+    output_node(s.forward.graph).prepend(find(s.forward, "primals_1_snapshot"))
+
+
+def read_what_was_overwritten(s: Split) -> None:
+    """Backward is given the input itself instead of what it was before forward wrote to it."""
+    name, saved = "primals_1_snapshot", find(s.forward, "primals_1")
+    taken = find(s.backward, name)
+    give_back(s.forward, [saved if str(v) == name else v for v in outputs(s.forward)])
+    taken._rename("primals_1")
+    taken.meta = dict(saved.meta)
+
+
+def recompute_against_its_tag(s: Split) -> None:
     node(s.joint, "mm").meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return s
 
 
-def save_against_its_tag(s: Split) -> Split:
+def save_against_its_tag(s: Split) -> None:
     node(s.joint, "cos").meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    return s
+
+
+def lose_a_fake_value(s: Split) -> None:
+    del find(s.forward, "exp").meta["val"]
 
 
 def spend_more(s: Split) -> Split:
@@ -112,30 +263,89 @@ def spend_more(s: Split) -> Split:
     return replace(s, capacity=s.capacity - 1)
 
 
-BREAKAGES: dict[Callable[[Split], Split], tuple[float, bool, str, str]] = {
-    forget_a_saved_value: (1, False, "backward must get just what forward hands over", "'mm'"),
-    drop_a_gradient: (1, False, "both halves must keep the signature", "returns 1 values"),
-    blank_a_gradient: (1, False, "both halves must keep the signature", "gradient 0 is None"),
-    draw_again: (0, True, "a random operator must not draw twice", "'native_dropout'"),
-    mutate_twice: (1, False, "an effect must not happen twice", "'written'"),
-    lose_a_draw: (1, False, "random draws and effects must happen", "'rand_default'"),
-    lose_an_effect: (1, False, "random draws and effects must happen", "'copy__default'"),
-    recompute_against_its_tag: (0, False, "tags must hold", "'mm' is tagged MUST_SAVE"),
-    save_against_its_tag: (1, False, "tags must hold", "'cos' is tagged MUST_RECOMPUTE"),
-    spend_more: (1, False, "the budget must hold", "bytes are saved"),
-}
+WHOLE, GIVEN = "both halves must be whole", "backward must take just what forward hands over"
+SAVED, REPLAYED = {"budget": 1}, {"program": drops, "budget": 0}
+BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]] = {
+    read_too_early: (SAVED, WHOLE, "forward: 'exp' reads 'mm' before it is computed"),
+    read_another_graph: ({"budget": 0}, WHOLE, "'exp' reads 'mm' of another graph"),
+    lose_an_input: (SAVED, "forward must take the inputs", "input 1 of forward is None"),
+    take_a_tangent: (SAVED, "forward must take the inputs", "is 'tangents_1', expected None"),
+    return_another_output: (SAVED, "forward must return", "output 0 is 'exp', expected 'sum_1'"),
+    return_too_little: (SAVED, "forward must return", "forward returns 0 values, expected 1"),
+    drop_a_gradient: (SAVED, "backward must return a gradient", "returns 1 values, expected 2"),
+    blank_a_gradient: (SAVED, "backward must return a gradient", "gradient 0 is None"),
+    swap_gradients: (SAVED, "backward must return a gradient", "gradient 0 is 'mm_1'"),
+    forget_a_saved_value: (SAVED, GIVEN, "'mm' is only on one side"),
+    hand_over_in_another_order: (SAVED, GIVEN, "input 0 of backward is 'primals_1', expected 'mm'"),
+    hand_over_a_constant: (SAVED, GIVEN, "forward hands over 7, which no node computes"),
+    hand_over_sizes_first: ({"dynamic": True}, GIVEN, "'primals_2' is handed over behind"),
+    take_another_shape: (SAVED, GIVEN, "but taken as torch.float32 (3,) on cpu"),
+    take_a_tangent_first: (SAVED, "backward must take tangents", "is 'mm', expected 'tangents_1'"),
+    take_no_tangent: (SAVED, "backward must take tangents", "is None, expected 'tangents_1'"),
+    describe_too_little: (SAVED, "what forward returns must be described", "describes 4 of 5"),
+    number_descriptors_wrongly: (SAVED, "what forward returns must be described", "'mm' is described"),
+    draw_again: (REPLAYED, "a random operator must not draw twice", "'native_dropout' (aten.native_"),
+    mutate_twice: (SAVED, "an effect must not happen twice", "'written' (aten.copy_.default) has"),
+    communicate_twice: (SAVED, "an effect must not happen twice", "'exp' (_c10d_functional.all_redu"),
+    lose_a_draw: (SAVED, "random draws and effects must happen", "operator 'rand_default'"),
+    lose_an_effect: (SAVED, "random draws and effects must happen", "the effect 'copy__default'"),
+    draw_in_another_order: (
+        {"program": draws_twice},
+        "random draws and effects must keep their order",
+        "'rand' (aten.rand.default) runs behind 'rand_1'",
+    ),
+    recompute_something_else: (SAVED, "what runs in both halves", "'exp' is aten.sin.default in"),
+    recompute_from_something_else: (
+        {"budget": 0},
+        "what runs in both halves",
+        "'mm' reads 'primals_1' in backward, 'primals_2' in forward",
+    ),
+    recompute_from_less: ({"budget": 0}, "what runs in both halves", "'mm' reads other values"),
+    replay_something_else: (REPLAYED, "what runs in both halves", "is aten.rand_like.default in"),
+    snapshot_too_late: (
+        {"program": mutates, "budget": 0},
+        "nothing may be read after it was overwritten",
+        "'primals_1_snapshot' (aten.clone.default) reads 'primals_1' behind 'copy_'",
+    ),
+    read_what_was_overwritten: (
+        {"program": mutates, "budget": 0},
+        "nothing may be read after it was overwritten",
+        "reads 'primals_1', which forward has overwritten",
+    ),
+    recompute_against_its_tag: ({"budget": 0}, "tags must hold", "'mm' is tagged MUST_SAVE"),
+    save_against_its_tag: (SAVED, "tags must hold", "'cos' is tagged MUST_RECOMPUTE"),
+    lose_a_fake_value: (SAVED, "every value must have a fake value", "'exp' has lost"),
+    spend_more: (SAVED, "the budget must hold", "32768 bytes are saved, 32767 allowed"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda f: f.__name__)
-def test_a_broken_rule_is_named(breakage: Callable[[Split], Split]) -> None:
-    budget, random, rule, what = BREAKAGES[breakage]
-    broken = breakage(split(budget, random=random))
+def test_a_broken_rule_is_named(breakage: Callable[[Split], Split | None]) -> None:
+    how, rule, what = BREAKAGES[breakage]
+    s = split(**how)
+    broken = breakage(s) or s
     with pytest.raises(PlanError) as caught:
         verify(broken)
-    assert rule in str(caught.value)
+    assert str(caught.value).partition("wrongly: ")[2].startswith(rule)
     assert what in str(caught.value)
 
 
 def test_every_rule_is_broken_here() -> None:
-    tested = {rule for _, _, rule, _ in BREAKAGES.values()}
+    tested = {rule for _, rule, _ in BREAKAGES.values()}
     assert [r for r, _ in RULES if not any(r.startswith(t) for t in tested)] == []
+
+
+def test_nodes_are_shown_with_the_users_lines() -> None:
+    s = split(draws_twice)
+    draw_in_another_order(s)
+    with pytest.raises(PlanError) as caught:
+        verify(s)
+    lines = str(caught.value).splitlines()
+    assert lines[1:] == [
+        f"  {name} = aten.rand.default    # test_verify.py:{line} "
+        "first, second = torch.rand(64), torch.rand(64)"
+        for name, line in (("rand", LINE), ("rand_1", LINE))
+    ]
+
+
+LINE = draws_twice.__code__.co_firstlineno + 1

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 
 from remat.errors import ProblemError, RematError
+from remat.graph.costs.nested import bodies, nested_cost
 from remat.graph.index import GraphIndex
 from remat.graph.storages import Storages
 
@@ -102,8 +104,19 @@ def report(text: str) -> None:
         callback(text)
 
 
-def node_costs(index: GraphIndex, storages: Storages, model: CostModel) -> list[int]:
-    """Cost of every node of a graph; identical calls are asked for once unless context counts.
+def node_costs(
+    index: GraphIndex,
+    storages: Storages,
+    model: CostModel,
+    positions: Iterable[int] | None = None,
+) -> list[int]:
+    """Cost of the nodes of a graph; identical calls are asked for once unless context counts.
+
+    Args:
+        index: the graph.
+        storages: who shares memory in it.
+        model: the model.
+        positions: the nodes that matter, all where None; others cost 0 and are not asked for.
 
     Raises:
         ProblemError: the model raises, or answers with something that is no finite number of 0 or
@@ -112,19 +125,37 @@ def node_costs(index: GraphIndex, storages: Storages, model: CostModel) -> list[
     first: dict[Any, int] = {}
     asked: list[fx.Node] = []
     answer: dict[int, int] = {}
-    for i, node in enumerate(index.nodes):
+    known: dict[int, Any] = {}
+    nested: dict[Any, int] = {}
+    costs = [0] * len(index)
+    for i in range(len(index)) if positions is None else positions:
+        node = index.nodes[i]
         if node.op != "call_function" or _is_free(index, storages, i):
             continue
-        key = i if model.contextual else _signature(node)
+        called = () if index.plain[i] else bodies(node)
+        if called:
+            key = _signature(node, known)
+            if key not in nested:
+                nested[key] = nested_cost(node, called, partial(_total, model))
+            costs[i] = nested[key]
+            continue
+        key = i if model.contextual else _signature(node, known)
         if key not in first:
             first[key] = len(asked)
             asked.append(node)
         answer[i] = first[key]
     found = [_checked(model, n, c) for n, c in zip(asked, _ask(model, asked), strict=True)]
-    costs = [0] * len(index)
     for i, k in answer.items():
         costs[i] = found[k]
     return costs
+
+
+def _total(model: CostModel, nodes: Sequence[fx.Node]) -> int:
+    """Cost of calls of one graph all together, of operators in it that call graphs too."""
+    plain = [n for n in nodes if not bodies(n)]
+    total = sum(_checked(model, n, c) for n, c in zip(plain, _ask(model, plain), strict=True))
+    calling = ((n, called) for n in nodes if (called := bodies(n)))
+    return total + sum(nested_cost(n, called, partial(_total, model)) for n, called in calling)
 
 
 def _ask(model: CostModel, nodes: list[fx.Node]) -> Sequence[Any]:
@@ -164,35 +195,46 @@ def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
 
 def _is_free(index: GraphIndex, storages: Storages, i: int) -> bool:
     """Views, elements of tuples, and arithmetic on sizes."""
-    node = index.nodes[i]
-    if storages.owner[i] != i or getattr(node.target, "__name__", "") == "getitem":
+    if storages.owner[i] != i:
         return True
-    value = node.meta.get("val")
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+    value = index.values[i]
+    if isinstance(value, torch.Tensor):
+        return getattr(index.nodes[i].target, "__name__", "") == "getitem"
+    return (
+        isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
+        or getattr(index.nodes[i].target, "__name__", "") == "getitem"
+    )
 
 
-def _signature(node: fx.Node) -> Any:
-    """What a model may look at: the operator, its constants, and the tensors it is given."""
+def _signature(node: fx.Node, known: dict[int, Any]) -> Any:
+    """What a model may look at: the operator, its constants, and the tensors it is given.
+
+    ``known`` are descriptions of values, by identity.
+    """
     seen: dict[fx.Node, int] = {}
-    kwargs = _describe(node.kwargs, seen) if node.kwargs else None
-    return (node.target, _describe(node.args, seen), kwargs)
+    kwargs = _describe(node.kwargs, seen, known) if node.kwargs else None
+    return (id(node.target), _describe(node.args, seen, known), kwargs)
 
 
-def _describe(x: Any, seen: dict[fx.Node, int]) -> Any:
+def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
     """A hashable description; ``x + x`` and ``x + y`` read different amounts of memory."""
     if isinstance(x, fx.Node):
         which = seen.setdefault(x, len(seen))
         if "val" not in x.meta:
             return (x.op, str(x.target))  # a subgraph or a constant, by name
-        return (which, _describe(x.meta["val"], seen))
+        value = x.meta["val"]
+        described = known.get(id(value))
+        if described is None:
+            described = known[id(value)] = _describe(value, seen, known)
+        return (which, described)
     if isinstance(x, torch.Tensor):
         shape: Any = x.shape
         stride: Any = x.stride() if x.layout is torch.strided else ()
-        if not all(type(s) is int for s in (*shape, *stride)):
+        if x._has_symbolic_sizes_strides:
             shape, stride = str(shape), str(stride)
         return (shape, stride, x.dtype, x.device)
     if isinstance(x, (tuple, list)):
-        return tuple(_describe(v, seen) for v in x)
+        return tuple([_describe(v, seen, known) for v in x])
     if isinstance(x, dict):
-        return tuple((k, _describe(v, seen)) for k, v in x.items())
+        return tuple([(k, _describe(v, seen, known)) for k, v in x.items()])
     return repr(x)

@@ -60,25 +60,28 @@ def count_flops(node: fx.Node) -> int:
     if formula is None:
         return 0
 
-    def shape(x: Any) -> Any:
-        value = x.meta.get("val") if isinstance(x, fx.Node) else x
-        if isinstance(value, torch.Tensor):
-            return torch.Size([hint(s) for s in value.shape])
-        return hint(value) if isinstance(value, torch.SymInt) else value
-
-    args, kwargs = pytree.tree_map(shape, (node.args, node.kwargs))
-    out = pytree.tree_map(shape, node.meta.get("val"))
+    args, kwargs = pytree.tree_map(_shaped, (node.args, node.kwargs))
+    out = pytree.tree_map(_shaped, node.meta.get("val"))
     try:
         return int(formula(*args, **kwargs, out_val=out))
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         return 0  # shapes that the formula does not cover; memory time still counts
 
 
-def _grouped_product(a: torch.Size, b: torch.Size, *_: Any, **__: Any) -> int:
+def _shaped(x: Any) -> Any:
+    """An argument as formulas take it: tensors without contents, some look at more than shapes."""
+    value = x.meta.get("val") if isinstance(x, fx.Node) else x
+    if isinstance(value, torch.Tensor):
+        return torch.empty([hint(s) for s in value.shape], dtype=value.dtype, device="meta")
+    return hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> int:
     """Operations of ``_grouped_mm``: each group's share of the ragged dimension by its matrix.
 
-    A matrix by a stack of them splits the rows of ``a``, a stack by a matrix the columns of ``b``,
+    A matrix by a stack of them splits the rows of ``x``, a stack by a matrix the columns of ``y``,
     two matrices what is summed over; so each row meets one matrix only.
     """
+    a, b = x.shape, y.shape
     rows = a[-2] if len(a) < len(b) or len(b) == 2 else a[0] * a[-2]
     return 2 * rows * a[-1] * b[-1]

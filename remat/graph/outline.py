@@ -1,0 +1,166 @@
+"""What of a joint graph two processes must share to share a decision, and where two such graphs part.
+
+The *outline* of a graph is its operators, edges, shapes, strides, dtypes, kinds of devices and tags. It
+leaves out what may differ between the ranks of one job whose graphs are the same to a planner: names
+of nodes, constants (offsets into a shard, names of process groups), and which of its devices a rank has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.graph.joint import JointGraph, role_of
+
+#: How many nodes of either side a difference shows.
+SHOWN = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outline:
+    """A joint graph, node by node.
+
+    Attributes:
+        names: what each node is called; not part of the digest.
+        calls: what each node is, and its result, as text.
+        inputs: positions of what each node reads, in the order of its arguments.
+    """
+
+    names: tuple[str, ...]
+    calls: tuple[str, ...]
+    inputs: tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for two graphs that a decision can be carried over between, position by position."""
+        text = json.dumps([self.calls, self.inputs])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def outline(joint: JointGraph) -> Outline:
+    """The outline of a joint graph."""
+    nodes = list(joint.graph.nodes)
+    position = {n: i for i, n in enumerate(nodes)}
+    devices: dict[torch.device, str] = {}
+    calls, inputs = [], []
+    for node in nodes:
+        value = node.meta.get("val")
+        tag = node.meta.get("recompute")
+        what = f"output of {joint.num_fwd_outputs} + {_gaps(node)}"
+        if node.op != "output":
+            what = f"{_target(node)} -> {_describe(value, devices)}"
+        calls.append(what if tag is None else f"{what} {getattr(tag, 'name', tag)}")
+        inputs.append(_reads(node, position))
+    return Outline(names=tuple(n.name for n in nodes), calls=tuple(calls), inputs=tuple(inputs))
+
+
+def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> str | None:
+    """Says where two graphs part, in words; None where they do not.
+
+    Args:
+        one: a graph.
+        other: the graph it is held against.
+        whose: what to call the two sides, such as ``("rank 1", "rank 0")``.
+    """
+    here, there = whose
+    alone = [
+        f"{who} alone has {_some(graph, extra)}"
+        for who, graph, extra in (
+            (here, one, _beyond(one, other)),
+            (there, other, _beyond(other, one)),
+        )
+        if extra
+    ]
+    if alone:
+        return f"{'; '.join(alone)} (of {len(one)} nodes on {here}, {len(other)} on {there})"
+    # The same nodes, in another order, between others, or returned otherwise.
+    for i in range(len(one)):
+        if one.calls[i] != other.calls[i]:
+            return f"node {i} is {_node(one, i)} on {here}, {_node(other, i)} on {there}"
+        if one.inputs[i] != other.inputs[i]:
+            return (
+                f"node {i}, {_node(one, i)}, reads {_inputs(one, i)} on {here}, "
+                f"{_inputs(other, i)} on {there}"
+            )
+    return None
+
+
+def _beyond(one: Outline, other: Outline) -> list[int]:
+    """Positions of the nodes, but for the output, that the other graph has not, or has fewer of."""
+    left = Counter(other.calls)
+    found = []
+    for i, call in enumerate(one.calls[:-1]):
+        left[call] -= 1
+        if left[call] < 0:
+            found.append(i)
+    return found
+
+
+def _some(graph: Outline, positions: list[int]) -> str:
+    more = len(positions) - SHOWN
+    text = "; ".join(_node(graph, i) for i in positions[:SHOWN])
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def _inputs(graph: Outline, i: int) -> str:
+    return ", ".join(graph.names[k] for k in graph.inputs[i]) or "nothing"
+
+
+def _node(graph: Outline, i: int) -> str:
+    return f"'{graph.names[i]}' ({graph.calls[i]})"
+
+
+def _reads(node: fx.Node, position: dict[fx.Node, int]) -> tuple[int, ...]:
+    """Positions of what a node reads, repeats included, in the order of its arguments."""
+    read: list[int] = []
+
+    def note(n: fx.Node) -> fx.Node:
+        read.append(position[n])
+        return n
+
+    fx.map_arg((node.args, node.kwargs), note)
+    return tuple(read)
+
+
+def _target(node: fx.Node) -> str:
+    """What a node calls, as text that is the same in every process."""
+    if node.op == "placeholder":
+        return role_of(node).value
+    if node.op != "call_function":
+        return f"{node.op} {node.target}"
+    target: Any = node.target
+    if isinstance(target, torch._ops.OperatorBase):
+        return str(target)
+    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
+def _gaps(node: fx.Node) -> str:
+    """Which outputs are values and which are None."""
+    values = pytree.arg_tree_leaves(*node.args)
+    return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
+
+
+def _describe(value: Any, devices: dict[torch.device, str]) -> str:
+    """Dtype, shape, stride and device; the devices of a kind are told apart by order of appearance."""
+    if isinstance(value, torch.Tensor):
+        count = sum(d.type == value.device.type for d in devices)
+        device = devices.setdefault(
+            value.device, value.device.type + (f" ({count + 1})" if count else "")
+        )
+        stride = list(value.stride()) if value.layout is torch.strided else value.layout
+        dtype = str(value.dtype).removeprefix("torch.")
+        return f"{dtype}{list(value.shape)} by {stride} on {device}"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_describe(v, devices) for v in value) + ")"
+    return type(value).__name__

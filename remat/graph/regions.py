@@ -1,0 +1,192 @@
+"""Nested compile regions: graphs that a joint graph calls, each split before the joint graph is.
+
+AOTAutograd hands a partitioner the joint graph of each region first, then the joint graph around
+them, in which a region's forward is a call that returns what its backward reads. A budget is about
+the whole step, so it is spent on that outer graph: what a call returns is kept or computed again by
+another call. A region by itself is split as runs fastest.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from remat.graph import ops
+from remat.graph.fake import refresh
+from remat.graph.joint import output_node
+from remat.graph.storages import aliased_argument, storage_key
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
+
+
+def is_region(module: fx.GraphModule, joint_inputs: Sequence[object]) -> bool:
+    """Whether a joint graph is a region's: those come without example inputs and count from 0."""
+    first = next(iter(module.graph.nodes))
+    return not joint_inputs and first.op == "placeholder" and first.name == "primals_0"
+
+
+def calls_regions(module: fx.GraphModule) -> bool:
+    """Whether a graph, as Dynamo hands it over, has nested regions in it."""
+    target = torch.ops.higher_order.invoke_subgraph
+    graphs = [m.graph for m in module.modules() if isinstance(m, fx.GraphModule)]
+    return any(g.find_nodes(op="call_function", target=target) for g in graphs)
+
+
+def split_region(
+    module: fx.GraphModule,
+    *,
+    num_fwd_outputs: int,
+    static_lifetime_input_indices: Sequence[int] | None = None,
+    **_: Any,
+) -> Modules:
+    """Splits the joint graph of a region by PyTorch's minimum cut without a budget.
+
+    Capturing and compiling must split a region alike, or a plan for the graph around it would not
+    fit; this is the split of both.
+    """
+    from torch._functorch import config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    # Below 1 it recomputes random operators and gives them other numbers.
+    with config.patch(activation_memory_budget=1.0):
+        split: Modules = min_cut_rematerialization_partition(
+            module,
+            [],
+            num_fwd_outputs=num_fwd_outputs,
+            static_lifetime_input_indices=list(static_lifetime_input_indices or ()),
+        )
+    return split
+
+
+def separate_calls(graph: fx.Graph) -> int:
+    """Gives the results of every call of a region memory of their own in their fake values.
+
+    AOTAutograd writes the region's own values to each of its calls, as if all calls returned the
+    same memory. An input that a region hands back as it is stands for itself afterwards.
+
+    Returns:
+        How many calls were rewritten.
+    """
+    calls = 0
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.higher_order.invoke_subgraph:
+            continue
+        regions = ops.subgraphs(node)
+        if not regions or not isinstance(node.meta.get("val"), (tuple, list)):
+            continue
+        _separate(node, regions[0])
+        calls += 1
+    return calls
+
+
+def _separate(call: fx.Node, region: fx.GraphModule) -> None:
+    inputs = [n for n in region.graph.nodes if n.op == "placeholder"]
+    returned: Any = output_node(region.graph).args[0]
+    given = dict(zip(inputs, call.args[2:], strict=False))
+    values = call.meta["val"] = _own_values(call, given, returned)
+    elements: dict[int, fx.Node] = {}
+    for user in list(call.users):
+        if getattr(user.target, "__name__", "") == "getitem":
+            k: Any = user.args[1]
+            user.meta["val"] = values[k]
+            elements[k] = user
+    # What the region's nodes are outside of it: its inputs, and results that are no views.
+    outside: dict[Any, Any] = dict(given)
+    known = dict.fromkeys([*given, *returned])
+    for k, inner in enumerate(returned):
+        if isinstance(inner, fx.Node) and inner not in outside:
+            base, _ = _base(inner, known)
+            if base is inner or base is None:
+                outside[inner] = elements.get(k) or _element(call, k)
+                call.append(outside[inner])
+    for k, element in elements.items():
+        found = _taken_outside(element, returned[k], outside)
+        if found is not None and found is not element:
+            element.replace_all_uses_with(found)
+
+
+def _base(inner: fx.Node, known: Mapping[Any, Any]) -> tuple[fx.Node | None, list[fx.Node]]:
+    """What a node of a region is a view of, among known ones, and the views between, first last.
+
+    A node that is no view is its own base; None stands for a base that is not known.
+    """
+    if inner.op == "placeholder" or aliased_argument(inner) is None:
+        return inner, []
+    views: list[fx.Node] = []
+    while inner not in known or not views:
+        base = aliased_argument(inner)
+        if base is None or any(n is not base and n not in known for n in inner.all_input_nodes):
+            return None, []
+        views.append(inner)
+        inner = base
+    return inner, views
+
+
+def _taken_outside(element: fx.Node, inner: Any, outside: dict[Any, Any]) -> fx.Node | None:
+    """A result of a call by what it is a view of: an input, or another result."""
+    if not isinstance(inner, fx.Node):
+        return None
+    if inner not in outside:
+        base, views = _base(inner, outside)
+        if base not in outside or not isinstance(outside[base], fx.Node):
+            return None
+        for view in reversed(views):
+            with element.graph.inserting_before(element):
+                taken = element.graph.node_copy(view, outside.__getitem__)
+            taken.meta = {**element.meta, "val": view.meta["val"]}
+            refresh(taken)
+            outside[view] = taken
+    found = outside[inner]
+    return found if isinstance(found, fx.Node) else None
+
+
+def _element(call: fx.Node, k: int) -> fx.Node:
+    with call.graph.inserting_after(call):
+        element = call.graph.call_function(operator.getitem, (call, k))
+    element.meta = {**call.meta, "val": call.meta["val"][k]}
+    return element
+
+
+def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
+    """What a call returns, as fake values: in new memory, or in that of its operands."""
+    values = call.meta["val"]
+    tensors = [v for v in pytree.tree_leaves(values) if hasattr(v, "fake_mode")]
+    if not tensors:
+        return tuple(values)
+    mode = tensors[0].fake_mode
+    memory: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
+    for inner, operand in given.items():
+        key = storage_key(inner.meta.get("val"))
+        if key is not None and isinstance(operand, fx.Node):
+            memory.setdefault(key, _viewer(operand.meta["val"]))
+    found: list[Any] = []
+    with mode, mode.shape_env.suppress_guards(), torch.no_grad():
+        for node, value in zip(returned, values, strict=True):
+            operand = given.get(node)
+            if isinstance(operand, fx.Node):
+                found.append(operand.meta["val"])
+                continue
+            key = storage_key(value)
+            if key is None:
+                found.append(value)
+                continue
+            if key not in memory:
+                elements = value.untyped_storage().nbytes() // value.element_size()
+                memory[key] = _viewer(value.new_empty(elements))
+            found.append(memory[key](value))
+    return tuple(found)
+
+
+def _viewer(base: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Views of the memory of one fake tensor, in the shape and dtype of others."""
+
+    def view(like: torch.Tensor) -> torch.Tensor:
+        same = base if base.dtype == like.dtype else base.view(like.dtype)
+        return same.as_strided(like.size(), like.stride(), like.storage_offset())
+
+    return view

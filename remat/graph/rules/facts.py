@@ -1,0 +1,124 @@
+"""What the rules ask about a split, and the words in which they answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from remat.graph.index import are_plain
+from remat.graph.joint import outputs_of
+
+if TYPE_CHECKING:
+    from remat.graph.verify import Split
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What breaks a rule: in words, and the nodes that it is about."""
+
+    text: str
+    nodes: tuple[fx.Node, ...] = ()
+
+
+class Facts:
+    """A split, with what several rules ask about it looked up once."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    @cached_property
+    def joint(self) -> dict[str, fx.Node]:
+        """Nodes of the joint graph by name, in graph order."""
+        return {n.name: n for n in self.split.joint.graph.nodes}
+
+    @cached_property
+    def position(self) -> dict[str, int]:
+        """Where each node stands in the joint graph."""
+        return dict(zip(self.joint, range(len(self.joint)), strict=True))
+
+    @cached_property
+    def halves(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Nodes of forward and of backward."""
+        return list(self.split.forward.graph.nodes), list(self.split.backward.graph.nodes)
+
+    @cached_property
+    def calls(self) -> dict[str, fx.Node]:
+        """What forward runs, by name."""
+        return {n.name: n for n in self.halves[0] if n.op == "call_function"}
+
+    @cached_property
+    def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+        """Of the joint graph, forward and backward: calls that are more than their result."""
+        joint, fwd, bwd = (
+            [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
+            for nodes in (list(self.joint.values()), *self.halves)
+        )
+        return joint, fwd, bwd
+
+    @cached_property
+    def returned(self) -> tuple[list[Any], list[Any]]:
+        """What forward returns of its own, and what it hands to backward."""
+        values = outputs_of(self.split.forward.graph)
+        n = self.split.joint.num_fwd_outputs
+        return values[:n], values[n:]
+
+    @cached_property
+    def handed(self) -> list[fx.Node]:
+        return [v for v in self.returned[1] if isinstance(v, fx.Node)]
+
+    @cached_property
+    def placeholders(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+        """Placeholders of the joint graph, forward and backward.
+
+        Generators that AOTAutograd keeps in step are left out: it takes care of them by itself.
+        """
+        joint, fwd, bwd = (
+            [
+                n
+                for n in graph.find_nodes(op="placeholder")
+                if not n.name.startswith(("fwd_rng_state_", "bwd_rng_state_"))
+            ]
+            for graph in (
+                self.split.joint.graph,
+                self.split.forward.graph,
+                self.split.backward.graph,
+            )
+        )
+        return joint, fwd, bwd
+
+    def is_same(self, mine: Any, theirs: Any) -> bool:
+        """Whether a value of a half stands for a value of the joint graph."""
+        if isinstance(mine, fx.Node) and isinstance(theirs, fx.Node):
+            return mine.name == theirs.name or mine.name not in self.joint
+        return type(mine) is type(theirs) and mine == theirs
+
+
+def kind_of(node: fx.Node) -> int:
+    """0 for a tensor, 1 for one without a version check, 2 for an object, 3 for a size."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor):
+        return int(bool(node.meta.get("saved_tensor_with_no_vc_check", False)))
+    return 3 if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)) else 2
+
+
+def described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} on {value.device}"
+    return str(value) if isinstance(value, (torch.SymInt, int, float)) else type(value).__name__
+
+
+def shown(value: Any) -> str:
+    return f"'{value.name}'" if isinstance(value, fx.Node) else str(value)
+
+
+def called(node: fx.Node) -> str:
+    return f"'{node.name}' ({node.target})"
+
+
+def nodes_of(*values: Any) -> tuple[fx.Node, ...]:
+    """The nodes among values, each name once."""
+    return tuple({v.name: v for v in values if isinstance(v, fx.Node)}.values())

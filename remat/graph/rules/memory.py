@@ -1,0 +1,148 @@
+"""Rules on memory: tags, the budget, what is overwritten, and fake values to count by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat.graph import ops
+from remat.graph.index import inputs_of
+from remat.graph.joint import split_outputs
+from remat.graph.liveness import saved_storages
+from remat.graph.memories import Memories
+from remat.graph.replays import Replays
+from remat.graph.rules.facts import Facts, Fault, called
+from remat.graph.sizes import Sizes
+from remat.graph.storages import aliased_argument, is_input_mutation
+
+
+def tags_hold(facts: Facts) -> Iterator[Fault]:
+    tags = {name: tag for name, n in facts.joint.items() if (tag := n.meta.get("recompute"))}
+    if not tags:
+        return
+    replays = Replays(facts.special[0])
+    for node in facts.halves[1]:
+        if (
+            tags.get(node.name) is CheckpointPolicy.MUST_SAVE
+            and node.name in facts.calls
+            and node.op == "call_function"
+            and not _is_view(node)
+            and isinstance(node.meta.get("val"), torch.Tensor)
+        ):
+            yield Fault(f"'{node.name}' is tagged MUST_SAVE and recomputed", (node,))
+    for node in facts.handed:
+        if (
+            tags.get(node.name) is CheckpointPolicy.MUST_RECOMPUTE
+            and isinstance(node.meta.get("val"), torch.Tensor)
+            and not replays.forbid(facts.joint[node.name])
+        ):
+            yield Fault(f"'{node.name}' is tagged MUST_RECOMPUTE and saved", (node,))
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether recomputing the node costs nothing: the memory that it looks at is what is saved."""
+    return ops.default_taxonomy().is_view(node) or aliased_argument(node) is not None
+
+
+def values_are_known(facts: Facts) -> Iterator[Fault]:
+    for node in (*facts.halves[0], *facts.halves[1]):
+        if node.op in ("call_function", "placeholder") and "val" not in node.meta:
+            source = facts.joint.get(node.name)
+            if source is None or "val" in source.meta:
+                yield Fault(f"'{node.name}' has lost its fake value", (node,))
+
+
+def the_budget_holds(facts: Facts) -> Iterator[Fault]:
+    split = facts.split
+    capacity, counted = split.capacity, split.saved_bytes
+    if capacity is None or (counted is not None and counted <= capacity):
+        return
+    saved = saved_storages(
+        split.forward, split.joint.num_fwd_outputs, count_outputs=split.count_outputs
+    )
+    total = sum(saved.values())
+    if total > capacity:
+        sizes = Sizes()
+        owners = {key: n for n in reversed(facts.handed) for key in sizes.keys(n) if key in saved}
+        largest = sorted(owners, key=lambda key: -saved[key])[:3]
+        text = f"{total} bytes are saved, {capacity} allowed"
+        yield Fault(text, tuple(owners[key] for key in largest))
+
+
+def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
+    key = Memories().key
+    writes = [
+        {n: {key(w.meta.get("val")) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
+        for nodes in facts.special[1:]
+    ]
+    gone = {k: n for n, keys in writes[0].items() for k in keys}
+    gone |= {key(n.meta.get("val")): n for n in _mutated_by_the_runtime(facts)}
+    if gone:
+        done = {n.name for n in writes[0]}
+        for node in facts.halves[1]:
+            if node.op != "call_function" or ops.ignores_content(node):
+                continue
+            for read in inputs_of(node):
+                k = key(read.meta.get("val"))
+                if k is None or k not in gone or read.name in done or read in written_by(node):
+                    continue
+                text = f"{called(node)} reads '{read.name}', which forward has overwritten"
+                yield Fault(text, (node, gone[k]))
+    for nodes, written in zip(facts.halves, writes, strict=True):
+        if written:
+            yield from _reordered(facts, nodes, written, key)
+
+
+def _reordered(
+    facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[int | None]], key: Any
+) -> Iterator[Fault]:
+    """Readers of overwritten memory that stand on the other side of the write than they did."""
+    here = {n: i for i, n in enumerate(nodes)}
+    touched = {k: n for n, keys in written.items() for k in keys if k is not None}
+    for node in nodes:
+        at = facts.position.get(node.name)
+        if node.name.removesuffix("_snapshot") != node.name:
+            at = -1  # a copy of an input is taken before anything else
+        if node.op != "call_function" or at is None:
+            continue
+        for read in inputs_of(node):
+            if key(read.meta.get("val")) not in touched:
+                continue
+            for write, keys in written.items():
+                there = facts.position.get(write.name)
+                if there is None or write is node or key(read.meta.get("val")) not in keys:
+                    continue
+                if (at < there) != (here[node] < here[write]):
+                    side = "behind" if at < there else "before"
+                    text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
+                    yield Fault(text, (node, write))
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an operator writes to, by its schema."""
+    if not ops.is_mutating(node):
+        return []
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {**dict(zip([a.name for a in arguments], node.args, strict=False)), **node.kwargs}
+    found: list[fx.Node] = []
+    for argument in arguments:
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = given.get(argument.name)
+            values = value if isinstance(value, (list, tuple)) else (value,)
+            found += [v for v in values if isinstance(v, fx.Node)]
+    return found
+
+
+def _mutated_by_the_runtime(facts: Facts) -> list[fx.Node]:
+    """Inputs of forward that AOTAutograd overwrites after it, with what forward returns for them."""
+    descs = [d for d in split_outputs(facts.split.joint)[2] if is_input_mutation(d)]
+    mutated = {repr(getattr(d, "mutated_input", None)) for d in descs}
+    return [
+        n
+        for n in (facts.halves[0] if mutated else ())
+        if n.op == "placeholder" and repr(n.meta.get("desc")) in mutated
+    ]

@@ -1,0 +1,125 @@
+"""Rules on signatures: what each half takes and returns, and what goes from one to the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from torch import fx
+
+from remat.graph.index import inputs_of
+from remat.graph.joint import Role, output_node, outputs_of, role_of, split_outputs
+from remat.graph.rules.facts import Facts, Fault, described, kind_of, nodes_of, shown
+from remat.graph.structure import check_structure
+
+#: Inputs of forward, and what backward takes behind all that forward hands over, in that order.
+_FORWARD_INPUTS = (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)
+_BACKWARD_INPUTS = (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
+
+
+def graphs_are_whole(facts: Facts) -> Iterator[Fault]:
+    for which in ("forward", "backward"):
+        module: fx.GraphModule = getattr(facts.split, which)
+        fault = None if _is_in_order(module.graph) else check_structure(module)
+        if fault is not None:
+            named = re.findall(r"'([^']+)'", fault)
+            nodes = tuple(n for n in module.graph.nodes if n.name in named)
+            yield Fault(f"{which}: {fault}", nodes)
+
+
+def _is_in_order(graph: fx.Graph) -> bool:
+    """Whether every node reads what stands before it: most that can be wrong, at a third of the time."""
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        if not seen.issuperset(inputs_of(node)):
+            return False
+        seen.add(node)
+    return len({n.name for n in seen}) == len(seen) and output_node(graph).op == "output"
+
+
+def forward_takes_the_inputs(facts: Facts) -> Iterator[Fault]:
+    theirs = [n for n in facts.placeholders[0] if role_of(n) in _FORWARD_INPUTS]
+    yield from _compared("input", facts.placeholders[1], theirs, "forward")
+
+
+def forward_returns_the_outputs(facts: Facts) -> Iterator[Fault]:
+    outputs = split_outputs(facts.split.joint)[0]
+    yield from _returned(facts, "output", facts.returned[0], outputs, "forward")
+
+
+def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
+    mine, theirs = outputs_of(facts.split.backward.graph), split_outputs(facts.split.joint)[1]
+    yield from _returned(facts, "gradient", mine, theirs, "backward")
+
+
+def _returned(
+    facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], half: str
+) -> Iterator[Fault]:
+    if len(mine) != len(theirs):
+        yield Fault(f"{half} returns {len(mine)} values, expected {len(theirs)}")
+    for k, (a, b) in enumerate(zip(mine, theirs, strict=False)):
+        if not facts.is_same(a, b):
+            yield Fault(f"{what} {k} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
+
+
+def _compared(
+    what: str, mine: Sequence[fx.Node], theirs: Sequence[fx.Node], half: str
+) -> Iterator[Fault]:
+    for k, (a, b) in enumerate(zip_longest(mine, theirs)):
+        if a is None or b is None or a.name != b.name:
+            yield Fault(f"{what} {k} of {half} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
+
+
+def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
+    for value in facts.returned[1]:
+        if not isinstance(value, fx.Node):
+            yield Fault(f"forward hands over {value!r}, which no node computes")
+    behind = {n.name for n in _behind(facts)}
+    mine = [n for n in facts.placeholders[2] if n.name not in behind]
+    theirs = sorted(facts.handed, key=lambda n: kind_of(n) != 3)  # sizes first, else in order
+    taken, given = {n.name: n for n in mine}, {n.name: n for n in theirs}
+    lonely = [n for n in (*mine, *theirs) if (n.name in taken) != (n.name in given)]
+    for node in lonely:
+        yield Fault(f"'{node.name}' is only on one side", (node,))
+    if not lonely:
+        yield from _compared("input", mine, theirs, "backward")
+    for a, b in zip(facts.handed, facts.handed[1:], strict=False):
+        if kind_of(a) > kind_of(b):
+            yield Fault(
+                f"'{b.name}' is handed over behind '{a.name}'; expected tensors, those without a "
+                "version check, objects, sizes",
+                (a, b),
+            )
+    for node in theirs:
+        other = taken.get(node.name)
+        value = node.meta.get("val")
+        if other is not None and other.meta.get("val") is not value:
+            as_given, as_taken = described(value), described(other.meta.get("val"))
+            if as_given != as_taken:
+                text = f"'{node.name}' is handed over as {as_given}, but taken as {as_taken}"
+                yield Fault(text, (node,))
+
+
+def backward_takes_tangents_behind(facts: Facts) -> Iterator[Fault]:
+    mine = facts.placeholders[2][len(facts.handed) :]
+    yield from _compared("input behind what was saved", mine, _behind(facts), "backward")
+
+
+def _behind(facts: Facts) -> list[fx.Node]:
+    """What backward takes behind all that forward hands over."""
+    roles = {n: role_of(n) for n in facts.placeholders[0]}
+    return [n for role in _BACKWARD_INPUTS for n, r in roles.items() if r is role]
+
+
+def outputs_are_described(facts: Facts) -> Iterator[Fault]:
+    n, out = facts.split.joint.num_fwd_outputs, output_node(facts.split.forward.graph)
+    descs = list(out.meta.get("desc") or ())
+    if len(descs) != n + len(facts.returned[1]):
+        yield Fault(f"forward describes {len(descs)} of {n + len(facts.returned[1])} outputs")
+    for k, (node, desc) in enumerate(zip(facts.handed, descs[n:], strict=False)):
+        kind = "NoVcCheck" if kind_of(node) == 1 else ""
+        wanted = f"SavedForBackwards{kind}AOTOutput"
+        if type(desc).__name__ != wanted or desc.idx != k:
+            yield Fault(f"'{node.name}' is described as {desc}, expected {wanted}({k})", (node,))

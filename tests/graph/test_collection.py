@@ -1,0 +1,70 @@
+"""The garbage collector is paused where graphs are made, and only there."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import remat
+from remat.graph.collection import without_collection
+from remat.passes.base import PassResult, State
+from remat.passes.partition import Partition
+from tests.graphs import joint_of, weight
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    was = gc.isenabled()
+    yield
+    (gc.enable if was else gc.disable)()
+
+
+@without_collection
+def nested(depth: int) -> list[bool]:
+    """Whether collection is on, at each depth on the way down and up."""
+    return [gc.isenabled(), *(nested(depth - 1) if depth else []), gc.isenabled()]
+
+
+@without_collection
+def failing() -> None:
+    raise ValueError("no")
+
+
+def test_collection_is_paused_and_goes_on() -> None:
+    gc.enable()
+    assert nested(2) == [False] * 6
+    assert gc.isenabled()
+
+
+def test_an_error_ends_the_pause() -> None:
+    gc.enable()
+    with pytest.raises(ValueError, match="no"):
+        failing()
+    assert gc.isenabled()
+
+
+def test_where_it_is_off_it_stays_off() -> None:
+    gc.disable()
+    assert nested(1) == [False] * 4
+    with pytest.raises(ValueError, match="no"):
+        failing()
+    assert not gc.isenabled()
+
+
+def test_planning_pauses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = joint_of(lambda x, w: (x @ w).sin().sum(), torch.randn(4, 4), weight(4, 4))
+    seen: list[bool] = []
+    run = Partition.run
+
+    def watched(self: Partition, state: State) -> PassResult:
+        seen.append(gc.isenabled())
+        return run(self, state)
+
+    monkeypatch.setattr(Partition, "run", watched)
+    gc.enable()
+    remat.plan(joint, 0.5)
+    assert seen == [False]
+    assert gc.isenabled()

@@ -1,0 +1,167 @@
+"""Copies of nodes: the quick way gives what PyTorch's own way gives."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import remat
+from remat.graph import copying
+from remat.graph.copying import Copier
+from tests.graphs import calls, joint_of, traced, weight
+
+
+def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    values, places = (x @ w).relu().topk(2, dim=1)
+    return torch.cat([values.sin(), values * 2.0], 1).sum() + places.sum()
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    return joint_of(step, torch.randn(4, 4), weight(4, 4))
+
+
+def copied(source: fx.Graph, *, quick: bool | None = None) -> fx.Graph:
+    graph = fx.Graph()
+    Copier(graph, source, quick=quick).copy(source.nodes)
+    return graph
+
+
+def outline(graph: fx.Graph) -> list[Any]:
+    """All that one can ask of a graph, as text."""
+    found: list[Any] = [
+        len(graph.nodes),
+        str(graph),
+        graph.python_code("self").src,
+        [n.name for n in sorted(graph.nodes)],
+    ]
+    for n in graph.nodes:
+        parts = (n.name, n.op, str(n.target), n.args, n.kwargs, n.type, sorted(n.meta))
+        kinds = [type(a) for a in (n.args, n.kwargs, *n.args)]
+        found.append(repr((parts, kinds, list(n.users), n.all_input_nodes)))
+        alike = graph.find_nodes(op=n.op, target=n.target if n.op == "call_function" else None)
+        found.append([m.name for m in alike])
+    return found
+
+
+def test_the_quick_way_works_with_this_pytorch() -> None:
+    assert copying.quick_way_works()
+
+
+def test_the_quick_way_is_the_plain_way(joint: remat.JointGraph) -> None:
+    quick, plain = (copied(joint.graph, quick=q) for q in (True, False))
+    assert outline(quick) == outline(plain)
+    quick.lint()
+    assert [n.meta["val"] for n in quick.nodes if "val" in n.meta] == [
+        n.meta["val"] for n in joint.graph.nodes if "val" in n.meta
+    ]
+
+
+def edit(graph: fx.Graph) -> None:
+    """What later passes do to a graph."""
+    (cat,) = graph.find_nodes(op="call_function", target=torch.ops.aten.cat.default)
+    with graph.inserting_after(cat):
+        more = graph.call_function(torch.ops.aten.neg.default, (cat,))
+        cat.replace_all_uses_with(more, delete_user_cb=lambda user: user is not more)
+    cat.target = torch.ops.aten.hstack.default
+    cat.args = (cat.args[0],)
+    graph.create_node("call_function", torch.ops.aten.sin.default, (more,), name="sin")
+    (more,) = (n for n in graph.nodes if n.name.startswith("sin") and not n.users)
+    graph.erase_node(more)
+    next(iter(graph.nodes)).append(graph.call_function(operator.add, (1, 2)))
+    graph.lint()
+
+
+def test_copies_can_be_edited_alike(joint: remat.JointGraph) -> None:
+    quick, plain = (copied(joint.graph, quick=q) for q in (True, False))
+    before = outline(joint.graph)
+    for graph in (quick, plain):
+        edit(graph)
+    assert outline(quick) == outline(plain)
+    assert outline(joint.graph) == before
+
+
+def f(module: fx.GraphModule) -> fx.GraphModule:
+    return pickle.loads(pickle.dumps(module))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, f], ids=["deepcopy", "pickle"])
+def test_copies_can_be_copied_and_pickled(
+    again: Callable[[fx.GraphModule], fx.GraphModule],
+) -> None:
+    x = torch.randn(3, 3)
+    source = fx.symbolic_trace(lambda x: torch.cat([x.sin(), x * 2], dim=1))
+    made = again(fx.GraphModule(source, copied(source.graph, quick=True)))
+    made.graph.lint()
+    assert torch.equal(made(x), source(x))
+
+
+def test_metadata_are_the_copy_s_own(joint: remat.JointGraph) -> None:
+    graph = copied(joint.graph, quick=True)
+    for node in graph.nodes:
+        node.meta["mark"] = True
+    assert not any("mark" in n.meta for n in joint.graph.nodes)
+
+
+def test_a_name_that_is_taken_is_not_given_again(joint: remat.JointGraph) -> None:
+    graph = fx.Graph()
+    graph.create_node("call_function", torch.ops.aten.mm.default, (), name="mm")
+    Copier(graph, joint.graph, quick=True).copy(joint.graph.nodes)
+    graph.lint()
+    before, after = calls(joint.graph), calls(graph)
+    # Whose name is free keeps it.
+    assert after == ["mm", *["mm_2" if name == "mm" else name for name in before]]
+
+
+def test_what_is_taken_is_a_placeholder(joint: remat.JointGraph) -> None:
+    outlines = []
+    for quick in (True, False):
+        graph = fx.Graph()
+        copier = Copier(graph, joint.graph, quick=quick)
+        relu, sine = (n for n in joint.graph.nodes if n.name in ("relu", "sin"))
+        copier.take([relu])
+        copier.copy([sine], lambda _, copies=copier.copies, node=relu: copies[node])
+        graph.output(copier.copies[sine])
+        outlines.append(outline(graph))
+        assert copier.copies[relu].meta["val"] is relu.meta["val"]
+    assert outlines[0] == outlines[1]
+
+
+def test_names_that_are_made_up_later_are_new() -> None:
+    source = traced(lambda x: x.sin().sin().sin(), torch.randn(2)).graph
+    graph = fx.Graph()
+    nodes = [n for n in source.nodes if n.name in ("x_1", "sin", "sin_1")]
+    Copier(graph, source, quick=True).copy(nodes)
+    later = graph.call_function(torch.ops.aten.sin.default, (graph.nodes.__iter__().__next__(),))
+    assert later.name not in {n.name for n in source.nodes}
+
+
+def test_another_pytorch_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = copying.quick_way_works.__wrapped__
+    assert check()
+    with monkeypatch.context() as patch:  # something that copying relies on is gone
+        patch.delattr(torch._C, "_fx_map_arg")
+        assert not check()
+    with monkeypatch.context() as patch:  # or does something else
+        patch.setattr(torch._C, "_fx_map_arg", lambda args, _: args)
+        assert not check()
+
+
+def test_another_pytorch_is_gone_along_with(
+    joint: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = remat.plan(joint, 0.5)
+    monkeypatch.setattr(copying, "quick_way_works", lambda: False)
+    plan = remat.plan(joint, 0.5)
+    assert plan.to_json().replace(str(plan.solve_s), "") == wanted.to_json().replace(
+        str(wanted.solve_s), ""
+    )
+    for mine, theirs in ((plan.forward, wanted.forward), (plan.backward, wanted.backward)):
+        assert outline(mine.graph) == outline(theirs.graph)

@@ -1,0 +1,39 @@
+"""The memory behind fake values."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from remat.graph.memories import Memories
+
+
+def test_views_share_a_memory() -> None:
+    memories = Memories()
+    with FakeTensorMode():
+        x = torch.empty(4, 4)
+        view, other = x[1:].t(), torch.empty(4, 4)
+    assert memories.key(x) == memories.key(view) is not None
+    assert memories.key(x) != memories.key(other)
+    assert memories.of(view)[1].nbytes() == 64  # type: ignore[union-attr]
+    assert [m[0] for m in memories.of_all([x, view])] == [memories.key(x)] * 2
+
+
+def test_what_has_no_memory() -> None:
+    memories = Memories()
+    sparse = torch.eye(3).to_sparse()
+    assert [m[:2] for m in memories.of_all([None, 3, (torch.ones(1),), sparse])] == [
+        (None, None)
+    ] * 4
+
+
+def test_a_value_that_was_asked_for_is_never_mistaken_for_another() -> None:
+    memories, seen = Memories(), set()
+    for _ in range(100):
+        value = torch.empty(1)
+        seen.add(memories.key(value))
+        del value
+        gc.collect(0)
+    assert len(seen) == 100  # the values live on, and so do their memories

@@ -1,0 +1,113 @@
+"""Joint graphs in files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import remat
+from remat.errors import ProblemError, RematError
+from remat.graph.text import files, print_joint, read_joint, write_joint
+from tests.graph.text.steps import captured
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+def test_a_file_holds_the_text(tmp_path: Path) -> None:
+    joint, path = captured("mlp"), tmp_path / "mlp.joint"
+    write_joint(path, joint)
+    assert path.read_text() == print_joint(joint)
+    assert read_joint(str(path)).fingerprint == joint.fingerprint
+
+
+def test_a_plan_fits_the_graph_in_the_file(tmp_path: Path) -> None:
+    joint, path = captured("several"), tmp_path / "several.joint"
+    write_joint(path, joint)
+    plan = remat.plan(read_joint(path), 0)
+    assert remat.plan(joint, plan=remat.Plan.from_json(plan.to_json())).saved == plan.saved
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "No such file or directory"),
+        (b"\xff\xfe", "it is no text in UTF-8: byte 0"),
+        (
+            b"joint(",
+            "graph text, line 1, column 6: what is no Python syntax ('(' was never closed)",
+        ),
+    ],
+)
+def test_what_cannot_be_read(tmp_path: Path, content: bytes | None, says: str) -> None:
+    path = tmp_path / "bad.joint"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ProblemError) as caught:
+        read_joint(path)
+    assert str(caught.value).startswith(f"joint graph '{path}' cannot be read: {says}")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match="cannot be read: Is a directory"):
+        read_joint(tmp_path)
+    with pytest.raises(RematError, match="cannot be written"):
+        write_joint(tmp_path / "missing" / "x.joint", captured("mlp"))
+
+
+def test_what_is_too_large_is_neither_written_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joint, path = captured("mlp"), tmp_path / "mlp.joint"
+    write_joint(path, joint)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
+    with pytest.raises(ProblemError, match="larger than the 100 bytes that are read"):
+        read_joint(path)
+    with pytest.raises(ProblemError, match=r"would take \d+ bytes; at most 100 are read"):
+        write_joint(path, joint)
+    assert path.read_text() == print_joint(joint)
+
+
+def test_it_is_not_imported_unless_it_is_asked_for() -> None:
+    code = "import sys, remat; remat.capture; print([m for m in sys.modules if 'graph.text' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+OTHER_PROCESS = """
+import json, sys
+from remat.graph.text import parse_joint, print_joint
+texts = json.load(sys.stdin)
+joints = [parse_joint(text) for text in texts]
+assert [print_joint(joint) for joint in joints] == texts
+print(json.dumps([joint.fingerprint for joint in joints]))
+"""
+
+
+def test_another_process_reads_the_same_graphs() -> None:
+    """Operators that nothing there has imported yet are found; fingerprints agree."""
+    plan = remat.plan(captured("dropout"), 0)
+    half = remat.JointGraph(graph_module=plan.forward, num_fwd_outputs=1, name="forward")
+    graphs = [captured("branches"), half, _with_an_operator_of_inductor()]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", OTHER_PROCESS],
+        input=json.dumps([print_joint(graph) for graph in graphs]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == [graph.fingerprint for graph in graphs]
+
+
+def _with_an_operator_of_inductor() -> remat.JointGraph:
+    """Inductor draws random numbers by operators of its own."""
+    torch._dynamo.reset()
+    f, args = torch.nn.functional.dropout, (torch.ones(4, requires_grad=True),)
+    joint = remat.capture(f, args, lower="inductor")
+    assert "prims.inductor" in print_joint(joint)
+    return joint

@@ -1,0 +1,333 @@
+"""Texts that are cut off or mean harm: refused with the place, and nothing in them is run."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import random
+import re
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from remat.errors import ProblemError
+from remat.graph.text import parse_graph, parse_joint, parser, print_joint
+from remat.graph.text.syntax import MAX_BYTES, MAX_MARKS
+from tests.graph.text.steps import captured
+from tests.graph.text.test_text_first import EVERYTHING
+
+HEAD = 'graph("g", version=1, device="cpu")\n'
+JOINT = 'joint("j", version=1, device="cpu", lower="eager", num_fwd_outputs=1)\n'
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(ProblemError) as caught:
+        parse_graph(text)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("x = os.system('touch bad')", "the operator 'os.system'; expected an operator as"),
+        ("x = builtins.eval('1')", "expected one of builtins.{abs, max, min, pow, round}"),
+        ("x = builtins.open('bad', 'w')", "the operator 'builtins.open'; expected one of"),
+        ("x = operator.attrgetter('a')", "the operator 'operator.attrgetter'; expected one of"),
+        ("x = operator.methodcaller('a')", "the operator 'operator.methodcaller'"),
+        ("x = torch.load('bad')", "the operator 'torch.load'; expected one of torch.{sym_float"),
+        ("x = torch.hub.load('bad')", "the operator 'torch.hub.load'; expected one of torch."),
+        ("x = torch.ops.load_library('bad')", "the operator 'torch.ops.load_library'"),
+        ("x = load_library.bad.default()", "library 'load_library' has no 'bad'"),
+        ("x = aten.__class__.mro()", "library 'aten' has no '__class__'"),
+        ("x = aten.mm.__class__()", "expected one of aten.mm.{default, dtype, dtype_out, out}"),
+        ("x = aten.mm.default.__init__()", "expected an operator as namespace.name.overload"),
+        ("x = higher_order.__class__()", "'__class__' is none: import what defines it first"),
+        ("x = higher_order.cond.__call__()", "a higher-order operator as higher_order.name"),
+        ("x = op('os.system')('bad')", "the operator 'os.system'; expected an operator as"),
+        ("x = op('aten.mm.default; bad')()", "expected a name such as aten.mm.default"),
+        ("x = __import__('os')", "__import__(…); expected placeholder, get_attr, or an operator"),
+        ("x = print('bad')", "print(…); expected placeholder, get_attr, or an operator"),
+        ("x = (lambda: 1)()", "'lambda: 1'; expected a dotted name, such as aten.mm.default"),
+        ("x = aten.mm.default((lambda: 1)())", "'(lambda: 1)()'; expected a literal"),
+        ("x = aten.mm.default([i for i in ()])", "'[i for i in ()]'; expected a literal"),
+        ("x = aten.mm.default(f'{1}')", "'f'{1}''; expected a literal"),
+        ("x = aten.mm.default(b'x')", "a literal of type bytes; expected a string, number or None"),
+        ("x = aten.mm.default(*[])", "'*[]'; expected a literal"),
+        ("x = aten.mm.default(**[])", "what follows **; expected a dictionary with strings"),
+        ("x = aten.mm.default({[]: 1})", "a key of a dictionary; expected a string or number"),
+        ("x = aten.mm.default(1 if 1 else 2)", "'1 if 1 else 2'; expected a literal"),
+        ("x = aten.mm.default(slice('a'))", "expected a literal, the name of a node above"),
+        (
+            "x = aten.mm.default(torch.device('bad device'))",
+            "the device 'bad device'; expected one",
+        ),
+        (
+            "x = aten.mm.default(torch.device)",
+            "the operator 'torch.device'; expected one of torch.",
+        ),
+        ("x = aten.mm.default(y)", "the name 'y'; expected a node of a line above"),
+        ("x = aten.mm.default(x)", "the name 'x'; expected a node of a line above"),
+        ("x = get_attr('__class__')", "the attribute '__class__'; expected one that constant(…)"),
+        (
+            "x = placeholder()\nx = placeholder()",
+            "the name 'x'; expected one that is neither taken",
+        ),
+        ("sum = placeholder()", "the name 'sum'; expected one that is neither taken nor reserved"),
+        ("nan = placeholder()", "the name 'nan'; expected one that is neither taken nor reserved"),
+        ("ｘ١ = placeholder()", "the name 'x١'; expected at most 256 letters"),
+        (f"{'x' * 300} = placeholder()", "expected at most 256 letters, digits and _"),
+        ("x = placeholder(target='a b')", "the target 'a b'; expected a name"),
+        ("x = placeholder(Evil(0))", "'Evil(0)'; expected a descriptor of AOTAutograd"),
+        ("x = placeholder(PlainAOTInput('a'))", "''a''; expected an integer"),
+        ("x = placeholder(PlainAOTInput(0, 1))", "2 values for PlainAOTInput; expected 1: idx"),
+        ("x = placeholder(GradAOTOutput(PlainAOTOutput(0)))", "of what it cannot be of"),
+        ("x, y = placeholder()", "'x, y = placeholder()'; expected name: type = call(…)"),
+        ("x.y = placeholder()", "'x.y = placeholder()'; expected name: type = call(…)"),
+        ("x: f32", "'x: f32'; expected name: type = call(…)"),
+        ("x = 3", "'3'; expected a call, or an element as x[0]"),
+        ("x = placeholder(), forget", "the mark 'forget'; expected one of must_save"),
+        ("x = placeholder(), region(x)", "'x'; expected an integer"),
+        ("import os", "'import os'; expected name: type = call(…), part(…)"),
+        ("def f(): pass", "'def f(): pass'; expected name: type = call(…), part(…)"),
+        ("while 1: pass", "'while 1: pass'; expected name: type = call(…), part(…)"),
+        ("exec('bad')", "'exec('bad')'; expected part("),
+        ("part('is_forward', x=1)", "expected part("),
+        ("part(['is_forward'])", "expected one of is_forward, is_backward"),
+        ("part('nowhere')", "expected one of is_forward, is_backward"),
+        ("with open('bad', 'w'):\n    return 1", 'this block; expected with subgraph("name"):'),
+        ("with subgraph('g') as g:\n    return 1", 'this block; expected with subgraph("name"):'),
+        ("with subgraph('forward'):\n    return 1", "the attribute 'forward'; expected a name"),
+        ("with subgraph('__class__.a'):\n    return 1", "the attribute '__class__.a'"),
+        ("with subgraph('g'):\n    x = placeholder()", "the end of a graph; expected return …"),
+        ("constant('c', f32[2], [1])", "these numbers; expected nested lists in the shape (2,)"),
+        ("constant('c', i8[1], [300])", "these numbers; expected nested lists in the shape (1,)"),
+        ("constant('c', f32[100], [])", "those of 64 elements at most"),
+        ("attribute('a', opaque('os; bad'))", "the class 'os; bad'; expected the dotted name"),
+        (
+            "x = aten.mm.default(" + "9" * 40 + ")",
+            "an integer of 133 bits; expected a number of 64",
+        ),
+        ("x = aten.mm.default(-18446744073709551615)", "expected an integer"),
+        ("x = aten.mm.default(" + "9" * 9999 + ")", "what is no Python syntax"),
+        ("x = aten.mm.default(0x" + "f" * 9999 + ")", "an integer of 39996 bits"),
+        ("x = aten.mm.default('" + "a" * 70000 + "')", "a string of 70000 characters"),
+        ("x = aten.mm.default(" + "[" * 60 + "]" * 60 + ")", "expected at most 40 levels"),
+        (
+            "x = aten.mm.default(" + "(" * 999 + ")" * 999 + ")",
+            "what is no Python syntax (too many",
+        ),
+        ("x = aten.mm.default(" + "-" * 99999 + "1)", "nesting too deep to be read"),
+        ("x = aten" + ".mm" * 99999 + "()", "nesting too deep to be read"),
+        ("x = aten.mm.default(1" + "+1" * 99999 + ")", "nesting too deep to be read"),
+        ("x: f32[s0] = placeholder()", "the symbol 's0'; expected one that symbols(…) declares"),
+        ("x: f32[-1] = placeholder()", "the size -1; expected one of 0 to 2**63 - 1"),
+        ("x: f32[0.5] = placeholder()", "'0.5'; expected an integer"),
+        (f"x: f32[{'1, ' * 65}] = placeholder()", "65 dimensions; expected 64 at most"),
+        (f"x: f32[{2**62}] = placeholder()", f"a tensor of {2**64} bytes; expected at most"),
+        (f"x: f32[{2**40}, {2**40}](0, 0) = placeholder()", "a tensor that PyTorch makes: numel"),
+        ("x: f32[2](1, 2) = placeholder()", "2 strides; expected 1, one for each dimension"),
+        ("x: f32[4](storage=8) = placeholder()", "needs 16 bytes of memory; expected no more than"),
+        ("x: f32[2] = placeholder()\ny: f64[2] @ x = placeholder()", "needs 16 bytes of memory"),
+        ("x: f32[2] @ y = placeholder()", "the memory of 'y'; expected that of a tensor above"),
+        ("x: f32[2] @ x = placeholder()", "the memory of 'x'; expected that of a tensor above"),
+        ("x: f32[2] @ a" + ".a" * 900 + " = placeholder()", "expected at most 40 levels"),
+        ("x: f32[s0" + "+s0" * 900 + "] = placeholder()", "expected at most 40 levels"),
+        ("x: " + "(" * 99 + "f32" + ",)" * 99 + " = placeholder()", "expected at most 40 levels"),
+        ("x: i8[2](grad=True) = placeholder()", "'True'; expected True, for a floating-point type"),
+        ("x: f32[2](color=1) = placeholder()", "'color'; expected offset, storage, device, grad"),
+        ("x: f32[2](layout=torch.float32) = placeholder()", "expected a layout, such as"),
+        ("x: f32[2](device='cuda:99999') = placeholder()", "the device 'cuda:99999'"),
+        ("x: float = placeholder()", "the type 'float'; expected one such as f32[8, 4]"),
+        ("x: os.system('bad') = placeholder()", "the type 'os.system('bad')'; expected one such"),
+        ("x: SymInt[True] = placeholder()", "expected the type of what it computes"),
+    ],
+)
+def test_a_line_is_refused_with_its_place(
+    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refusal(HEAD + "ok = placeholder()\n" + line + "\nreturn ok")
+    assert says in said
+    at = re.match(r"graph text, line (\d+), column (\d+): ", said)
+    assert at is not None
+    assert int(at[1]) in (3, 4, 5)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "line 1, column 1: the first statement; expected joint("),
+        ("x = 1", 'line 1, column 1: the first statement; expected joint("name", version=1, …)'),
+        ("joint()", "0 unnamed values; expected one: the name of the graph"),
+        ('joint("j")', "a head with nothing; expected one with device, lower, num_fwd_outputs"),
+        (JOINT.replace("version=1", "version=2"), "a text of version 2; expected version 1"),
+        (JOINT.replace("=1)", "=-1)"), "num_fwd_outputs as '-1'; expected a number of 0 or more"),
+        (JOINT.replace('"eager"', "1"), "lower as '1'; expected the name of a lowering"),
+        (
+            JOINT.replace("=1)", "=1, static_inputs=[-1])"),
+            "static_inputs as '[-1]'; expected a list",
+        ),
+        (JOINT.replace("=1)", "=1, received=[1])"), "received as '[1]'; expected a list of three"),
+        (JOINT.replace("=1)", "=1, **{})"), "a head with None, device, lower"),
+        (JOINT + "symbols(1)", "'1'; expected name=symbol(…)"),
+        (JOINT + "symbols(x0=symbol(1))", "a symbol called 'x0'; expected a name such as s77"),
+        (JOINT + "symbols(s0=eval('1'))", "'eval('1')'; expected symbol(hint, min=…, max=…)"),
+        (JOINT + "symbols(s0=symbol(1, min=2))", "expected min to be below the hint"),
+        (JOINT + "symbols(s0=symbol(big=2))", "'big'; expected min, max, positive or size_like"),
+        (JOINT + "symbols(s0=symbol(0.5))", "'0.5'; expected an integer"),
+        (JOINT, "the end of a graph; expected return …; is the text cut off?"),
+        (JOINT + "return", "the end of a graph; expected return …; is the text cut off?"),
+        (JOINT + "x = tangent()\nreturn [x]", "'x' as tangent(…); expected primal(…)"),
+        (JOINT + "tangents_1 = primal()\nreturn 1", "'tangents_1' as primal(…); expected tangent"),
+        (JOINT + "x = primal()\nreturn [backward(x), forward(x)]", "1 outputs of forward among 2"),
+        (JOINT + "x = primal()\nreturn [forward(x), x]", "'x'; expected forward or backward(node,"),
+        (JOINT + "x = placeholder()\nreturn x", "placeholder(…); expected primal, tangent"),
+        ("\x00", "line 1, column 1: the character '\\x00'; expected plain text"),
+        (JOINT + "# \x1b[2J", "line 2, column 3: the character '\\x1b'; expected plain text"),
+        ("\ud800", "text that cannot be read"),
+        ("x" * (MAX_BYTES + 1), "is too large; expected at most"),
+        ("-" * (MAX_MARKS + 1), "is too large; expected at most"),
+    ],
+    ids=lambda x: repr(x[:30]),
+)
+def test_a_text_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        parse_joint(text)
+    assert says in str(caught.value)
+
+
+def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parser, "MAX_NODES", 3)
+    nested = "with subgraph('g'):\n    a = placeholder()\n    b = placeholder()\n    return 1\n"
+    parse_graph(HEAD + nested + "c = placeholder()\nreturn 1")
+    said = refusal(HEAD + nested + "c = placeholder()\nd = placeholder()\nreturn 1")
+    assert "line 7, column 1: one node more; expected at most 3 nodes" in said
+
+
+def test_what_is_no_text() -> None:
+    with pytest.raises(ProblemError, match="graph text is a bytes; expected a str"):
+        parse_joint(b"")  # type: ignore[arg-type]
+
+
+def test_a_library_that_is_not_loaded_is_named() -> None:
+    said = refusal(HEAD + "x = theirlib.their_op.default()\nreturn x")
+    assert "library 'theirlib' has no 'their_op': import what defines it first" in said
+
+
+def test_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a text evaluates nothing, imports nothing by name, and calls no operator of its."""
+    text = "\n".join(x for x in EVERYTHING.splitlines() if "sparse" not in x) + "\n"
+    parse_joint(text)  # whatever is imported late is now
+    called: list[Any] = []
+
+    def note(*args: Any, **kwargs: Any) -> NoReturn:
+        called.append(args)
+        raise RuntimeError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "eval", note)
+        patch.setattr(builtins, "exec", note)
+        patch.setattr(importlib, "import_module", note)
+        patch.setattr(torch._ops.OpOverload, "__call__", note)
+        patch.setattr(torch._ops.HigherOrderOperator, "__call__", note)
+        read = parse_joint(text)
+    assert called == []
+    assert print_joint(read) == text
+
+
+@pytest.mark.parametrize("name", ["branches", "symbols"])
+def test_a_text_that_is_cut_off_is_refused(name: str) -> None:
+    text = print_joint(captured(name))
+    end = text.rstrip()
+    for cut in range(0, len(end), 37):
+        with pytest.raises(ProblemError, match=r"graph text, line \d+, column \d+: "):
+            parse_joint(text[:cut])
+    assert parse_joint(end).fingerprint == parse_joint(text).fingerprint
+
+
+WORDS = re.compile(r"\w+|\s+|[^\w\s]")
+BITS = [
+    "(",
+    ")",
+    "[",
+    "]",
+    ",",
+    "=",
+    "0",
+    "-1",
+    "1e999",
+    "None",
+    "inf",
+    "'x'",
+    "@",
+    "**",
+    "//",
+    "s0",
+    "lambda",
+    "f32",
+    "torch",
+    ".",
+    "...",
+    "{}",
+    "*",
+    "(1,)",
+    "-",
+    "True",
+    "1j",
+    "b'x'",
+    "SymInt[s0]",
+    "nan",
+    "const(1)",
+    "grad=True",
+    "storage=4",
+    "offset=9",
+    "torch.sparse_coo",
+    "u0>=2",
+    "Max",
+    "_",
+    "operator",
+    "getitem",
+    "99999999999999999999999999",
+    "opaque('a.b')",
+    "device='cuda:3'",
+]
+
+
+def garbled(text: str, draw: random.Random) -> str:
+    """A text with one to three of its words taken out, replaced, or put elsewhere."""
+    words = WORDS.findall(text)
+    for _ in range(draw.randint(1, 3)):
+        at, other = draw.randrange(len(words)), draw.randrange(len(words))
+        how = draw.randrange(5)
+        if how == 0:
+            words[at] = draw.choice(BITS)
+        elif how == 1:
+            del words[at]
+        elif how == 2:
+            words[at] = words[other]
+        elif how == 3:
+            words.insert(at, draw.choice(BITS))
+        else:
+            words[at : at + draw.randrange(30)] = words[other : other + draw.randrange(30)]
+    return "".join(words)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_garbled_text_is_read_or_refused(seed: int) -> None:
+    draw = random.Random(seed)
+    texts = [EVERYTHING, *(print_joint(captured(n)) for n in ("views", "symbols", "branches"))]
+    read = refused = 0
+    for _ in range(60):
+        try:
+            joint = parse_joint(garbled(draw.choice(texts), draw))
+        except ProblemError:
+            refused += 1
+            continue
+        read += 1
+        text = print_joint(joint)
+        assert print_joint(parse_joint(text)) == text
+    assert read
+    assert refused

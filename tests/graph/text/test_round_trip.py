@@ -1,0 +1,126 @@
+"""What is written is read back: the same graph, the same text, the same plans, the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import fx
+
+import remat
+from remat.graph.joint import Role
+from remat.graph.text import parse_joint, print_joint
+from tests.graph.text.checks import assert_same_plans, read_back, read_back_half
+from tests.graph.text.steps import STEPS, captured
+from tests.graphs import joint_of, node, traced, weight
+from tests.passes.programs import Program, programs
+from tests.passes.test_random_programs import captured as captured_program
+from tests.passes.test_random_programs import halves, values_like
+from tests.steps import differences
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_is_read_back(name: str) -> None:
+    joint = captured(name)
+    parsed = read_back(joint)
+    assert_same_plans(parsed, joint, 0, 0.5)
+    plan = remat.plan(parsed, 0)
+    read_back_half(plan.forward)
+    read_back_half(plan.backward)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(program=programs())
+def test_every_random_program_is_read_back(program: Program) -> None:
+    joint = captured_program(program)
+    parsed = read_back(joint)
+    mine, theirs = remat.plan(parsed, 0.3, "greedy"), remat.plan(joint, 0.3, "greedy")
+    assert mine.saved == theirs.saved
+    assert mine.peak_bytes == theirs.peak_bytes
+    read_back_half(mine.forward)
+    read_back_half(mine.backward)
+    assert differences(halves(parsed, mine), halves(joint, theirs)) == []
+
+
+@pytest.mark.parametrize("name", ["mlp", "views", "several", "constants"])
+def test_a_graph_that_was_read_computes_what_it_says(name: str) -> None:
+    joint = captured(name)
+    parsed = parse_joint(print_joint(joint))
+    inputs = [*values_like(joint, Role.PRIMAL, 1), *values_like(joint, Role.TANGENT, 2)]
+    expected = fx.Interpreter(joint.graph_module).run(*inputs, enable_io_processing=False)
+    found = parsed.graph_module(*inputs)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+
+
+def test_gradients_on_a_plan_of_a_read_graph_are_eagers() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(torch.mm(x, w).sin(), w).cos().sum()
+
+    x, w = weight(8, 8), weight(8, 8)
+    parsed = parse_joint(print_joint(joint_of(f, x, w)))
+    plan = remat.plan(parsed, 0)
+    assert plan.recomputed
+    with torch.no_grad():
+        loss, *saved = plan.forward(x, w)
+        gradients = plan.backward(*saved, torch.ones(()))
+    expected = f(x, w)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradients[0], x.grad)
+    torch.testing.assert_close(gradients[1], w.grad)
+
+
+def test_nothing_is_allocated_however_large_the_graph() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, w).sin().sum()
+
+    size = 2**20
+    x = torch.empty(size, size, device="meta")
+    joint = joint_of(f, x, torch.empty(size, size, device="meta", requires_grad=True))
+    parsed = read_back(joint)
+    assert remat.plan(parsed, 1).saved_bytes == 4 * size**2
+
+
+def test_nodes_that_nothing_is_known_about_stay_so() -> None:
+    joint = captured("mlp")
+    del node(joint, "add").meta["val"]
+    node(joint, "mm").meta.pop("partitioner_tag")
+    parsed = read_back(joint)
+    assert "val" not in node(parsed, "add").meta
+    assert "partitioner_tag" not in node(parsed, "mm").meta
+
+
+def test_metadata_that_steer_passes() -> None:
+    joint = captured("mlp")
+    node(joint, "mm").meta.update(has_backward_hook=True, saved_tensor_with_no_vc_check=True)
+    node(joint, "relu").meta["custom"] = {"_region_activation_memory_budget": 0.25, "mine": [1]}
+    parsed = read_back(joint)
+    text = print_joint(joint, sources=False)
+    assert "aten.mm.default(primals_1, primals_2), backward_hook, unchecked\n" in text
+    assert "aten.relu.default(mm), memory_budget(0.25)\n" in text
+    assert node(parsed, "relu").meta["custom"] == {"_region_activation_memory_budget": 0.25}
+
+
+def test_a_graph_without_backward() -> None:
+    joint = traced(lambda x: (x.sin(), [x.cos(), 3]), torch.ones(2))
+    parsed = read_back(joint)
+    assert [n.op for n in parsed.graph.nodes][-1] == "output"
+
+
+def test_what_earlier_graphs_hand_over() -> None:
+    joint = captured("mlp")
+    object.__setattr__(joint, "received", ((0, 1, 2), (1, 0, 0)))
+    object.__setattr__(joint, "static_inputs", tuple(range(100)))
+    object.__setattr__(joint, "name", "a \"name\" in 'quotes'\n")
+    read_back(joint)
+
+
+def test_symbols_keep_hints_and_ranges() -> None:
+    parsed = read_back(captured("symbols"))
+    size = node(parsed, "primals_1").meta["val"]
+    assert size.node.hint == 8
+    known = size.node.shape_env.var_to_range[size.node.expr]
+    assert (known.lower, str(known.upper)) == (2, "int_oo")
+    # A guard about it can be made, as on a graph that was captured.
+    assert bool(size > 5)

@@ -1,0 +1,361 @@
+"""One of two processes that plan together; what each comes to it writes to files.
+
+``python -m tests.rank_worker FOLDER RANK`` runs every case below, each in a process group of its own,
+and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback. The tests that read the
+files are in ``test_distributed.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+import remat
+from remat.graph.costs import CostModel
+from remat.passes import ranks
+from remat.passes.control import Group
+
+WORLD = 2
+#: Rank 0 is up at once in these cases; where it is not, the case says so.
+PATIENT, HASTY = 30.0, 0.3
+
+
+class Contrary(remat.Solver):
+    """Fills up from the first item on rank 0, from the last on rank 1."""
+
+    name = "contrary"
+
+    def solve(
+        self, problem: remat.KnapsackProblem, *, time_limit: float | None = None
+    ) -> Iterable[int]:
+        order = list(range(len(problem.weights)))
+        taken, room = [], problem.capacity
+        for i in order if dist.get_rank() == 0 else order[::-1]:
+            if problem.weights[i] <= room:
+                taken.append(i)
+                room -= problem.weights[i]
+        return taken
+
+
+class Moody(CostModel):
+    """Products are dear on rank 0, everything else on rank 1."""
+
+    name: ClassVar[str] = "moody"
+    unit: ClassVar[str] = "op"
+
+    def cost(self, node: fx.Node) -> int:
+        product = "mm" in str(node.target)
+        return 100 if product == (dist.get_rank() == 0) else 1
+
+
+class Mlp(nn.Module):
+    """Layers of different widths, so that it matters which activations are kept."""
+
+    def __init__(self, widths: Sequence[int] = (16, 24, 40, 24, 16), dropout: float = 0.2) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)).sin()
+        return self.dropout(x)
+
+
+class Taller(Mlp):
+    """An operator more, in the middle of things."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.cos())
+
+
+class Uneven(Mlp):
+    """Wide and narrow layers in turn, so that peaks below the highest leave a choice."""
+
+    def __init__(self) -> None:
+        super().__init__((16, 64, 8, 64, 16))
+
+
+def compiled(model: Any, **options: Any) -> Any:
+    """The model under the backend, planned by what ranks disagree on unless options say else."""
+    asked = {"budget": 0.5, "solver": Contrary(), "cost": "unit", "rank_wait_s": PATIENT}
+    return torch.compile(model, backend="remat", options={"lower": "eager", **asked, **options})
+
+
+def made(kind: type[Mlp] = Mlp, **arguments: Any) -> Mlp:
+    torch.manual_seed(0)
+    return kind(**arguments)
+
+
+def step(model: nn.Module, f: Any, rows: int = 64, seed: int = 1) -> list[torch.Tensor]:
+    """One training step; its gradients, parameter by parameter."""
+    torch.manual_seed(seed)
+    x = torch.randn(rows, 16)
+    model.zero_grad(set_to_none=True)
+    f(x).square().mean().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    """Whether gradients are there and equal bit for bit."""
+    return len(one) > 0 and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def apart(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> float:
+    """How far apart gradients are, as a share of the largest."""
+    far = max((a - b).abs().max().item() for a, b in zip(one, other, strict=True))
+    return far / max(b.abs().max().item() for b in other)
+
+
+def plan_of(f: Callable[[], Any]) -> remat.Plan:
+    """The one plan that is made while something runs."""
+    before = len(remat.plans())
+    f()
+    (plan,) = remat.plans()[before:]
+    return plan
+
+
+def figures(plan: remat.Plan) -> dict[str, Any]:
+    return {k: v for k, v in json.loads(plan.to_json()).items() if k != "solve_s"}
+
+
+def compile_one(kind: type[Mlp] = Mlp, rows: int = 64, **options: Any) -> dict[str, Any]:
+    """Compiles a model, runs a step, and holds its gradients against those of eager PyTorch."""
+    model = made(kind)
+    expected = step(model, model, rows)
+    found: list[torch.Tensor] = []
+    torch._dynamo.reset()
+    plan = plan_of(lambda: found.extend(step(model, compiled(model, **options), rows)))
+    return {**figures(plan), "gradients_equal": same(found, expected)}
+
+
+# The cases -----------------------------------------------------------------------------------------
+
+
+def case_equal(rank: int) -> Any:
+    return compile_one(solver="auto")
+
+
+def case_solver(rank: int) -> Any:
+    alone = compile_one(rank_wait_s=None)
+    return {"alone": alone, "together": compile_one()}
+
+
+def case_cost(rank: int) -> Any:
+    options = {"solver": "lagrangian", "cost": Moody(), "budget": 0.6}
+    return {
+        "alone": compile_one(**options, rank_wait_s=None),
+        "together": compile_one(**options),
+    }
+
+
+def case_peak(rank: int) -> Any:
+    peak = remat.Peak(367_000)
+    options = {"solver": "lagrangian", "cost": Moody(), "budget": peak}
+    return {
+        "alone": compile_one(Uneven, 256, **options, rank_wait_s=None),
+        "together": compile_one(Uneven, 256, **options),
+        "peak": peak.nbytes,
+    }
+
+
+def case_pipeline(rank: int) -> Any:
+    default = remat.default_pipeline(0.5, Contrary(), "unit")
+    at = [p.name for p in default.passes].index("min-cut")
+    core, rest = default.passes[at : at + 3], default.passes[at + 3 :]
+    nested = remat.PassManager((*default.passes[:at], Group(label="core", passes=core), *rest))
+    plain = {"budget": 0.5, "solver": "auto", "cost": "roofline"}
+    return [compile_one(pipeline=p, **plain) for p in (default, nested)]
+
+
+def case_graphs(rank: int) -> Any:
+    first = compile_one(Taller if rank else Mlp)
+    dist.barrier()
+    return {"first": first, "second": compile_one(budget=0.3)}
+
+
+def case_budgets(rank: int) -> Any:
+    return compile_one(budget=0.3 + 0.3 * rank)
+
+
+def case_alone(rank: int) -> Any:
+    """Rank 1 compiles twice while rank 0 does something else; then rank 0 comes to one of those."""
+    found: dict[str, Any] = {}
+    if rank == 1:
+        found["first"] = compile_one(budget=0.3, rank_wait_s=HASTY)
+        found["second"] = compile_one(Taller, rank_wait_s=PATIENT)  # which is not spent
+    dist.barrier()
+    if rank == 0:
+        found["first"] = compile_one(budget=0.3)
+    dist.barrier()
+    return {**found, "third": compile_one(budget=0.5)}
+
+
+def case_order(rank: int) -> Any:
+    kinds = [Mlp, Taller]
+    done = {k.__name__: compile_one(k) for k in (kinds[::-1] if rank else kinds)}
+    return {k.__name__: done[k.__name__] for k in kinds}
+
+
+def case_dynamic(rank: int) -> Any:
+    """Batches of different sizes under symbolic shapes: the graph is one, its bytes are two."""
+    model, rows = made(), 64 + 32 * rank
+    expected = step(model, model, rows)
+    torch._dynamo.reset()
+    found: list[torch.Tensor] = []
+    options = {"lower": "eager", "budget": 0.5, "solver": Contrary(), "cost": "unit"}
+    f = torch.compile(model, backend="remat", dynamic=True, options=options)
+    plan = plan_of(lambda: found.extend(step(model, f, rows)))
+    return {**figures(plan), "gradients_equal": same(found, expected)}
+
+
+def case_ddp(rank: int) -> Any:
+    """Gradients averaged by one process against those of DDP; its buckets make several graphs."""
+    model = made(widths=(16, 600, 600, 600, 16))
+    each = [step(model, model, seed=1 + r) for r in range(WORLD)]
+    expected = [sum(g) / WORLD for g in zip(*each, strict=True)]
+    torch._dynamo.reset()
+    wrapped = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1)
+    before = len(remat.plans())
+    found = step(model, compiled(wrapped, budget=0.3), seed=1 + rank)
+    plans = [figures(p) for p in remat.plans()[before:]]
+    return {"plans": plans, "error": apart(found, expected)}
+
+
+def collectives(f: Callable[[], Any]) -> dict[str, int]:
+    """How often each collective runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as run:
+        f()
+    names = sorted(e.name for e in run.events() or () if e.name.startswith("c10d::"))
+    return {n: names.count(n) for n in dict.fromkeys(names)}
+
+
+def case_fsdp2(rank: int) -> Any:
+    """`fully_shard` around every layer, compiled as a whole: Dynamo breaks the graph at its hooks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(16, 40), nn.Linear(40, 16)
+            self.dropout = nn.Dropout(0.2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.dropout(torch.tanh(self.down(torch.tanh(self.up(x)).sin())).sin())
+
+    def build() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(*(Block() for _ in range(3)))
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    results: list[Any] = []
+    for compiles in (False, True):
+        torch._dynamo.reset()
+        model = build()
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        before = len(remat.plans())
+        if compiles:
+            model.compile(
+                backend="remat",
+                options={"lower": "eager", "budget": 0.5, "solver": Contrary(), "cost": "unit"},
+            )
+        torch.manual_seed(1 + rank)
+        x = torch.randn(64, 16)
+
+        def run(model: nn.Module = model, x: torch.Tensor = x) -> None:
+            torch.manual_seed(5 + rank)
+            model.zero_grad()
+            model(x).square().mean().backward()
+
+        run()
+        counts = collectives(run)
+        gradients = [p.grad.full_tensor() for p in model.parameters()]  # type: ignore[union-attr]
+        plans = [figures(p) for p in remat.plans()[before:]]
+        results.append({"gradients": gradients, "collectives": counts, "plans": plans})
+    reference = build()
+    for r in range(WORLD):
+        torch.manual_seed(1 + r)
+        x = torch.randn(64, 16)
+        torch.manual_seed(5 + r)
+        (reference(x).square().mean() / WORLD).backward()
+    expected = [p.grad for p in reference.parameters() if p.grad is not None]
+    return {
+        "eager": results[0]["collectives"],
+        "compiled": results[1]["collectives"],
+        "same_as_eager": same(results[0]["gradients"], results[1]["gradients"]),
+        "error": apart(results[1]["gradients"], expected),
+        "plans": results[1]["plans"],
+    }
+
+
+def case_collective(rank: int) -> Any:
+    """An all-gather inside the graph: it is kept or not recomputed, at budget 0 too."""
+    from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+    model = made(widths=(16, 16, 16), dropout=0.0)
+    assert dist.group.WORLD is not None
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        gathered = all_gather_tensor_autograd(torch.tanh(model(x)), 0, dist.group.WORLD)
+        return model(gathered.sin())
+
+    expected = step(model, f)
+    counts = collectives(lambda: step(model, f))
+    torch._dynamo.reset()
+    g = compiled(f, budget=0)
+    plan = plan_of(lambda: step(model, g))
+    return {
+        **figures(plan),
+        "gradients_equal": same(step(model, g), expected),
+        "eager": counts,
+        "compiled": collectives(lambda: step(model, g)),
+    }
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    cases = {k[5:]: f for k, f in list(globals().items()) if k.startswith("case_")}
+    for name, case in cases.items():
+        ranks._TOLD.clear()
+        torch._dynamo.reset()
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store-{name}",
+            rank=rank,
+            world_size=WORLD,
+            timeout=timedelta(seconds=60),
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                result = {"result": case(rank)}
+            except Exception:
+                result = {"traceback": traceback.format_exc()}
+        told = [str(w.message) for w in caught if issubclass(w.category, ranks.RankWarning)]
+        text = json.dumps({**result, "told": told})
+        (folder / f"{name}.{rank}.part").write_text(text)
+        (folder / f"{name}.{rank}.part").rename(folder / f"{name}.{rank}.json")
+        dist.destroy_process_group()
+    # PyTorch's own threads do not always end in good order; everything is on disk by now.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,210 @@
+"""Two processes that plan together, and processes under different hash seeds: what they decide.
+
+The two are judged by the files that they write, never by how they end: PyTorch's own shutdown is not
+always clean. What each case does is in ``rank_worker.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rank_worker import WORLD
+
+ROOT = Path(__file__).parent.parent
+#: Seconds after which a process counts as hung; it takes a fraction of that alone on a machine.
+LIMIT = 250.0
+
+
+def start(module: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def outputs(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """What processes wrote to their streams; those that hang are killed."""
+    found = []
+    try:
+        for process in processes:
+            try:
+                found.append(process.communicate(timeout=LIMIT))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                found.append(process.communicate())
+    finally:
+        for process in processes:
+            process.kill()
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where two ranks left what they came to."""
+    there = tmp_path_factory.mktemp("ranks")
+    written = outputs([start("tests.rank_worker", str(there), str(r)) for r in range(WORLD)])
+    for rank, (_, errors) in enumerate(written):
+        (there / f"stderr.{rank}").write_text(errors)
+    return there
+
+
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture
+def by_rank(folder: Path, request: pytest.FixtureRequest) -> Ranks:
+    """What each rank came to in the case that a test is named after."""
+    return load(folder, request.node.originalname.removeprefix("test_"))
+
+
+def load(folder: Path, case: str) -> Ranks:
+    found = []
+    for rank in range(WORLD):
+        path = folder / f"{case}.{rank}.json"
+        if not path.exists():
+            pytest.fail(f"rank {rank} did not finish: {(folder / f'stderr.{rank}').read_text()}")
+        found.append(json.loads(path.read_text()))
+        assert "traceback" not in found[-1], f"rank {rank}: {found[-1]['traceback']}"
+    return found
+
+
+def results(by_rank: Ranks, *path: str | int) -> list[Any]:
+    found = [r["result"] for r in by_rank]
+    for key in path:
+        found = [f[key] for f in found]
+    return found
+
+
+def decisions(by_rank: Ranks, *path: str | int) -> list[list[str]]:
+    """What each rank keeps; the gradients that it came to are right."""
+    plans = results(by_rank, *path)
+    assert all(p.get("gradients_equal", True) for p in plans)
+    return [p["saved"] for p in plans]
+
+
+def test_equal(by_rank: Ranks) -> None:
+    one, other = results(by_rank)
+    assert one == other
+    assert one["gradients_equal"]
+    assert one["recomputed"]
+    assert [r["told"] for r in by_rank] == [[], []]
+
+
+@pytest.mark.parametrize("case", ["solver", "cost", "peak"])
+def test_rank_0_is_taken_where_ranks_disagree(folder: Path, case: str) -> None:
+    by_rank = load(folder, case)
+    first, second = decisions(by_rank, "alone")
+    assert first != second
+    assert decisions(by_rank, "together") == [first, first]
+    assert by_rank[0]["told"] == []
+    (told,) = by_rank[1]["told"]
+    assert "ranks disagree on 'graph 0/0': rank 1 found" in told
+    assert "; rank 0 found" in told
+
+
+def test_peak(by_rank: Ranks) -> None:
+    one, other = results(by_rank, "together")
+    assert one["peak_bytes"] == other["peak_bytes"] <= by_rank[0]["result"]["peak"]
+
+
+def test_pipeline(by_rank: Ranks) -> None:
+    for i in (0, 1):
+        first, second = decisions(by_rank, i)
+        assert first == second
+    assert [len(r["told"]) for r in by_rank] == [0, 1]  # of a kind that is told once
+
+
+def test_graphs(by_rank: Ranks) -> None:
+    first, second = decisions(by_rank, "first")
+    assert first != second
+    first, second = decisions(by_rank, "second")
+    assert first == second
+    told = by_rank[1]["told"][0]
+    assert "compile 0/0, graph 1" in told
+    assert "rank 1 alone has 'cos_1' (aten.cos.default -> float32[64, 16]" in told
+    assert "rank 0 alone" not in told
+    # Rank 0 waits for nobody and learns of it later.
+    assert by_rank[0]["told"] == [told]
+
+
+def test_budgets(by_rank: Ranks) -> None:
+    assert [r["budget"] for r in results(by_rank)] == ["0.3", "0.6"]
+    assert [len(r["told"]) for r in by_rank] == [0, 1]
+    assert "rank 1 was asked for budget 0.6, solver contrary" in by_rank[1]["told"][0]
+    assert "rank 0 for budget 0.3, solver contrary" in by_rank[1]["told"][0]
+
+
+def test_alone(by_rank: Ranks) -> None:
+    first, second = decisions(by_rank, "first")
+    assert first == second
+    assert "rank 0 found" in by_rank[0]["told"][0]
+    assert "rank 1 found" in by_rank[0]["told"][0]  # it was first, so it is taken
+    assert "rank 0 has not compiled anything here within 0.3 s" in by_rank[1]["told"][0]
+    # Once rank 0 is back, the two are in step again.
+    first, second = decisions(by_rank, "third")
+    assert first == second
+    assert not any("within 30 s" in t for t in by_rank[1]["told"])
+
+
+def test_order(by_rank: Ranks) -> None:
+    for kind in ("Mlp", "Taller"):
+        first, second = decisions(by_rank, kind)
+        assert first == second
+
+
+def test_dynamic(by_rank: Ranks) -> None:
+    first, second = decisions(by_rank)
+    assert first == second
+    small, large = (r["saved_bytes"] for r in results(by_rank))
+    assert large == small * 3 // 2
+
+
+def test_ddp(by_rank: Ranks) -> None:
+    one, other = results(by_rank, "plans")
+    assert len(one) > 1  # DDP's buckets make several graphs of one model
+    assert [p["saved"] for p in one] == [p["saved"] for p in other]
+    assert all(p["recomputed"] for p in one)
+    assert all(error < 1e-6 for error in results(by_rank, "error"))
+
+
+def test_fsdp2(by_rank: Ranks) -> None:
+    for found in results(by_rank):
+        assert found["same_as_eager"]
+        assert found["error"] < 1e-6
+        assert found["compiled"] == found["eager"]
+        assert found["eager"]["c10d::_allgather_base_"] == 6  # three layers, forward and backward
+        assert found["plans"]
+        assert all(p["recomputed"] for p in found["plans"])
+    one, other = results(by_rank, "plans")
+    assert [p["saved"] for p in one] == [p["saved"] for p in other]
+
+
+def test_collective(by_rank: Ranks) -> None:
+    first, second = decisions(by_rank)
+    assert first == second
+    for found in results(by_rank):
+        assert found["compiled"] == found["eager"]
+        assert found["eager"]
+        assert found["recomputed"]
+        assert not any("gather" in name or "wait" in name for name in found["recomputed"])
+
+
+def test_no_hash_seed_reaches_a_plan() -> None:
+    written = outputs([start("tests.plan_digests", PYTHONHASHSEED=str(s)) for s in (0, 1, 2)])
+    failed = [errors for out, errors in written if not out.strip()]
+    assert not failed, failed[0]
+    first, *others = (json.loads(out) for out, _ in written)
+    assert {"mlp graph", "mlp auto", "attention greedy", "attention lagrangian"} <= first.keys()
+    for other in others:
+        assert other == first

@@ -1,5 +1,6 @@
 # make demo    plan, compare, compile and check a Llama's training step
 # make test    run the tests; ARGS="--solver=cpsat" and the like go to pytest
+# make fuzz    check N=5000 random programs; SEED=7 draws those of a run again that failed
 # make lint    ruff and mypy
 # make bench   run every benchmark; results go to benchmarks/results
 # make format  let ruff rewrite what it can
@@ -12,11 +13,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+N ?= 5000
+SEED ?=
 # Two processes: more would need more memory than small machines have.
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench
+.PHONY: help setup demo test fuzz lint format bench
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -35,6 +38,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
+fuzz: $(STAMP)
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz -n $(N) $(if $(SEED),--seed $(SEED)) --jobs $(JOBS)
+
 lint: $(STAMP)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
@@ -47,5 +53,5 @@ format: $(STAMP)
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[a-z]*.py; do \
 	  grep -q '__main__' $$file || continue; \
-	  echo "== $$file"; $(BIN)/python $$file $(ARGS); \
+	  echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file $(ARGS); \
 	done

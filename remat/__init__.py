@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph as JointGraph
     from remat.passes.analysis import Analysis as Analysis
     from remat.passes.base import Pass as Pass
+    from remat.passes.packing import SavedTensorHooks as SavedTensorHooks
     from remat.pipelines import PassManager as PassManager
     from remat.pipelines import default_pipeline as default_pipeline
     from remat.planning import Plan as Plan
@@ -60,6 +61,7 @@ _HOME = {
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
     "Pass": "remat.passes.base",
+    "SavedTensorHooks": "remat.passes.packing",
     "Analysis": "remat.passes.analysis",
     "Plan": "remat.planning",
     "PlanSet": "remat.together",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from remat.graph.costs import CostModel
     from remat.graph.joint import JointGraph
     from remat.passes.manager import PassManager
+    from remat.passes.packing import Pack, SavedTensorHooks, Unpack
     from remat.planning import Plan
     from remat.sweep import Frontier
     from remat.together import PlanSet
@@ -93,6 +94,7 @@ def plan(
     plan: Plan | None = ...,
     pipeline: str | PassManager | None = ...,
     count_outputs: bool = ...,
+    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
     isolation: str | None = ...,
 ) -> Plan: ...
 @overload
@@ -106,6 +108,7 @@ def plan(
     plan: None = ...,
     pipeline: None = ...,
     count_outputs: bool = ...,
+    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
     isolation: str | None = ...,
 ) -> PlanSet: ...
 def plan(
@@ -118,6 +121,7 @@ def plan(
     plan: Plan | None = None,
     pipeline: str | PassManager | None = None,
     count_outputs: bool = False,
+    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
     isolation: str | None = None,
 ) -> Plan | PlanSet:
     """Decides what one training step keeps and what it computes again.
@@ -136,6 +140,10 @@ def plan(
         pipeline: passes to run instead of the default ones, as text or as a manager: see
             `remat.default_pipeline`. Its passes carry the budget, the solver and the cost model.
         count_outputs: count forward's outputs as saved bytes instead of as free.
+        hooks: what saved tensors pass through on their way to backward: ``"bf16"``, ``"float8"``,
+            ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``, or `remat.SavedTensorHooks`.
+            What is saved is decided on bytes before packing; ``saved_bytes`` are those after it, and
+            a budget on the peak is held by the packed step.
         isolation: ``"process"``: the solver runs in a process of its own.
 
     Raises:
@@ -145,15 +153,22 @@ def plan(
     """
     from remat.graph.budget import Budget as BudgetType
     from remat.graph.joint import JointGraph
+    from remat.passes.packing import SavedTensorHooks
     from remat.pipelines import apply_plan, default_pipeline, plan_by_pipeline, prepare
     from remat.sweep import plan_prepared
 
     # Everything that can be refused is refused before any work is done.
+    passed_through = None if hooks is None else SavedTensorHooks.of(hooks)
     if plan is not None:
         if not isinstance(joint, JointGraph):
             raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
-        return apply_plan(joint, plan)
+        return apply_plan(joint, plan, hooks=passed_through)
     if pipeline is not None:
+        if hooks is not None:
+            raise ProblemError(
+                "hooks= does not go together with pipeline=: end the pipeline with the pass "
+                "'saved-tensor-hooks(pair=float8)'"
+            )
         if not isinstance(joint, JointGraph):
             raise ProblemError("pipeline= runs on one graph, got several graphs")
         if (budget, solver, cost, time_limit) != (0.5, "auto", "roofline", None):
@@ -177,13 +192,14 @@ def plan(
             cost=model,
             time_limit=time_limit,
             count_outputs=count_outputs,
+            hooks=passed_through,
         )
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph or a list of them: use "
             "remat.capture(model, args)"
         )
-    state = prepare(joint, count_outputs=count_outputs)
+    state = prepare(joint, count_outputs=count_outputs, hooks=passed_through)
     return plan_prepared(
         state,
         budget=asked,

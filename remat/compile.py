@@ -21,7 +21,14 @@ from remat.graph.budget import Budget
 from remat.graph.capture import LOWERINGS
 from remat.graph.costs import count_flops
 from remat.graph.joint import JointGraph, copy_module
+from remat.graph.regions import calls_regions, is_region, split_region
 from remat.graph.roles import has_tangents
+from remat.graph.verify import Split, verify
+from remat.passes.agree_ranks import WAIT_S, AgreeRanks
+from remat.passes.eager_hooks import register
+from remat.passes.instruments.unexpected import folder_for, report
+from remat.passes.packing import Pack, SavedTensorHooks, Unpack
+from remat.passes.saved_tensor_hooks import PackSaved
 from remat.planning import Plan
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
@@ -37,7 +44,18 @@ _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
-OPTIONS = ("budget", "solver", "cost", "time_limit", "plan", "pipeline", "lower")
+OPTIONS = (
+    "budget",
+    "solver",
+    "cost",
+    "time_limit",
+    "plan",
+    "pipeline",
+    "lower",
+    "rank_wait_s",
+    "hooks",
+    "repro",
+)
 
 
 class BudgetWarning(UserWarning):
@@ -68,6 +86,9 @@ class Partitioner(CustomPartitionerFn):
         plan: Plan | PlanSet | str | Path | None = None,
         pipeline: str | PassManager | None = None,
         lower: str = "eager",
+        rank_wait_s: float | None = WAIT_S,
+        hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+        repro: str | Path | bool | None = None,
     ) -> None:
         self.budget = Budget.parse(budget)
         self.solver = registry().solver(solver)
@@ -83,7 +104,16 @@ class Partitioner(CustomPartitionerFn):
                 "budget, solver, cost, time_limit and plan do not go together with a pipeline, whose "
                 f"passes carry them, for example '{pipelines.default_pipeline()}'"
             )
+        self.hooks = None if hooks is None else SavedTensorHooks.of(hooks)
+        if self.hooks is not None and pipeline is not None:
+            raise ProblemError(
+                "hooks do not go together with a pipeline: end it with the pass "
+                "'saved-tensor-hooks(pair=float8)'"
+            )
+        self.hooks_key = "".join(map(register, self._all_hooks()))
         self.lower = lower
+        self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
+        self.repro = folder_for(repro)
         self.siblings: set[str] = set()  # digests of the graphs planned under these options
 
     def __call__(
@@ -96,10 +126,12 @@ class Partitioner(CustomPartitionerFn):
 
         Args:
             gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
-            joint_inputs: not used.
+            joint_inputs: none for a nested region, which is split without a budget.
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
                 AOTAutograd describes the graph; more is ignored.
         """
+        if is_region(gm, joint_inputs):
+            return split_region(gm, **convention)
         joint = JointGraph(
             graph_module=gm,
             num_fwd_outputs=int(convention["num_fwd_outputs"]),
@@ -107,31 +139,91 @@ class Partitioner(CustomPartitionerFn):
             lower=self.lower,
             name=_name_of(gm),
         )
+        try:
+            return self._split(joint)
+        except Exception as error:
+            report(error, joint, self.repro, self._described)
+            raise
+
+    def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
             state = pipelines.split(pipelines.prepare(joint, in_place=True))
             assert state.forward is not None
             assert state.backward is not None
+            verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
         if self.plan is not None:
-            made = pipelines.apply_plan(joint, _plan_for(joint, self.plan), in_place=True)
+            plan = _plan_for(joint, self.plan)
+            made = pipelines.apply_plan(joint, plan, in_place=True, hooks=self.hooks)
         elif self.pipeline is not None:
+            pipeline = self.pipeline
+            if self.agree is not None:
+                pipeline = pipelines.with_agreement(pipeline, self.agree)
             made = pipelines.plan_by_pipeline(
-                joint, self.pipeline, in_place=True, fingerprint=joint.fingerprint
+                joint, pipeline, in_place=True, fingerprint=joint.fingerprint
             )
         else:
             digest = joint.fingerprint
             self._count_graph(digest)
             made = sweep.plan_prepared(
-                pipelines.prepare(joint, in_place=True),
+                pipelines.prepare(joint, in_place=True, hooks=self.hooks),
                 budget=self.budget,
                 solver=self.solver,
                 cost=self.cost,
                 time_limit=self.time_limit,
                 fingerprint=digest,
+                agree=self.agree,
             )
         with _LOCK:
             _PLANS.append(made)
         return made.forward, made.backward
+
+    def _described(self) -> tuple[str, dict[str, str], str]:
+        """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
+        if self.pipeline is not None:
+            return str(self.pipeline), {}, ""
+        if self.plan is not None:
+            text = f"{pipelines.PREPARE},{pipelines.SPLIT}"
+            return text, {}, "It was split by a saved plan, whose decision is not in here."
+        known = registry().solvers.get(self.solver.name) is type(self.solver)
+        kind = type(self.solver)
+        given = {
+            "budget": str(self.budget),
+            "solver": self.solver.name if known else f"{kind.__module__}:{kind.__qualname__}",
+            "cost": str(self.cost),
+        }
+        if self.time_limit is not None:
+            given["time_limit"] = str(self.time_limit)
+        if self.hooks is not None:
+            given["hooks"] = self.hooks.name
+        if self.budget.peak_bytes is not None:
+            return "", given, ""
+        made = pipelines.default_pipeline(self.budget, self.solver, self.cost, self.time_limit)
+        return str(made), given, ""
+
+    def _agreement(self, wait_s: float) -> AgreeRanks:
+        """The pass by which the ranks of a job agree on what is asked for here."""
+        asked = (
+            f"budget {self.budget}, solver {self.solver.name}, cost {self.cost}, time limit "
+            f"{self.time_limit}"
+        )
+        if self.pipeline is not None:
+            asked = f"pipeline {self.pipeline}"
+        return AgreeRanks(
+            asked=f"{asked}, lowering {self.lower}, remat {remat.__version__}",
+            wait_s=wait_s,
+            capacity_too=self.budget.peak_bytes is not None,
+        )
+
+    def _all_hooks(self) -> list[SavedTensorHooks]:
+        found = [] if self.hooks is None else [self.hooks]
+        passes = () if self.pipeline is None else self.pipeline.flat()
+        return found + [p.hooks for p in passes if isinstance(p, PackSaved)]
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether another process can know that it would compile the same."""
+        return all(h.cache_key is not None for h in self._all_hooks())
 
     def _count_graph(self, digest: str) -> None:
         """Says once that a budget in bytes is each graph's own; the same graph again is no second one."""
@@ -159,6 +251,7 @@ class Partitioner(CustomPartitionerFn):
             "plan": None if self.plan is None else self.plan.to_json(),
             "pipeline": None if self.pipeline is None else str(self.pipeline),
             "lower": self.lower,
+            "hooks": self.hooks_key,
         }
         digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
         return f"remat-{remat.__version__}-{digest.hexdigest()}"
@@ -172,6 +265,9 @@ def partitioner(
     *,
     plan: Plan | str | Path | None = None,
     pipeline: str | PassManager | None = None,
+    rank_wait_s: float | None = WAIT_S,
+    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+    repro: str | Path | bool | None = None,
 ) -> Partitioner:
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
 
@@ -183,6 +279,12 @@ def partitioner(
         plan: a saved plan to reuse: a `remat.Plan`, its JSON text, or a path to it. A graph that it
             was not made for is refused.
         pipeline: as in `remat.plan`.
+        rank_wait_s: with several ranks, how long the others wait for rank 0, whose decision they
+            share where the graph is the same; None: every rank decides by itself.
+        hooks: as in `remat.plan`.
+        repro: the folder that a reproducer is written to where planning fails and should not; False
+            for none, None for what the variable ``REMAT_REPRO_DIR`` names, else for one among the
+            temporary files.
 
     Raises:
         RematError: an option that cannot be meant, at once and not at the first compilation.
@@ -194,6 +296,9 @@ def partitioner(
         time_limit=time_limit,
         plan=plan,
         pipeline=pipeline,
+        rank_wait_s=rank_wait_s,
+        hooks=hooks,
+        repro=repro,
     )
 
 
@@ -206,7 +311,8 @@ def backend(
 ) -> Callable[..., Any]:
     """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
 
-    Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline`` as in `partitioner`;
+    Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline``,
+    ``rank_wait_s``, ``hooks``, ``repro`` as in `partitioner`;
     ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
     other option, and ``mode``, goes to Inductor.
 
@@ -313,9 +419,16 @@ def _compile_inductor(
     patches = dict(list_mode_options(mode)) if mode else {}
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     patches["custom_partitioner_fn"] = partition
+    if not partition.cacheable:
+        patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
     # A step found in AOTAutograd's cache would never come by here, and `plans()` would not know
     # what it runs on. Inductor's own cache of compiled kernels stays in use.
-    with functorch_config.patch(enable_autograd_cache=False):
+    functorch = {"enable_autograd_cache": False}
+    if calls_regions(gm):
+        # Inductor takes the places of the inputs that backward may overwrite for places among the
+        # inputs of a region's backward too, and overwrites what is still to be read.
+        functorch["donated_buffer"] = False
+    with functorch_config.patch(functorch):
         compiled: Any = compile_fx(
             gm, example_inputs, inner_compile=_compile_in_order, config_patches=patches
         )

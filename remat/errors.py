@@ -22,11 +22,14 @@ class SolverError(RematError):
 
     Attributes:
         solver: name of the solver, as registered.
+        problem: the problem at which it crashed or that it answered wrongly; None where it was not
+            run.
     """
 
-    def __init__(self, solver: str, message: str) -> None:
+    def __init__(self, solver: str, message: str, problem: object = None) -> None:
         super().__init__(message)
         self.solver = solver
+        self.problem = problem
 
 
 class PluginError(RematError):
@@ -41,18 +44,26 @@ class PlanError(RematError):
     """A plan that does not fit the graph it is applied to, or a graph that cannot be partitioned."""
 
 
+class VerifyError(PlanError):
+    """Two halves that break a rule of the verifier: a pass is at fault, not the user."""
+
+
 class PassError(RematError):
     """A pass that failed.
 
     Attributes:
         pass_name: the pass that failed.
         completed: names of the passes that had run before it, in order.
+        found_by: what an instrument was checking that found it; empty where it failed by itself.
     """
 
-    def __init__(self, pass_name: str, message: str, completed: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pass_name: str, message: str, completed: Sequence[str] = (), found_by: str = ""
+    ) -> None:
         ran = ", ".join(completed) if completed else "none"
         super().__init__(
             f"pass '{pass_name}' failed: {message} (passes completed before it: {ran})"
         )
         self.pass_name = pass_name
         self.completed = tuple(completed)
+        self.found_by = found_by

@@ -8,16 +8,21 @@ from typing import Any
 
 from remat.errors import PlanError, ProblemError
 from remat.graph.budget import Budget, Peak
+from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
+from remat.graph.regions import separate_calls
 from remat.passes import manager
 from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, State
 from remat.passes.budgeted import Budgeted
+from remat.passes.control import Composite
 from remat.passes.knapsack import Knapsack
 from remat.passes.min_cut import MinCut, require_tangents
+from remat.passes.packing import SavedTensorHooks
 from remat.passes.partition import Partition
+from remat.passes.saved_tensor_hooks import PackSaved
 from remat.passes.solve_graph import SolveGraph
 from remat.planning import Plan, finish
 from remat.plugins.registry import registry
@@ -62,13 +67,27 @@ class PassManager(manager.PassManager):
         return cls(parsed.passes)
 
 
-def prepare(joint: JointGraph, *, in_place: bool = False, count_outputs: bool = False) -> State:
-    """Runs the passes that come before any decision; one such state serves many plans."""
+@without_collection
+def prepare(
+    joint: JointGraph,
+    *,
+    in_place: bool = False,
+    count_outputs: bool = False,
+    hooks: SavedTensorHooks | None = None,
+) -> State:
+    """Runs the passes that come before any decision; one such state serves many plans.
+
+    Args:
+        joint: the captured step.
+        in_place: work on this graph instead of on a copy.
+        count_outputs: as in `remat.plan`.
+        hooks: what saved tensors pass through, in every plan that the state is split for.
+    """
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
         )
-    state = shaped(joint, in_place=in_place, count_outputs=count_outputs)
+    state = replace(shaped(joint, in_place=in_place, count_outputs=count_outputs), hooks=hooks)
     return PassManager.parse(PREPARE).run(state, in_place=True, verify=False).state
 
 
@@ -76,13 +95,18 @@ def shaped(joint: JointGraph, *, in_place: bool, count_outputs: bool) -> State:
     """A captured graph before any pass has run."""
     registry().learn_operators()
     state = State(joint=joint if in_place else joint.copy(), count_outputs=count_outputs)
-    repair_aliases(state.joint.graph)
+    separate_calls(state.joint.graph)
+    repair_aliases(state.joint.graph, state.joint.memories)
     return state
 
 
+@without_collection
 def split(state: State) -> State:
     """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
-    return PassManager.parse(SPLIT).run(state, in_place=True, verify=False).state
+    manager = PassManager.parse(SPLIT)
+    if state.hooks is not None:
+        manager = PassManager((*manager.passes, PackSaved.of(state.hooks)))
+    return manager.run(state, in_place=True, verify=False).state
 
 
 def decide(
@@ -144,6 +168,23 @@ def read_pipeline(pipeline: str | manager.PassManager) -> manager.PassManager:
     return made
 
 
+def with_agreement(pipeline: manager.PassManager, agree: Pass) -> manager.PassManager:
+    """A pipeline with a pass right before its partition, unless it has one of that kind."""
+
+    def inserted(passes: tuple[Pass, ...]) -> tuple[Pass, ...]:
+        found: list[Pass] = []
+        for p in passes:
+            if isinstance(p, Composite):
+                found.append(replace(p, passes=inserted(p.passes)))
+            else:
+                found += [agree, p] if isinstance(p, Partition) else [p]
+        return tuple(found)
+
+    if any(type(p) is type(agree) for p in pipeline.flat()):
+        return pipeline
+    return replace(pipeline, passes=inserted(pipeline.passes))
+
+
 def plan_by_pipeline(
     joint: JointGraph,
     pipeline: str | manager.PassManager,
@@ -172,7 +213,13 @@ def plan_by_pipeline(
     )
 
 
-def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan:
+def apply_plan(
+    joint: JointGraph,
+    plan: Plan,
+    *,
+    in_place: bool = False,
+    hooks: SavedTensorHooks | None = None,
+) -> Plan:
     """Splits a joint graph by a saved plan.
 
     Raises:
@@ -191,7 +238,7 @@ def apply_plan(joint: JointGraph, plan: Plan, *, in_place: bool = False) -> Plan
             "plan again"
         )
     state = replace(
-        prepare(joint, in_place=in_place),
+        prepare(joint, in_place=in_place, hooks=hooks),
         decision=plan.decision,
         choice=Choice(
             capacity=plan.capacity,

@@ -13,7 +13,7 @@ from remat.graph.budget import Budget, format_bytes
 from remat.graph.costs import CostModel
 from remat.graph.liveness import simulate_peak
 from remat.graph.lowering import Decision, Lowered
-from remat.passes.base import Choice, State
+from remat.passes.base import Choice, Pass, State
 from remat.passes.budgeted import least_decision
 from remat.passes.knapsack import Knapsack
 from remat.passes.min_cut import MinCut, require_tangents
@@ -307,11 +307,13 @@ class Sweep:
                 high = (low + high) // 2
         return best
 
-    def finish(self, decided: Decided, *, budget: str) -> Plan:
-        """The plan of a decision."""
+    def finish(self, decided: Decided, *, budget: str, agree: Pass | None = None) -> Plan:
+        """The plan of a decision, or of what ``agree`` makes of it."""
         choice = replace(decided.choice, full_bytes=self.full_bytes, least_bytes=self.least_bytes)
-        state = split(replace(self.state, decision=decided.decision, choice=choice))
-        return finish(state, cost=self.cost, budget=budget, fingerprint=self.fingerprint)
+        state = replace(self.state, decision=decided.decision, choice=choice)
+        if agree is not None:
+            state = PassManager((agree,)).run(state, in_place=True, verify=False).state
+        return finish(split(state), cost=self.cost, budget=budget, fingerprint=self.fingerprint)
 
     def frontier(self) -> Frontier:
         """The frontier over all budgets."""
@@ -376,13 +378,18 @@ def plan_prepared(
     cost: CostModel,
     time_limit: float | None,
     fingerprint: str,
+    agree: Pass | None = None,
 ) -> Plan:
-    """Plans a state that `prepare` returned; the state can be planned again."""
+    """Plans a state that `prepare` returned; the state can be planned again.
+
+    ``agree`` is a pass that runs on the decision before it is carried out.
+    """
     if budget.peak_bytes is not None:
         sweep = Sweep(
             state, fingerprint=fingerprint, solver=solver, cost=cost, time_limit=time_limit
         )
-        return sweep.finish(sweep.within_peak(budget.peak_bytes), budget=str(budget))
+        return sweep.finish(sweep.within_peak(budget.peak_bytes), budget=str(budget), agree=agree)
     passes = decide(budget=budget, solver=solver, cost=cost, time_limit=time_limit)
+    passes += () if agree is None else (agree,)
     decided = PassManager(passes).run(state, in_place=True, verify=False).state
     return finish(split(decided), cost=cost, budget=str(budget), fingerprint=fingerprint)

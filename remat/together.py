@@ -20,6 +20,7 @@ from remat.sweep import Decided, Sweep
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
+    from remat.passes.packing import SavedTensorHooks
     from remat.solvers.base import Solver
 
 #: Version of the JSON form.
@@ -127,6 +128,7 @@ def plan_together(
     cost: CostModel,
     time_limit: float | None = None,
     count_outputs: bool = False,
+    hooks: SavedTensorHooks | None = None,
 ) -> PlanSet:
     """Plans all graphs of a step under one budget, by merging their frontiers.
 
@@ -138,6 +140,7 @@ def plan_together(
         cost: as in `remat.plan`.
         time_limit: seconds for each decision; None: no clock.
         count_outputs: as in `remat.plan`.
+        hooks: as in `remat.plan`.
 
     Raises:
         BudgetError: no plans save as little, or the budget is one on the peak.
@@ -152,7 +155,7 @@ def plan_together(
         )
     sweeps = [
         Sweep(
-            prepare(j, count_outputs=count_outputs),
+            prepare(j, count_outputs=count_outputs, hooks=hooks),
             fingerprint=j.fingerprint,
             solver=solver,
             cost=cost,

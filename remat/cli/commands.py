@@ -56,18 +56,9 @@ def main() -> None:
     """
 
 
-def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options of every command that captures a model."""
+def tracing_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every command that may trace a model."""
     decorators = (
-        click.argument("model", metavar="MODEL"),
-        click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
-        click.option(
-            "--cost",
-            type=params.CostType(),
-            default="roofline",
-            show_default=True,
-            help="cost model: see `remat costs`; roofline:a100 names a device",
-        ),
         click.option(
             "--lower",
             type=click.Choice(["inductor", "eager"]),
@@ -86,6 +77,19 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
         ),
+    )
+    for decorator in reversed(decorators):
+        command = decorator(command)
+    return command
+
+
+def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Arguments and options of every command that captures a model."""
+    decorators = (
+        click.argument("model", metavar="MODEL"),
+        click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
+        cost_option,
+        tracing_options,
         json_option,
     )
     for decorator in reversed(decorators):
@@ -98,7 +102,21 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return capture_options(time_limit_option(command))
 
 
+cost_option = click.option(
+    "--cost",
+    type=params.CostType(),
+    default="roofline",
+    show_default=True,
+    help="cost model: see `remat costs`; roofline:a100 names a device",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
+budget_option = click.option(
+    "--budget",
+    type=params.BudgetType(),
+    default="0.5",
+    show_default=True,
+    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB bounds the peak",
+)
 solver_option = click.option(
     "--solver",
     type=params.SolverType(),
@@ -115,13 +133,7 @@ time_limit_option = click.option(
 
 @main.command()
 @_model_options
-@click.option(
-    "--budget",
-    type=params.BudgetType(),
-    default="0.5",
-    show_default=True,
-    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB bounds the peak",
-)
+@budget_option
 @solver_option
 @click.option(
     "--save",
@@ -241,16 +253,30 @@ def solvers(as_json: bool) -> None:
 
 
 @main.command()
+@click.option("--pipeline", is_flag=True, help="print the pipeline that plans come about by")
 @json_option
-def passes(as_json: bool) -> None:
-    """List the passes, with the options that a pipeline can give them."""
+def passes(pipeline: bool, as_json: bool) -> None:
+    """List the passes and analyses, with the options that a pipeline can give them."""
     from remat.cli import listings, tables
 
-    lines = listings.pass_lines()
+    if pipeline:
+        from remat.pipelines import default_pipeline
+
+        text = str(default_pipeline())
+        click.echo(json.dumps({"pipeline": text}) if as_json else text)
+        return
+    lines, analyses = listings.pass_lines(), listings.analysis_lines()
     if as_json:
-        echo_json({"passes": [dataclasses.asdict(line) for line in lines]})
+        echo_json(
+            {
+                "passes": [dataclasses.asdict(line) for line in lines],
+                "analyses": [dataclasses.asdict(line) for line in analyses],
+            }
+        )
         return
     tables.show(tables.pass_table(lines))
+    click.echo()
+    tables.show(tables.analysis_table(analyses))
 
 
 @main.command()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from remat.cli.hf_kinds import draw, kind_of
 from remat.cli.models import Example
 from remat.errors import CaptureError
 
@@ -18,35 +19,23 @@ BATCH = 4
 SEQ = 512
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of model: how to build it, and what one training step is given.
-
-    Attributes:
-        label: what it is called.
-        models: the table in `transformers` of the types of this kind.
-        auto: the class in `transformers` that builds it.
-        inputs: (config, batch, seq, float dtype) to keyword arguments on the meta device.
-        takes_seq: whether a sequence length means anything.
-    """
-
-    label: str
-    models: str
-    auto: str
-    inputs: Callable[[Any, int, int, Any], dict[str, Any]]
-    takes_seq: bool = True
-
-
 def build(
-    kind: str, overrides: Sequence[str] = (), *, batch: int | None = None, seq: int | None = None
+    kind: str,
+    overrides: Sequence[str] = (),
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    device: str = "meta",
 ) -> Example:
-    """Builds a model of a type in train mode, on the meta device, with inputs and labels.
+    """Builds a model of a type in train mode, with inputs and labels.
 
     Args:
         kind: the ``model_type`` of the config, such as ``"llama"``.
         overrides: ``key=value`` texts for the config.
         batch: batch size; None: `BATCH`.
         seq: sequence length; None: `SEQ`, or the longest that the config allows if that is shorter.
+        device: where weights and inputs lie: on the meta device nothing is allocated, on any other
+            both are drawn from the default generator.
 
     Raises:
         click.UsageError: `transformers` is missing, the type is unknown or of a kind without a
@@ -63,14 +52,14 @@ def build(
         ) from None
     transformers.logging.set_verbosity_error()
     kind = _known_type(kind)
-    recipe = _recipe(kind)
+    recipe = kind_of(kind)
     if seq is not None and not recipe.takes_seq:
         raise click.UsageError(f"--seq has no meaning for hf:{kind}, which does {recipe.label}")
     config = _config(kind, overrides)
-    model = _model(kind, getattr(transformers, recipe.auto), config)
+    model = _model(kind, getattr(transformers, recipe.auto), config, device)
     batch = BATCH if batch is None else batch
     seq = _sequence(config, seq)
-    kwargs = recipe.inputs(config, batch, seq, model.dtype)
+    kwargs = draw(recipe.inputs(config, batch, seq, model.dtype), config, device)
     count = sum(p.numel() for p in model.parameters())
     shape = f"batch {batch}" + (f" × {seq} tokens" if recipe.takes_seq else "")
     title = (
@@ -91,19 +80,6 @@ def _known_type(kind: str) -> str:
     meant = f"; did you mean 'hf:{near[0]}'?" if near else ""
     raise click.UsageError(
         f"MODEL is 'hf:{kind}', but transformers has no model type '{kind}'{meant}"
-    )
-
-
-def _recipe(kind: str) -> _Kind:
-    from transformers.models.auto import modeling_auto
-
-    for recipe in _KINDS:
-        if kind in getattr(modeling_auto, recipe.models):
-            return recipe
-    labels = ", ".join(recipe.label for recipe in _KINDS)
-    raise click.UsageError(
-        f"MODEL is 'hf:{kind}', a type that does none of {labels}; write a function that returns "
-        "(model, args, kwargs) and give it as file.py:function"
     )
 
 
@@ -151,25 +127,25 @@ def _literal(text: str) -> Any:
         return text
 
 
-def _model(kind: str, auto: Any, config: Any) -> Any:
-    """The model on the meta device; over fake tensors where its constructor reads values."""
+def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
+    """The model on a device; for the meta device, over fake tensors where its constructor reads values."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             return _trainable(auto.from_config(config))
     except Exception as error:  # foreign code; what it raises here has no class of its own
         first = error
-    try:
-        with FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True):
+    if device == "meta":
+        fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+        with contextlib.suppress(Exception), fakes:  # the first error is the one to tell
             return _trainable(auto.from_config(config))
-    except Exception:
-        reason = " ".join(str(first).split())
-        raise CaptureError(
-            f"transformers cannot build hf:{kind} from this config: {type(first).__name__}: {reason}"
-        ) from first
+    reason = " ".join(str(first).split())
+    raise CaptureError(
+        f"transformers cannot build hf:{kind} from this config: {type(first).__name__}: {reason}"
+    ) from first
 
 
 def _trainable(model: Any) -> Any:
@@ -189,83 +165,8 @@ def _sequence(config: Any, seq: int | None) -> int:
     return min([SEQ, *(limit for limit in limits if isinstance(limit, int) and limit > 0)])
 
 
-def _tokens(batch: int, seq: int) -> Any:
-    import torch
-
-    return torch.zeros(batch, seq, dtype=torch.long, device="meta")
-
-
-def _language(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
-    return {"input_ids": _tokens(batch, seq), "labels": _tokens(batch, seq)}
-
-
-def _speech(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
-    import torch
-
-    bins = getattr(config, "num_mel_bins", None)
-    positions = getattr(config, "max_source_positions", None)
-    if bins is None or positions is None:
-        raise click.UsageError(
-            f"hf:{config.model_type} has no recipe for its audio input; write a function that "
-            "returns (model, args, kwargs) and give it as file.py:function"
-        )
-    frames = 2 * positions  # the encoder's convolutions halve them
-    features = torch.zeros(batch, bins, frames, dtype=dtype, device="meta")
-    return {"input_features": features, "labels": _tokens(batch, seq)}
-
-
-def _images(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
-    import torch
-
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None) or 224
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    channels = getattr(vision, "num_channels", 3)
-    pixels = torch.zeros(batch, channels, height, width, dtype=dtype, device="meta")
-    return {
-        "pixel_values": pixels,
-        "labels": torch.zeros(batch, dtype=torch.long, device="meta"),
-    }
-
-
 def _count(n: int) -> str:
     for unit, scale in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
         if n >= scale:
             return f"{n / scale:.3g} {unit}"
     return str(n)
-
-
-# In the order in which they are tried: many types do several of these.
-_KINDS = (
-    _Kind(
-        "sequence to sequence",
-        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-        "AutoModelForSeq2SeqLM",
-        _language,
-    ),
-    _Kind(
-        "speech to text",
-        "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
-        "AutoModelForSpeechSeq2Seq",
-        _speech,
-    ),
-    _Kind(
-        "image classification",
-        "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-        "AutoModelForImageClassification",
-        _images,
-        takes_seq=False,
-    ),
-    _Kind(
-        "masked language modelling",
-        "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-        "AutoModelForMaskedLM",
-        _language,
-    ),
-    _Kind(
-        "causal language modelling",
-        "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-        "AutoModelForCausalLM",
-        _language,
-    ),
-)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from remat.graph.budget import Budget
+    from remat.graph.joint import JointGraph
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
 
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     required=True,
-    help="write the instance to this file",
+    help="write to this file; one that ends with .joint is written as graph text, for `remat opt`",
 )
-@click.option("--name", help="what to call the instance [default: the file's name]")
+@click.option("--name", help="what to call it [default: the file's name]")
 def capture(
     model: str,
     overrides: tuple[str, ...],
@@ -47,12 +48,13 @@ def capture(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write the graph problem of one training step of MODEL to a file.
+    """Write one training step of MODEL to a file: its graph problem, or the joint graph itself.
 
-    The file is JSON of names and numbers in which nothing can run: for `remat solve`, and for
-    solvers elsewhere.
+    The problem is JSON of names and numbers: for `remat solve`, and for solvers elsewhere. The joint
+    graph is text: for `remat opt`. In neither can anything run.
     """
     from remat import api
+    from remat.graph.text import SUFFIX
     from remat.solvers.instances import save_instance
 
     if not output.resolve().parent.is_dir():
@@ -61,6 +63,11 @@ def capture(
         )
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        if output.suffix == SUFFIX:
+            progress.step("writing the joint graph")
+            joint = dataclasses.replace(joint, name=name or output.stem)
+            _write_joint(output, joint, captured_s, example.title, as_json=as_json)
+            return
         progress.step("making the graph problem")
         source = f"{example.title}; {joint.lower} lowering"
         made = api.instance(joint, cost, name=name or output.stem, source=source)
@@ -70,6 +77,28 @@ def capture(
         return
     _show(_instance_rows(made), f"{made.source}, captured in {captured_s:.1f} s")
     click.echo(f"instance written to {output}")
+
+
+def _write_joint(
+    output: Path, joint: JointGraph, captured_s: float, title: str, *, as_json: bool
+) -> None:
+    from remat.graph.text import write_joint
+
+    write_joint(output, joint)
+    nodes = len(joint.graph.nodes)
+    if as_json:
+        told = {"name": joint.name, "kind": "joint", "nodes": nodes, "lower": joint.lower}
+        echo_json(
+            {
+                **told,
+                "fingerprint": joint.fingerprint,
+                "capture_s": captured_s,
+                "file": str(output),
+            }
+        )
+        return
+    click.echo(f"{title}: {nodes:,} nodes, captured in {captured_s:.1f} s")
+    click.echo(f"joint graph written to {output}")
 
 
 @main.command()

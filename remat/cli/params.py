@@ -13,6 +13,7 @@ from remat.errors import RematError
 if TYPE_CHECKING:
     from remat.graph.budget import Budget
     from remat.graph.costs import CostModel
+    from remat.pipelines import PassManager
     from remat.solvers.base import Solver
 
     ParamType = click.ParamType[Any]
@@ -82,6 +83,20 @@ class TimeLimitType(_Checked):
         with self._refused(param, ctx):
             check_time_limit(limit)
         return limit
+
+
+class PipelineType(_Checked):
+    """Passes with commas between them, as `remat.PassManager.parse` reads them."""
+
+    name = "passes"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> PassManager:
+        from remat.pipelines import PassManager
+
+        try:
+            return PassManager.parse(value)
+        except RematError as error:
+            self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
 
 
 class DeviceType(ParamType):

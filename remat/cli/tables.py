@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from remat.cli.listings import CostLine, PassLine, SolverLine
+    from remat.cli.listings import AnalysisLine, CostLine, PassLine, SolverLine
     from remat.comparison import Comparison, ComparisonRow
     from remat.planning import Plan
     from remat.sweep import Frontier, FrontierPoint
@@ -188,11 +188,24 @@ def solver_table(lines: Sequence[SolverLine]) -> Table:
 
 def pass_table(lines: Sequence[PassLine]) -> Table:
     table = new_table()
-    _columns(table, "pass", "stage", "options", "what it does")
+    _columns(table, "pass", "stage", "options", "not after", "what it does")
     for line in lines:
-        options = "\n".join(f"{name}={default}" for name, default in line.options.items())
-        table.add_row(line.name, line.stage, options, line.summary)
+        table.add_row(
+            line.name, line.stage, _shown(line.options), "\n".join(line.not_after), line.summary
+        )
     return table
+
+
+def analysis_table(lines: Sequence[AnalysisLine]) -> Table:
+    table = new_table()
+    _columns(table, "analysis", "of", "options", "what it tells")
+    for line in lines:
+        table.add_row(line.name, line.of, _shown(line.options), line.summary)
+    return table
+
+
+def _shown(options: Mapping[str, str]) -> str:
+    return "\n".join(f"{name}={default}" for name, default in options.items())
 
 
 def cost_table(lines: Sequence[CostLine]) -> Table:

@@ -22,6 +22,7 @@ __all__ = [
 
 def builtin_passes() -> list[type[Pass]]:
     """Our own passes, in the order in which the default pipeline runs them."""
+    from remat.passes.agree_ranks import AgreeRanks
     from remat.passes.classify import Classify
     from remat.passes.cleanup_recompute_tags import CleanupRecomputeTags
     from remat.passes.control import Fixpoint, Group, Unless, When
@@ -34,6 +35,7 @@ def builtin_passes() -> list[type[Pass]]:
     from remat.passes.partition import Partition
     from remat.passes.raise_getitems import RaiseGetitems
     from remat.passes.reorder_backward import ReorderBackward
+    from remat.passes.saved_tensor_hooks import PackSaved
     from remat.passes.solve_graph import SolveGraph
 
     return [
@@ -45,10 +47,12 @@ def builtin_passes() -> list[type[Pass]]:
         MinCut,
         Knapsack,
         SolveGraph,
+        AgreeRanks,
         Partition,
         FunctionalizeRng,
         ReorderBackward,
         RaiseGetitems,
+        PackSaved,
         Fixpoint,
         When,
         Unless,

@@ -68,15 +68,20 @@ class Memory(Analysis[Storages]):
 
 @dataclass(frozen=True)
 class Costs(Analysis[tuple[int, ...]]):
-    """What running each node costs under a cost model, in its unit."""
+    """What running each node costs under a cost model, in its unit.
+
+    Only what could run twice is priced: what depends on a tangent costs 0.
+    """
 
     name: ClassVar[str] = "costs"
-    summary: ClassVar[str] = "cost of running each node once"
+    summary: ClassVar[str] = "cost of running each node that could run twice"
 
     cost: CostModel
 
     def compute(self, state: State) -> tuple[int, ...]:
-        return tuple(node_costs(state.index, state.storages, self.cost))
+        once = state.roles.tangent_closure
+        positions = [i for i, only_backward in enumerate(once) if not only_backward]
+        return tuple(node_costs(state.index, state.storages, self.cost, positions))
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class GraphProblemOf(Analysis[Lowered]):
         if self.cost is None:
             unit = [1] * len(state.index)
             return lower(state.index, state.roles, state.storages, unit, "op")
-        return state.lowered().priced(list(state.get(Costs(self.cost))), self.cost.unit)
+        return state.lowered().priced(state.get(Costs(self.cost)), self.cost.unit)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ typed by the key. Nobody stores a result by hand: results live with the graphs t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+#: Who is told that an analysis is about to be computed (True), or was (False); see `watching`.
+_WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
+    "_WATCHERS", default=()
+)
 
 
 class Analysis(ABC, Generic[T_co]):
@@ -55,9 +62,11 @@ class Known:
 
     Attributes:
         owner: what the results are about; who holds another one needs another `Known`.
+        edits: how often the graphs were changed inside of an edit.
     """
 
     owner: tuple[Any, ...]
+    edits: int = 0
     _entries: dict[Analysis[Any], _Entry] = field(default_factory=dict)
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
     _editor: str | None = None
@@ -77,11 +86,16 @@ class Known:
             self._computing[-1].add(key)
         entry = self._entries.get(key)
         if entry is None:
+            watchers = _WATCHERS.get()
+            for watch in watchers:
+                watch(key, True)
             self._computing.append(set())
             try:
                 value = key.compute(state)
             finally:
                 asked = self._computing.pop()
+                for watch in watchers:
+                    watch(key, False)
             entry = self._entries[key] = _Entry(value, asked)
         return cast(T, entry.value)
 
@@ -95,6 +109,7 @@ class Known:
         self._editor = None
         if not modified:
             return
+        self.edits += 1
         kept = {k: e for k, e in self._entries.items() if isinstance(k, tuple(preserves))}
         while True:
             sound = {k: e for k, e in kept.items() if all(a in kept for a in e.asked)}
@@ -106,3 +121,17 @@ class Known:
     def names(self) -> tuple[str, ...]:
         """Names of what is known now, in the order in which it was computed."""
         return tuple(key.name for key in self._entries)
+
+    def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
+        """What is known now: each analysis with its result, in the order they were computed in."""
+        return tuple((key, entry.value) for key, entry in self._entries.items())
+
+
+@contextmanager
+def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
+    """Calls ``watch`` right before (True) and after (False) each analysis that is computed."""
+    token = _WATCHERS.set((*_WATCHERS.get(), watch))
+    try:
+        yield
+    finally:
+        _WATCHERS.reset(token)

@@ -26,6 +26,7 @@ from remat.passes.analysis import Analysis, Known
 
 if TYPE_CHECKING:
     from remat.passes.min_cut import MinCut
+    from remat.passes.packing import SavedTensorHooks
 
 T = TypeVar("T")
 
@@ -84,6 +85,7 @@ class State:
         forward: forward module, after partitioning.
         backward: backward module, after partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
+        hooks: what saved tensors are to pass through once the graph is split.
     """
 
     joint: JointGraph
@@ -93,6 +95,7 @@ class State:
     forward: fx.GraphModule | None = None
     backward: fx.GraphModule | None = None
     count_outputs: bool = False
+    hooks: SavedTensorHooks | None = None
     _of_joint: Known = field(default=Known(()), repr=False)
     _of_halves: Known = field(default=Known(()), repr=False)
 
@@ -136,6 +139,11 @@ class State:
     def known(self) -> tuple[str, ...]:
         """Names of the analyses that are known now."""
         return (*self._of_joint.names(), *self._of_halves.names())
+
+    @property
+    def knowledge(self) -> tuple[Known, Known]:
+        """What is known about the joint graph, and about the two halves; for instruments."""
+        return self._of_joint, self._of_halves
 
     @property
     def index(self) -> GraphIndex:
@@ -243,12 +251,16 @@ class Pass(ABC):
         name: kebab-case name in pipelines.
         stage: where in a pipeline it may stand.
         not_after: names of passes that it must not follow, each with the reason.
+        optional: whether a pipeline is right without it; bisection never leaves out one that is not.
+        keeps_numbers: whether the step computes the same, bit for bit, before and after it.
         summary: one line for ``remat passes``.
     """
 
     name: ClassVar[str]
     stage: ClassVar[Stage] = Stage.ANY
     not_after: ClassVar[Mapping[str, str]] = {}
+    optional: ClassVar[bool] = True
+    keeps_numbers: ClassVar[bool] = True
     summary: ClassVar[str] = ""
 
     @abstractmethod

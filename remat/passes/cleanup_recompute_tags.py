@@ -26,6 +26,7 @@ class CleanupRecomputeTags(Pass):
 
     name: ClassVar[str] = "cleanup-recompute-tags"
     stage: ClassVar[Stage] = Stage.JOINT
+    optional: ClassVar[bool] = False
     summary: ClassVar[str] = "keep the boundaries between checkpointed regions"
 
     def run(self, state: State) -> PassResult:
@@ -41,14 +42,14 @@ def _boundaries(graph: fx.Graph) -> list[fx.Node]:
     found: list[fx.Node] = []
     mutated_in_backward: set[fx.Node] = set()
     sources: list[tuple[fx.Node, fx.Node]] = []
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        where = node.meta.get("partitioner_tag")
+        if where == "must_be_in_backward":
+            mutated_in_backward.add(node.args[0])
+        elif isinstance(node.args[1], fx.Node):
+            sources.append((node.args[0], node.args[1]))
     for node in graph.nodes:
-        if node.target is torch.ops.aten.copy_.default:
-            where = node.meta.get("partitioner_tag")
-            if where == "must_be_in_backward":
-                mutated_in_backward.add(node.args[0])
-            elif isinstance(node.args[1], fx.Node):
-                sources.append((node.args[0], node.args[1]))
-        if not must_recompute(node):
+        if node.meta.get("recompute") is None or not must_recompute(node):
             continue
         if _feeds_later_region(node) or (
             node.meta.get("has_backward_hook", False) and not any(map(must_recompute, node.users))

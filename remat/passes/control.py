@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -75,13 +76,15 @@ class Fixpoint(Composite):
 
     def run_with(self, state: State, runner: Runner) -> PassResult:
         modified, rounds, settled = False, 0, False
+        inner: Counter[str] = Counter()
         while not settled and rounds < self.limit:
             result = runner(self.passes, state)
             state, settled = result.state, not result.modified
             modified, rounds = modified or result.modified, rounds + 1
+            inner.update(result.statistics)
         detail = f"{rounds} rounds" + ("" if settled else ", not settled")
-        statistics = {"rounds": rounds, "unsettled": int(not settled)}
-        return PassResult(state=state, modified=modified, detail=detail, statistics=statistics)
+        inner.update(rounds=rounds, unsettled=int(not settled))
+        return PassResult(state=state, modified=modified, detail=detail, statistics=dict(inner))
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ class When(Composite):
     """
 
     name: ClassVar[str] = "when"
-    summary: ClassVar[str] = "run passes where a condition holds: when(condition=random,…)"
+    summary: ClassVar[str] = "run passes where a condition holds: when(condition=random,dce)"
     wanted: ClassVar[bool] = True
 
     condition: Analysis[object] = Partitioned()

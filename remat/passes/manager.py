@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat.errors import PassError, ProblemError, RematError
@@ -62,12 +62,12 @@ class PassManager:
         """
         state = joint if isinstance(joint, State) else State(joint=joint)
         if not in_place and state.forward is None:
-            state = State(joint=state.joint.copy(), count_outputs=state.count_outputs)
+            state = replace(state, joint=state.joint.copy())
         run = _Run(tuple(instruments), verify=verify)
-        for instrument in instruments:
-            instrument.start(self, state)
         result: PassResult | None = None
         try:
+            for instrument in instruments:
+                instrument.start(self, state)
             result = run.sequence(self.passes, state)
         finally:
             for instrument in reversed(instruments):

@@ -1,11 +1,6 @@
 """Pipelines as text: names with options in parentheses, passes nested in passes.
 
-    pipeline := call {"," call}
-    call     := name ["(" [argument {"," argument}] ")"]
-    argument := option "=" value | call
-
-A value ends at the next comma or closing parenthesis outside of parentheses of its own; one that
-would not survive that is written in double quotes, as in JSON.
+What is a pipeline is in `remat.passes.pipeline_syntax`; here it becomes passes, and passes text.
 """
 
 from __future__ import annotations
@@ -19,9 +14,8 @@ from typing import Any
 from remat.errors import ProblemError, RematError
 from remat.passes.analysis import Analysis
 from remat.passes.base import Pass
+from remat.passes.pipeline_syntax import Call, Option, Reader, fault
 
-#: Passes may be nested this deep in text.
-DEEPEST = 50
 #: Name of the field that holds the passes of a pass that is made of passes.
 NESTED = "passes"
 
@@ -90,109 +84,8 @@ def read_pipeline(
     """
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
-    reader = _Reader(text)
-    calls = reader.calls(until_end=True)
     builder = _Builder(text, passes, analyses, read)
-    return tuple(builder.make_pass(call) for call in calls)
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """``name(options, nested)`` with the columns where they stand."""
-
-    column: int
-    name: str
-    options: tuple[tuple[int, str, str], ...] = ()
-    nested: tuple[_Call, ...] = ()
-
-
-class _Reader:
-    """Splits text into calls; columns count from 0."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at, self._depth = text, 0, 0
-
-    def calls(self, *, until_end: bool) -> list[_Call]:
-        found = [self._call()]
-        while self._next() == ",":
-            self.at += 1
-            found.append(self._call())
-        if until_end and self.at < len(self.text):
-            raise fault(self.text, self.at, f"expected ',' or the end, got '{self.text[self.at]}'")
-        return found
-
-    def _next(self) -> str:
-        """The next character that is no blank; empty at the end."""
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-        return self.text[self.at : self.at + 1]
-
-    def _word(self) -> str:
-        start = self.at
-        while self.at < len(self.text) and (
-            self.text[self.at].isalnum() or self.text[self.at] in "-_."
-        ):
-            self.at += 1
-        return self.text[start : self.at]
-
-    def _call(self) -> _Call:
-        self._next()
-        column, name = self.at, self._word()
-        if not name:
-            raise fault(self.text, column, "expected the name of a pass")
-        if self._next() != "(":
-            return _Call(column, name)
-        opened = self.at
-        self.at += 1
-        self._depth += 1
-        if self._depth > DEEPEST:
-            raise fault(self.text, opened, f"nested more than {DEEPEST} deep")
-        options: list[tuple[int, str, str]] = []
-        nested: list[_Call] = []
-        while True:
-            following = self._next()
-            if following == ",":
-                self.at += 1
-            elif following == ")":
-                self.at += 1
-                self._depth -= 1
-                return _Call(column, name, tuple(options), tuple(nested))
-            elif not following:
-                raise fault(self.text, opened, "this parenthesis is never closed")
-            else:
-                self._argument(opened, options, nested)
-                if self._next() not in (",", ")", ""):
-                    got = self.text[self.at]
-                    raise fault(self.text, self.at, f"expected ',' or ')', got '{got}'")
-
-    def _argument(
-        self, opened: int, options: list[tuple[int, str, str]], nested: list[_Call]
-    ) -> None:
-        column = self.at
-        key = self._word()
-        if self._next() == "=":
-            self.at += 1
-            options.append((column, key, self._value(opened)))
-        else:
-            self.at = column
-            nested.append(self._call())
-
-    def _value(self, opened: int) -> str:
-        if self._next() == '"':
-            try:
-                value, length = json.JSONDecoder().raw_decode(self.text[self.at :])
-            except ValueError:
-                raise fault(self.text, self.at, "this quotation is never closed") from None
-            self.at += length
-            return str(value)
-        start, depth = self.at, 0
-        while self.at < len(self.text):
-            c = self.text[self.at]
-            if depth == 0 and c in ",)":
-                return self.text[start : self.at].strip()
-            depth += (c == "(") - (c == ")")
-            self.at += 1
-        raise fault(self.text, opened, "this parenthesis is never closed")
+    return tuple(builder.make_pass(call) for call in Reader(text).calls())
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +97,7 @@ class _Builder:
     analyses: Mapping[str, type[Analysis[Any]]]
     read: Mapping[str, Callable[[str], Any]]
 
-    def make_pass(self, call: _Call) -> Pass:
+    def make_pass(self, call: Call) -> Pass:
         kind = self._look_up(call, self.passes, "pass")
         nests = any(f.name == NESTED for f in fields(kind))
         values = self._options(call, kind, "pass", nests=nests)
@@ -212,16 +105,16 @@ class _Builder:
             values[NESTED] = tuple(self.make_pass(c) for c in call.nested)
         return self._make(call, kind, values)  # type: ignore[no-any-return]
 
-    def make_analysis(self, text: str, column: int) -> Analysis[Any]:
+    def make_analysis(self, option: Option) -> Analysis[Any]:
         """Reads an option that is an analysis, such as the condition of ``when``."""
-        reader = _Reader(text)
-        call = reader.calls(until_end=True)[0]
-        call = _Call(column, call.name, tuple((column, k, v) for _, k, v in call.options))
+        call, *more = Reader(option.raw, whole=self.text, before=option.start).calls()
+        if more:
+            raise fault(self.text, more[0].column, f"'{option.key}' is one analysis, not several")
         kind = self._look_up(call, self.analyses, "analysis")
         values = self._options(call, kind, "analysis", nests=False)
         return self._make(call, kind, values)  # type: ignore[no-any-return]
 
-    def _make(self, call: _Call, kind: Any, values: dict[str, Any]) -> Any:
+    def _make(self, call: Call, kind: Any, values: dict[str, Any]) -> Any:
         missing = [
             f.name
             for f in fields(kind)
@@ -235,7 +128,7 @@ class _Builder:
         except RematError as error:
             raise fault(self.text, call.column, str(error)) from None
 
-    def _look_up(self, call: _Call, known: Mapping[str, Any], what: str) -> Any:
+    def _look_up(self, call: Call, known: Mapping[str, Any], what: str) -> Any:
         kind = known.get(call.name)
         if kind is None:
             near = difflib.get_close_matches(call.name, known, n=1)
@@ -247,7 +140,7 @@ class _Builder:
             )
         return kind
 
-    def _options(self, call: _Call, kind: Any, what: str, *, nests: bool) -> dict[str, Any]:
+    def _options(self, call: Call, kind: Any, what: str, *, nests: bool) -> dict[str, Any]:
         known = {f.name: f for f in fields(kind) if f.name != NESTED}
         takes = ", ".join(map(_kebab, known)) or "none"
         if call.nested and not nests:
@@ -255,30 +148,25 @@ class _Builder:
             message = f"{what} '{call.name}' has no option '{wrong.name}'; it takes: {takes}"
             raise fault(self.text, wrong.column, message)
         values: dict[str, Any] = {}
-        for column, key, raw in call.options:
-            name = key.replace("-", "_")
+        for option in call.options:
+            name, given = option.key.replace("-", "_"), f"{option.key}={option.raw[:40]}"
             if name not in known:
-                message = f"{what} '{call.name}' has no option '{key}={raw}'; it takes: {takes}"
-                raise fault(self.text, column, message)
+                message = f"{what} '{call.name}' has no option '{given}'; it takes: {takes}"
+                raise fault(self.text, option.column, message)
             try:
-                values[name] = self._value(name, raw, known[name].default, column)
+                values[name] = self._value(name, option, known[name].default)
             except RematError:
                 raise
             except ValueError as error:
-                message = f"option '{key}' of '{call.name}': {error}"
-                raise fault(self.text, column, message) from None
+                message = f"option '{option.key}' of '{call.name}': {error}"
+                raise fault(self.text, option.column, message) from None
         return values
 
-    def _value(self, name: str, raw: str, default: Any, column: int) -> Any:
+    def _value(self, name: str, option: Option, default: Any) -> Any:
         if name == "condition":
-            return self.make_analysis(raw, column)
+            return self.make_analysis(option)
         reader = self.read.get(name)
-        return _literal(raw, default) if reader is None else reader(raw)
-
-
-def fault(text: str, column: int, message: str) -> ProblemError:
-    """An error that points at a column of pipeline text."""
-    return ProblemError(f"pipeline, column {column + 1}: {message}\n  {text}\n  {' ' * column}^")
+        return _literal(option.raw, default) if reader is None else reader(option.raw)
 
 
 def _kebab(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping, Set
 from typing import Any
 
 from remat.solvers.base import Solver
@@ -41,6 +42,45 @@ def check_options(offered: Any) -> str | None:
     # A field that a base class declares does not make its child a dataclass.
     if "__dataclass_params__" not in vars(offered) or not offered.__dataclass_params__.frozen:
         return f"{where} is no frozen dataclass: put @dataclass(frozen=True) above it"
+    return None
+
+
+def check_pass(offered: Any) -> str | None:
+    """Find what keeps ``offered`` from being a usable pass class."""
+    from remat.passes.base import Pass, Stage
+
+    fault = check_class(offered, Pass) or check_options(offered)
+    if fault is not None:
+        return fault
+    where = offered.__qualname__
+    if not isinstance(offered.stage, Stage):
+        known = ", ".join(f"Stage.{s.name}" for s in Stage)
+        return f"{where}.stage must be one of {known}, got {offered.stage!r}"
+    rules = offered.not_after
+    texts = (*rules, *rules.values()) if isinstance(rules, Mapping) else (rules,)
+    if not all(isinstance(text, str) for text in texts):
+        return f"{where}.not_after must map names of passes to reasons, got {rules!r}"
+    if not isinstance(offered.optional, bool):
+        return f"{where}.optional must be True or False as class data, got {offered.optional!r}"
+    return None
+
+
+def check_operators(offered: object) -> str | None:
+    """Find what keeps ``offered`` from telling the planner about operators."""
+    from remat.graph.ops import OpTaxonomy
+
+    if not isinstance(offered, OpTaxonomy):
+        return f"{offered!r} is not an OpTaxonomy"
+    for kind in ("recomputable", "compute_intensive", "views"):
+        operators: Any = getattr(offered, kind)
+        if not isinstance(operators, (Set, list, tuple)):
+            return f"OpTaxonomy.{kind} is {operators!r}: it must be a set of operators"
+        for operator in operators:
+            if not callable(operator):
+                return (
+                    f"OpTaxonomy.{kind} holds {operator!r}: it must hold operators, such as "
+                    "torch.ops.aten.mm"
+                )
     return None
 
 

@@ -16,7 +16,13 @@ import pluggy
 
 from remat.errors import PluginError, ProblemError, SolverError
 from remat.plugins import builtin, hooks
-from remat.plugins.checks import check_class, check_options, check_solver
+from remat.plugins.checks import (
+    check_class,
+    check_operators,
+    check_options,
+    check_pass,
+    check_solver,
+)
 from remat.plugins.isolation import isolated, obstacle
 from remat.solvers.base import Solver, unavailable
 
@@ -302,17 +308,13 @@ def _check(hook: str, offer: object) -> str | None:
     if hook == "remat_solvers":
         return check_solver(offer)
     if hook == "remat_passes":
-        from remat.passes.base import Pass
-
-        return check_class(offer, Pass) or check_options(offer)
+        return check_pass(offer)
     if hook == "remat_analyses":
         from remat.passes.analysis import Analysis
 
         return check_class(offer, Analysis) or check_options(offer)
     if hook == "remat_operators":
-        from remat.graph.ops import OpTaxonomy
-
-        return None if isinstance(offer, OpTaxonomy) else f"{offer!r} is not an OpTaxonomy"
+        return check_operators(offer)
     from remat.graph.costs import CostModel
 
     return check_class(offer, CostModel)

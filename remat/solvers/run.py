@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from typing import TypeVar
 
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver, unavailable
@@ -14,6 +16,8 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer, GraphSolution, Solution
 from remat.solvers.verify import verify, verify_graph
+
+T = TypeVar("T")
 
 
 def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = None) -> Solution:
@@ -52,10 +56,17 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
     def ask() -> object:
         return _drawn(solver.solve(problem, time_limit=time_limit), len(problem))
 
-    answer, elapsed_s = _asked(solver, ask, lambda: solver.refuses(problem))
-    if given != (problem.weights, problem.values, problem.capacity):
-        raise SolverError(solver.name, f"solver '{solver.name}' changed the problem it was given")
-    return verify(problem, solver, answer, elapsed_s=elapsed_s)
+    with _noting(problem):
+        reason, _ = _asked(solver, lambda: solver.refuses(problem))
+    if reason is not None:
+        raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
+    with _noting(problem):
+        answer, elapsed_s = _asked(solver, ask)
+        if given != (problem.weights, problem.values, problem.capacity):
+            raise SolverError(
+                solver.name, f"solver '{solver.name}' changed the problem it was given"
+            )
+        return verify(problem, solver, answer, elapsed_s=elapsed_s)
 
 
 def run_graph(
@@ -93,18 +104,27 @@ def run_graph(
     def ask() -> object:
         return _drawn(solver.solve_graph(problem, time_limit=time_limit), len(problem))
 
-    answer, elapsed_s = _asked(solver, ask, lambda: None)
-    return verify_graph(problem, solver, answer, elapsed_s=elapsed_s)
+    with _noting(problem):
+        answer, elapsed_s = _asked(solver, ask)
+        return verify_graph(problem, solver, answer, elapsed_s=elapsed_s)
 
 
-def _asked(
-    solver: Solver, ask: Callable[[], object], refuses: Callable[[], str | None]
-) -> tuple[object, float]:
+@contextlib.contextmanager
+def _noting(problem: object) -> Iterator[None]:
+    """Lets an error say which problem it came of, so that somebody can look into it."""
+    try:
+        yield
+    except SolverError as error:
+        if error.problem is None:
+            error.problem = problem
+        raise
+
+
+def _asked(solver: Solver, ask: Callable[[], T]) -> tuple[T, float]:
     """What a solver answers, and the seconds that it takes; whatever it raises names it."""
     started = time.perf_counter()
     try:
-        reason = refuses()
-        answer = None if reason is not None else ask()
+        answer = ask()
     except SolverError as error:
         if error.solver == solver.name:  # says all there is to say, such as why a process died
             raise
@@ -113,8 +133,6 @@ def _asked(
         raise
     except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
         raise _raised(solver, error) from error
-    if reason is not None:
-        raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
     return answer, time.perf_counter() - started
 
 

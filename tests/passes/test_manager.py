@@ -247,6 +247,19 @@ def test_a_run_leaves_the_callers_graph_alone_unless_asked() -> None:
     assert calls(graph.graph) == ["sin", "add", "exp"]
 
 
+def test_what_a_pipeline_has_decided_another_goes_on_from() -> None:
+    graph = joint()
+    decided = remat.PassManager.parse("min-cut,knapsack(solver=greedy,budget=0)").run(graph).state
+    both = remat.PassManager.parse("min-cut,knapsack(solver=greedy,budget=0),partition").run(graph)
+    after = remat.PassManager.parse("partition").run(decided)
+    assert after.state.decision == decided.decision == both.state.decision
+    assert after.state.choice == decided.choice
+    assert after.forward is not None
+    assert both.forward is not None
+    assert after.joint is not decided.joint
+    assert str(after.forward.graph) == str(both.forward.graph)
+
+
 def test_passes_are_reported_as_they_finish() -> None:
     seen: list[tuple[str, bool]] = []
 

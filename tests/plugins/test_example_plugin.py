@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import site
 import subprocess
 import sys
 import textwrap
-import venv
 from pathlib import Path
 
 import pytest
+
+from tests.plugins.stranger import install, output, remat
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "solver_plugin"
 
@@ -26,31 +25,8 @@ MODEL = """
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a fresh environment with the plugin; it borrows our other packages."""
-    folder = tmp_path_factory.mktemp("stranger")
-    shutil.copytree(
-        PLUGIN, folder / "plugin", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
-    )
-    venv.create(folder / "venv", with_pip=False)
-    interpreter = folder / "venv" / "bin" / "python"
-    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
-    borrowed = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
-    (packages / "borrowed.pth").write_text("".join(borrowed))
-    pip = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    offline = ("--no-index", "--no-deps", "--no-build-isolation")
-    done = subprocess.run([*pip, *offline, folder / "plugin"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return interpreter
-
-
-def output(*command: object, cwd: Path) -> str:
-    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def remat(python: Path, *arguments: object, cwd: Path) -> str:
-    return output(python, "-c", "from remat.cli import main; main()", *arguments, cwd=cwd)
+    """The interpreter of a fresh environment with the plugin."""
+    return install(PLUGIN, tmp_path_factory.mktemp("stranger"))
 
 
 def test_it_is_found_by_its_entry_point(python, tmp_path) -> None:

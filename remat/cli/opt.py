@@ -1,0 +1,253 @@
+"""The command ``remat opt``: graph text in, passes over it, graph text out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import (
+    budget_option,
+    capture_model,
+    cost_option,
+    echo_json,
+    json_option,
+    main,
+    solver_option,
+    time_limit_option,
+    tracing_options,
+)
+from remat.cli.progress import Progress
+from remat.errors import ProblemError, RematError
+
+if TYPE_CHECKING:
+    from remat.graph.joint import JointGraph
+    from remat.passes.base import PassResult
+    from remat.passes.instrument import Instrument
+    from remat.passes.instruments import OptBisect, Statistics, Timing
+    from remat.pipelines import PassManager
+
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+class _OptCommand(click.Command):
+    """Reads ``--verify-each`` without a value as the cheaper of its two ways."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = ["--verify-each=structure" if a == "--verify-each" else a for a in args]
+        return super().parse_args(ctx, given)
+
+
+@main.command(cls=_OptCommand)
+@click.argument("joint", metavar="JOINT")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--passes",
+    type=params.PipelineType(),
+    help="the pipeline, for example 'fixpoint(dce,cse),min-cut,partition'; by default what plans "
+    "come about by, with the four options below",
+)
+@budget_option
+@solver_option
+@cost_option
+@time_limit_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="write the graph to this file instead of to standard output",
+)
+@click.option("--print-pipeline", is_flag=True, help="print the pipeline")
+@click.option("--print-before-all", is_flag=True, help="print the graph before every pass")
+@click.option("--print-after-all", is_flag=True, help="print the graph after every pass")
+@click.option(
+    "--print-after", metavar="PASS", multiple=True, help="print the graph after this pass"
+)
+@click.option("--print-changed", is_flag=True, help="print what each pass changed, as a diff")
+@click.option("--dump-dir", type=_FOLDER, help="write the graph after every pass to this folder")
+@click.option("--time-passes", is_flag=True, help="print where time and memory went")
+@click.option("--statistics", is_flag=True, help="print what passes counted")
+@click.option(
+    "--verify-each",
+    type=click.Choice(["structure", "numbers"]),
+    metavar="[=structure|numbers]",
+    help="check every pass; with numbers also run the graphs on random inputs",
+)
+@click.option(
+    "--opt-bisect-limit", type=int, metavar="N", help="leave out optional passes after the first N"
+)
+@click.option("--repro-dir", type=_FOLDER, help="write a reproducer here when a pass fails")
+@tracing_options
+@json_option
+def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Run passes over JOINT and print the graph that comes out.
+
+    JOINT is a file of graph text, such as `remat capture MODEL -o FILE.joint` writes; - for standard
+    input; or MODEL, which is captured. What comes out is the joint graph or, once it is partitioned,
+    forward and backward. Everything else is printed to standard error.
+    """
+    from remat import pipelines
+    from remat.passes.instruments.dumps import state_text
+
+    output = options.pop("output")
+    if output is not None and not output.resolve().parent.is_dir():
+        raise click.BadParameter(
+            f"there is no folder '{output.resolve().parent}'", param_hint="'--output'"
+        )
+    manager = _manager(options)
+    watch = _Watch.of(manager, options)
+    with Progress() as progress:
+        graph = read_graph(progress, joint, overrides, **options)
+        progress.step("running passes")
+        if options["print_pipeline"]:
+            _note(str(manager))
+        state = pipelines.shaped(graph, in_place=True, count_outputs=False)
+        result = manager.run(state, in_place=True, instruments=watch.instruments)
+        progress.step("printing the graph")
+        text = state_text(result.state)
+    if output is not None:
+        _write(output, text)
+    watch.tell()
+    if as_json:
+        echo_json(watch.to_dict(manager, result) | {"text": None if output else text})
+    elif output is None:
+        click.echo(text, nl=False)
+
+
+def read_graph(
+    progress: Progress,
+    joint: str,
+    overrides: tuple[str, ...],
+    *,
+    lower: str,
+    device: str | None,
+    batch: int | None,
+    seq: int | None,
+    **_: Any,
+) -> JointGraph:
+    """The joint graph that JOINT names: text in a file or on standard input, or a model."""
+    from remat.graph.text import SUFFIX, read_joint
+
+    path = Path(joint)
+    is_model = ":" in joint and path.suffix != SUFFIX and not path.is_file()
+    if is_model:
+        return capture_model(
+            progress, joint, overrides, lower=lower, device=device, batch=batch, seq=seq
+        )[1]
+    if overrides:
+        raise click.UsageError(f"'{overrides[0]}' is for hf:TYPE only: '{joint}' is graph text")
+    if joint == "-":
+        return _from_stdin()
+    progress.step(f"reading {joint}")
+    return read_joint(path)
+
+
+def _from_stdin() -> JointGraph:
+    from remat.graph.text import parse_joint
+    from remat.graph.text.syntax import MAX_BYTES
+
+    data = sys.stdin.buffer.read(MAX_BYTES + 1)  # more is refused by the parser
+    try:
+        return parse_joint(data.decode())
+    except UnicodeDecodeError as error:
+        raise ProblemError(
+            f"standard input is no text in UTF-8: byte {error.start}; expected graph text"
+        ) from None
+
+
+def _manager(options: dict[str, Any]) -> PassManager:
+    """The pipeline that was asked for, or the default one under the options for that."""
+    from remat.pipelines import default_pipeline
+
+    given: PassManager | None = options.pop("passes")
+    context = click.get_current_context()
+    names = ("budget", "solver", "cost", "time_limit")
+    of_default = {name: options.pop(name) for name in names}
+    if given is None:
+        return default_pipeline(**of_default)
+    for name in names:
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"'--{name.replace('_', '-')}' is for the default pipeline; in --passes it is an "
+                f"option of the pass that decides, for example '{default_pipeline(0.3)}'"
+            )
+    return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Watch:
+    """The instruments that were asked for."""
+
+    instruments: Sequence[Instrument]
+    timing: Timing | None = None
+    statistics: Statistics | None = None
+    bisected: OptBisect | None = None
+    shown: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(cls, manager: PassManager, options: dict[str, Any]) -> _Watch:
+        from remat.passes import instruments as made
+
+        limit = options["opt_bisect_limit"]
+        bisected = None if limit is None else made.OptBisect(limit, write=_note)
+        timing = made.Timing() if options["time_passes"] else None
+        statistics = made.Statistics() if options["statistics"] else None
+        found: list[Instrument | None] = [bisected]
+        if options["repro_dir"] is not None:
+            found.append(made.Reproducer(options["repro_dir"]))
+        if options["verify_each"] is not None:
+            found.append(made.VerifyEach(numbers=options["verify_each"] == "numbers"))
+        if options["dump_dir"] is not None:
+            found.append(made.Dumps(options["dump_dir"]))
+        before, after = options["print_before_all"], options["print_after_all"]
+        if before or after:
+            found.append(made.Printed(write=_note, before=before, after=after))
+        if options["print_after"] and not after:
+            found.append(made.Printed(write=_note, only=options["print_after"]))
+        if options["print_changed"]:
+            found.append(made.PrintChanged(write=_note))
+        found += [statistics, timing]  # timing last: it leaves out what the others do
+        return cls(
+            instruments=[i for i in found if i is not None],
+            timing=timing,
+            statistics=statistics,
+            bisected=bisected,
+        )
+
+    def tell(self) -> None:
+        """Prints what was counted and measured."""
+        for title, table in (("statistics", self.statistics), ("time of passes", self.timing)):
+            if table is not None:
+                _note(f"{title}:\n{table}")
+
+    def to_dict(self, manager: PassManager, result: PassResult) -> dict[str, Any]:
+        """The same for machines."""
+        counts = {} if self.statistics is None else self.statistics.counts
+        return {
+            "graph": result.joint.name,
+            "pipeline": str(manager),
+            "modified": result.modified,
+            "partitioned": result.forward is not None,
+            "statistics": {" > ".join(path): dict(of) for path, of in counts.items()},
+            "timing": [] if self.timing is None else self.timing.to_dict(),
+            "bisect": [] if self.bisected is None else self.bisected.lines,
+        }
+
+
+def _write(output: Path, text: str) -> None:
+    from remat.files import write_whole
+
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise RematError(f"graph '{output}' cannot be written: {error.strerror}") from error
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)
+    sys.stderr.flush()

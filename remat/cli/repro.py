@@ -1,0 +1,94 @@
+"""The command ``remat repro``: a recorded failure, seen again or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import echo_json, json_option, main
+from remat.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from remat.graph.joint import JointGraph
+    from remat.passes.instruments.repro_folder import Recorded
+    from remat.pipelines import PassManager
+
+#: Exit codes, besides those of all commands: 2 for wrong usage.
+GONE, REPRODUCED, ANOTHER = 0, 1, 3
+
+
+@main.command()
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.option(
+    "--passes", type=params.PipelineType(), help="run this pipeline instead of the recorded one"
+)
+@json_option
+def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
+    """Run the failure that a reproducer FOLDER records once more.
+
+    Exit code: 0 it does not fail any more; 1 it fails as recorded; 3 it fails in another way.
+    """
+    from remat.graph.text import read_joint
+    from remat.passes.instruments.repro_folder import read_reproducer
+
+    with Progress() as progress:
+        progress.step(f"reading {folder}")
+        recorded = read_reproducer(folder)
+        joint = read_joint(recorded.graph)
+        progress.step("running it again")
+        error = replay(joint, recorded, passes)
+    if error is None:
+        outcome, code = "no longer fails", GONE
+    elif recorded.is_same(error):
+        outcome, code = "reproduced", REPRODUCED
+    else:
+        outcome, code = "fails in another way", ANOTHER
+    shown = None if error is None else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if as_json:
+        echo_json(
+            {"outcome": outcome, "error": shown, "recorded": f"{recorded.type}: {recorded.message}"}
+        )
+    else:
+        click.echo(outcome if shown is None else f"{outcome}: {shown}")
+        if code == ANOTHER:
+            click.echo(f"recorded: {recorded.type}: {' '.join(recorded.message.split())}")
+    click.get_current_context().exit(code)
+
+
+def replay(
+    joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
+) -> Exception | None:
+    """Runs what failed once more; what it raises is returned.
+
+    Args:
+        joint: the graph; it is changed.
+        recorded: the failure.
+        passes: a pipeline to run instead of the recorded one.
+    """
+    from remat import api, pipelines
+    from remat.passes.instruments import VerifyEach
+
+    try:
+        if passes is None and recorded.options:
+            api.plan(joint, **_plan_arguments(recorded.options))
+            return None
+        manager = passes or pipelines.PassManager.parse(recorded.pipeline)
+        if recorded.path:
+            state = pipelines.shaped(joint, in_place=True, count_outputs=False)
+            checks = [VerifyEach(numbers=recorded.checks == "numbers")] if recorded.checks else []
+            manager.run(state, in_place=True, instruments=checks)
+        else:  # it failed behind the passes, where plans are verified
+            pipelines.plan_by_pipeline(joint, manager, in_place=True, fingerprint=joint.fingerprint)
+    except Exception as error:  # whatever was raised is what was asked for
+        return error
+    return None
+
+
+def _plan_arguments(options: Any) -> dict[str, Any]:
+    given: dict[str, Any] = dict(options)
+    if "time_limit" in given:
+        given["time_limit"] = float(given["time_limit"])
+    return given

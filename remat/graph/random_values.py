@@ -1,0 +1,104 @@
+"""Real values made out of fake ones: random numbers in the same shapes, sharing memory alike."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat.errors import ProblemError
+from remat.graph.storages import hint, storage_bytes, storage_key
+
+
+class Maker:
+    """Makes real values out of fake ones; what shares memory still does."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._storages: dict[int, torch.Tensor] = {}
+
+    def constant(self, node: fx.Node) -> Any:
+        """The real value of an attribute: a random one where it is fake."""
+        held: Any = node.graph.owning_module
+        for part in str(node.target).split("."):
+            held = getattr(held, part)
+        return self.make(held, str(node.target))
+
+    def make(self, value: Any, name: str) -> Any:
+        if isinstance(value, (torch.SymInt, torch.SymBool)):
+            return type(value.node.pytype(0))(hint(value))
+        if isinstance(value, torch.SymFloat):
+            return float(value.node.hint)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, name) if hasattr(value, "fake_mode") else value
+        if isinstance(value, fx.GraphModule):
+            return self._module(value, name)
+        if value is None or isinstance(value, (int, float, bool, str)):
+            return value
+        raise ProblemError(
+            f"input '{name}' is a {type(value).__name__}, for which there is no random value; check "
+            "the structure only"
+        )
+
+    def _module(self, module: fx.GraphModule, name: str) -> fx.GraphModule:
+        """The graph of a higher-order operator, which may hold fake constants of its own."""
+        fake = [
+            n
+            for n in module.graph.nodes
+            if n.op == "get_attr" and hasattr(getattr(module, str(n.target), None), "fake_mode")
+        ]
+        if not fake:
+            return module
+        copied = fx.GraphModule(module, module.graph)
+        for node in fake:
+            held = getattr(module, str(node.target))
+            setattr(copied, str(node.target), self.make(held, f"{name}.{node.target}"))
+        return copied
+
+    def _tensor(self, value: torch.Tensor, name: str) -> torch.Tensor:
+        if value.layout is not torch.strided:
+            raise ProblemError(
+                f"input '{name}' has the layout {value.layout}, for which there are no random "
+                "values; check the structure only"
+            )
+        key = storage_key(value)
+        held = self._storages.get(key) if key is not None else None
+        if held is None:
+            count = -(-storage_bytes(value) // value.element_size())
+            held = _numbers(count, value.dtype, self._seed ^ zlib.crc32(name.encode()))
+            try:
+                held = held.to(value.device)
+            except (RuntimeError, AssertionError) as error:
+                raise ProblemError(
+                    f"input '{name}' lies on '{value.device}', which is not here "
+                    f"({str(error).splitlines()[0]}); check the structure only"
+                ) from None
+            if key is not None:
+                self._storages[key] = held
+        sizes, strides = ([hint(s) for s in x] for x in (value.shape, value.stride()))
+        whole = held if held.dtype == value.dtype else held.view(torch.uint8).view(value.dtype)
+        return whole.as_strided(sizes, strides, hint(value.storage_offset()))
+
+
+def _numbers(count: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype.is_complex:
+        return torch.randn(count, dtype=torch.complex128, generator=generator).to(dtype)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator).to(dtype)
+    return torch.randint(0, 2, (count,), generator=generator).to(dtype)
+
+
+def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    """A copy of a value; tensors that share memory share the memory of one copy."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return value
+    storage = value.untyped_storage()
+    if storage._cdata not in copies:
+        whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        copies[storage._cdata] = whole.clone()
+    made = torch.empty(0, dtype=value.dtype, device=value.device)
+    copied = copies[storage._cdata].untyped_storage()
+    return made.set_(copied, value.storage_offset(), value.shape, value.stride())

@@ -1,0 +1,39 @@
+"""Joint graphs as text that a person reads, and a parser reads back without running anything.
+
+The text is Python's syntax, one line for each node::
+
+    joint("Block", version=1, device="cpu", lower="eager", num_fwd_outputs=1, static_inputs=[1])
+    symbols(s0=symbol(8, min=2, max=64))
+
+    part("is_forward")
+    primals_1: f32[s0, 4] = primal(PlainAOTInput(0))
+    primals_2: f32[4, 4] = primal(ParamAOTInput("w"))
+    mm: f32[s0, 4] = aten.mm.default(primals_1, primals_2), must_save  # model.py:12 y = x @ w
+    t: f32[4, s0](1, 4) = aten.t.default(mm)
+    sort: (f32[s0, 4], i64[s0, 4]) = aten.sort.default(mm)
+    getitem: f32[s0, 4] = sort[0]
+    return [
+        forward(getitem, PlainAOTOutput(0)),
+        backward(None),
+    ]
+
+A type tells dtype and sizes; then, in parentheses, what does not follow from them: strides, offset,
+bytes of the memory, device, layout, ``grad=True``. A view lies in the memory of what it looks at, and
+an element in that of its tuple; ``@ x`` says that a tensor lies in that of ``x``, ``@ None`` that it has
+its own. ``part`` holds for all lines below it. Marks behind a call steer passes. What a node fetches by
+name stands before it: ``constant``, ``attribute``, or a whole graph in ``with subgraph("name"):``.
+"""
+
+from remat.graph.text.files import SUFFIX, read_joint, write_joint
+from remat.graph.text.parser import parse_graph, parse_joint
+from remat.graph.text.printer import print_graph, print_joint
+
+__all__ = [
+    "SUFFIX",
+    "parse_graph",
+    "parse_joint",
+    "print_graph",
+    "print_joint",
+    "read_joint",
+    "write_joint",
+]

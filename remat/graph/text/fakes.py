@@ -1,0 +1,157 @@
+"""Fake tensors out of sizes, strides and memory, without an operator being run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._traceback import CapturedTraceback
+
+from remat.graph.text.expressions import Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symbol:
+    """What is known about a symbol.
+
+    Attributes:
+        name: as ShapeEnv calls it: sizes begin with s, unbacked ones with u, floats with zf or zuf.
+        hint: its value in the run that was traced; None for an unbacked symbol.
+        least: lower end of its range; None where that is minus infinity.
+        most: upper end of its range; None where that is infinity.
+        positive: whether SymPy may take it for positive.
+        size_like: an unbacked symbol that is the size of something.
+    """
+
+    name: str
+    hint: int | float | None = None
+    least: int | float | None = None
+    most: int | float | None = None
+    positive: bool = False
+    size_like: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        return self.name.startswith("z")
+
+
+class Fakes:
+    """Makes fake values under one mode.
+
+    Args:
+        symbols: what sizes are made of.
+
+    Attributes:
+        symbols: SymPy's symbols, by name.
+    """
+
+    def __init__(self, symbols: Sequence[Symbol]) -> None:
+        self._env = ShapeEnv()
+        self._mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        self.symbols = {s.name: self._declare(s) for s in symbols}
+        self._made: dict[tuple[str, Any], Any] = {}
+
+    def _declare(self, symbol: Symbol) -> sympy.Symbol:
+        kind = {"real": True} if symbol.is_float else {"integer": True}
+        if symbol.name.startswith("zuf"):
+            kind = {}
+        positive = {"positive": True} if symbol.positive else {}
+        made = sympy.Symbol(symbol.name, **kind, **positive)
+        low, high = (-sympy.oo, sympy.oo) if symbol.is_float else (-int_oo, int_oo)
+        self._env.var_to_range[made] = ValueRanges(
+            low if symbol.least is None else symbol.least,
+            high if symbol.most is None else symbol.most,
+        )
+        # Where guards and errors about the symbol are said to come from: this text, not the user's code.
+        here = self._env._get_sloc("graph text")
+        self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
+        self._env.var_to_sources[made] = []
+        self._env.var_to_stack[made] = CapturedTraceback.extract()  # type: ignore[no-untyped-call]
+        if symbol.hint is not None:
+            self._env.backed_var_to_val[made] = sympy.sympify(symbol.hint)
+        if symbol.size_like:
+            self._env.size_like.add(made)
+        return made
+
+    def number(self, kind: str, expression: Any) -> Any:
+        """A SymInt, SymFloat or SymBool, by the name of its type."""
+        key = (kind, expression)
+        if key not in self._made:
+            self._made[key] = self._number(kind, expression)
+        return self._made[key]
+
+    def _number(self, kind: str, expression: Any) -> Any:
+        make, plain = _NUMBERS[kind]
+        value = sympy.sympify(expression)
+        known = self._known(value)
+        return make(SymNode(value, self._env, plain, None if known is None else plain(known)))
+
+    def _known(self, value: Any) -> Any:
+        """What an expression comes to in the run that was traced; None for unbacked symbols."""
+        hints: Mapping[Any, Any] = self._env.backed_var_to_val
+        return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
+
+    def hint(self, size: Size) -> int | None:
+        """A size in the run that was traced; None where unbacked symbols stand in it."""
+        if type(size) is int:
+            return size
+        known = self._known(size)
+        return None if known is None else int(known)
+
+    def size(self, size: Size) -> Any:
+        """A size as PyTorch takes it."""
+        return size if type(size) is int else self.number("SymInt", size)
+
+    def memory(self, nbytes: Size) -> torch.UntypedStorage:
+        """Memory that is not there, of so many bytes."""
+        flat = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
+        return flat.untyped_storage()
+
+    def tensor(
+        self,
+        dtype: torch.dtype,
+        sizes: Sequence[Size],
+        strides: Sequence[Size],
+        offset: Size,
+        memory: torch.UntypedStorage,
+        *,
+        device: torch.device,
+        grad: bool = False,
+    ) -> FakeTensor:
+        """A strided fake tensor over a piece of memory that is large enough."""
+        # The size of the memory has been checked: no guard about it is to narrow a symbol.
+        with torch.no_grad(), self._env.suppress_guards():
+            meta = torch.empty(0, dtype=dtype, device="meta")
+            meta.set_(
+                memory,
+                self.size(offset),
+                tuple(map(self.size, sizes)),
+                tuple(map(self.size, strides)),
+            )
+        if grad:
+            meta.requires_grad_()
+        return FakeTensor(self._mode, meta, device)
+
+    def sparse(
+        self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device
+    ) -> torch.Tensor:
+        """A fake tensor of another layout."""
+        with self._mode:
+            return torch.empty(
+                tuple(map(self.size, sizes)), dtype=dtype, layout=layout, device=device
+            )
+
+
+_NUMBERS: dict[str, tuple[Any, type[Any]]] = {
+    "SymInt": (torch.SymInt, int),
+    "SymFloat": (torch.SymFloat, float),
+    "SymBool": (torch.SymBool, bool),
+}

@@ -1,0 +1,56 @@
+"""Joint graphs in files of text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from remat.errors import ProblemError, RematError
+from remat.files import write_whole
+from remat.graph.joint import JointGraph
+from remat.graph.text.parser import parse_joint
+from remat.graph.text.printer import print_joint
+from remat.graph.text.syntax import MAX_BYTES
+
+#: What files of joint graphs end with.
+SUFFIX = ".joint"
+
+
+def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
+    """Writes a joint graph to a file, whole or not at all.
+
+    Raises:
+        ProblemError: the graph has no text form, or one larger than what can be read again.
+        RematError: the file cannot be written; what was there before is as it was.
+    """
+    data = print_joint(joint).encode()
+    if len(data) > MAX_BYTES:
+        raise ProblemError(
+            f"joint graph '{path}' would take {len(data)} bytes; at most {MAX_BYTES} are read"
+        )
+    try:
+        write_whole(Path(path), data)
+    except OSError as error:
+        raise RematError(f"joint graph '{path}' cannot be written: {error.strerror}") from error
+
+
+def read_joint(path: str | os.PathLike[str]) -> JointGraph:
+    """Reads a joint graph from a file; nothing in a file can run.
+
+    Raises:
+        ProblemError: there is no such file, or it holds no joint graph; the message says where in
+            the file what was expected.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ProblemError(f"it is larger than the {MAX_BYTES} bytes that are read")
+        return parse_joint(data.decode())
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except UnicodeDecodeError as error:
+        reason = f"it is no text in UTF-8: byte {error.start}"
+    except ValueError as error:  # a ProblemError; a path with a null in it
+        reason = str(error)
+    raise ProblemError(f"joint graph '{path}' cannot be read: {reason}")

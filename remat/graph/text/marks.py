@@ -1,0 +1,85 @@
+"""What stands on a node's line besides the call: marks that steer passes, and where it comes from."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat.errors import ProblemError
+from remat.graph.source import source_line
+from remat.graph.text.syntax import Source, arguments
+
+_POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
+#: Marks without a value, and the metadata they stand for.
+_FLAGS = {
+    "backward_hook": "has_backward_hook",
+    "unchecked": "saved_tensor_with_no_vc_check",
+}
+#: What ``part(…)`` may say: the half that AOTAutograd traced a node in.
+PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward")
+
+_COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
+
+
+def write_marks(node: fx.Node) -> list[str]:
+    """The marks of a node, as they stand behind the call."""
+    meta = node.meta
+    marks: list[str] = []
+    policy = meta.get("recompute")
+    if policy is not None:
+        if not isinstance(policy, CheckpointPolicy):
+            raise ProblemError(
+                f"'{node.name}' has the recompute tag {policy!r}; expected a CheckpointPolicy"
+            )
+        marks.append(policy.name.lower())
+    region = meta.get("ac_graph_id")
+    if type(region) is int:
+        marks.append(f"region({region})")
+    marks += [mark for mark, key in _FLAGS.items() if meta.get(key)]
+    custom = meta.get("custom")
+    budget = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
+    if isinstance(budget, (int, float)) and budget >= 0:
+        marks.append(f"memory_budget({budget!r})")
+    return marks
+
+
+def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
+    """Reads one mark into the metadata of its node."""
+    if isinstance(node, ast.Name) and node.id in _POLICIES:
+        meta["recompute"] = _POLICIES[node.id]
+    elif isinstance(node, ast.Name) and node.id in _FLAGS:
+        meta[_FLAGS[node.id]] = True
+    elif (args := arguments(node, "region", 1, 1)) is not None:
+        meta["ac_graph_id"] = source.integer(args[0])
+    elif (args := arguments(node, "memory_budget", 1, 1)) is not None:
+        value = args[0].value if isinstance(args[0], ast.Constant) else None
+        if type(value) not in (int, float):
+            raise source.error(node, source.quote(node), "memory_budget(0.5)")
+        meta["custom"] = {MEMORY_BUDGET_ANNOTATION_KEY: value}
+    else:
+        known = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)"])
+        raise source.error(node, f"the mark {source.quote(node)}", f"one of {known}")
+
+
+def write_comment(node: fx.Node) -> str:
+    """Where a node comes from, on one line of plain characters."""
+    text = source_line(node).strip()
+    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+
+
+def read_comment(text: str) -> Mapping[str, Any]:
+    """The metadata that gives this very comment again, when it is written."""
+    if not text:
+        return {}
+    match = _COMMENT.fullmatch(text)
+    if match is None:
+        kinds = text.split(" / ")
+        return {"nn_module_stack": {str(k): ("", kind) for k, kind in enumerate(kinds)}}
+    code = f"\n    {match['code']}" if match["code"] else ""
+    return {"stack_trace": f'  File "{match["file"]}", line {match["line"]}, in graph{code}'}

@@ -1,0 +1,207 @@
+"""Text into Python's syntax tree, within limits, and refusals that say where.
+
+Nothing here or behind it compiles, imports or evaluates what a text says.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+
+from remat.errors import ProblemError
+
+#: What is read at most. A Llama of 80 layers takes 3 MiB and 18,000 nodes.
+MAX_BYTES = 16 * 2**20
+MAX_NODES = 100_000
+#: Signs, spaces and line ends: each can make a kilobyte of syntax tree, however short the text.
+MAX_MARKS = 2_000_000
+MAX_STRING = 2**16
+MAX_DEPTH = 40
+MAX_NAME = 256
+INTEGERS = range(-(2**63), 2**64)
+
+_MARKS = "\n !%&()*+,-./:;<=>@[^{|~"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+
+
+class Source:
+    """A text with its syntax tree.
+
+    Attributes:
+        body: its statements.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Reads the syntax of a text.
+
+        Raises:
+            ProblemError: the text is too large, is no Python syntax, or is nested too deeply.
+        """
+        if not isinstance(text, str):
+            raise ProblemError(f"graph text is a {type(text).__name__}; expected a str")
+        text = text.replace("\r\n", "\n")
+        if len(text) > MAX_BYTES or sum(map(text.count, _MARKS)) > MAX_MARKS:
+            raise ProblemError(
+                f"graph text of {len(text)} characters is too large; expected at most {MAX_BYTES} "
+                f"of them, and among these {MAX_MARKS} signs and spaces"
+            )
+        self._lines = text.split("\n")
+        found = _CONTROL.search(text)
+        if found is not None:
+            before = text.count("\n", 0, found.start())
+            column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
+            raise self.error_at(
+                before + 1, column, f"the character {found.group()!r}", "plain text"
+            )
+        self.body = self._parse(text)
+
+    def _parse(self, text: str) -> list[ast.stmt]:
+        # A tree is a million small objects that all stay: collections in between only cost time.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return ast.parse(text).body
+        except SyntaxError as error:
+            line = min(error.lineno or 1, len(self._lines))
+            cut = line == len(self._lines) or "never closed" in error.msg
+            raise self.error_at(
+                line,
+                (error.offset or 1) - 1,
+                f"what is no Python syntax ({error.msg})",
+                f"one statement a line{'; is the text cut off?' if cut else ''}",
+            ) from None
+        except ValueError as error:  # lone surrogates
+            raise self.error_at(
+                1, 0, f"text that cannot be read ({error})", "text in UTF-8"
+            ) from None
+        except (RecursionError, MemoryError):
+            raise self.error_at(
+                self._deepest(), 0, "nesting too deep to be read", f"at most {MAX_DEPTH} levels"
+            ) from None
+        finally:
+            if collects:
+                gc.enable()
+
+    def _deepest(self) -> int:
+        """The first line that is nested too deeply by itself, else 1."""
+        for number, line in enumerate(self._lines, 1):
+            try:
+                ast.parse(line.strip())
+            except (SyntaxError, ValueError):
+                continue
+            except (RecursionError, MemoryError):
+                return number
+        return 1
+
+    def error(self, at: ast.AST | None, got: str, expected: str) -> ProblemError:
+        """The refusal of what stands at a place of the tree, at the end of the text for None."""
+        if at is None:
+            return self.error_at(len(self._lines), len(self._lines[-1]), got, expected)
+        return self.error_at(getattr(at, "lineno", 1), getattr(at, "col_offset", 0), got, expected)
+
+    def error_at(self, line: int, offset: int, got: str, expected: str) -> ProblemError:
+        return ProblemError(
+            f"graph text, line {line}, column {offset + 1}: {got}; expected {expected}"
+        )
+
+    def quote(self, at: ast.AST) -> str:
+        """The beginning of what stands at a place of the tree, for messages."""
+        line = self._lines[getattr(at, "lineno", 1) - 1].encode(errors="replace")
+        start = getattr(at, "col_offset", 0)
+        end = getattr(at, "end_col_offset", None)
+        if getattr(at, "end_lineno", None) != getattr(at, "lineno", None):
+            end = None
+        text = line[start:end].decode(errors="replace")
+        return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}…'"
+
+    def comment(self, statement: ast.stmt) -> str:
+        """The comment behind a statement on its last line, without its mark; empty without one."""
+        line = self._lines[(statement.end_lineno or 1) - 1]
+        offset = statement.end_col_offset or 0  # in bytes of UTF-8
+        rest = line[offset:] if line.isascii() else line.encode()[offset:].decode()
+        rest = rest.strip()
+        return rest[1:].strip() if rest.startswith("#") else ""
+
+    def constant(self, node: ast.Constant) -> str | int | float | bool | complex | None:
+        """A literal of a plain type, within the limits."""
+        value = node.value
+        if type(value) is int and value not in INTEGERS:
+            raise self.error(
+                node, f"an integer of {value.bit_length()} bits", "a number of 64 bits at most"
+            )
+        if type(value) is str and len(value) > MAX_STRING:
+            raise self.error(
+                node, f"a string of {len(value)} characters", f"{MAX_STRING} characters at most"
+            )
+        if value is None or type(value) in (str, int, float, bool, complex):
+            return value  # type: ignore[return-value]
+        raise self.error(
+            node, f"a literal of type {type(value).__name__}", "a string, number or None"
+        )
+
+    def integer(self, node: ast.expr) -> int:
+        """An integer literal, with its sign."""
+        sign = 1
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            sign, node = -1, node.operand
+        if isinstance(node, ast.Constant):
+            value = self.constant(node)
+            if type(value) is int and sign * value in INTEGERS:
+                return sign * value
+        raise self.error(node, self.quote(node), "an integer")
+
+    def string(self, node: ast.expr) -> str:
+        """A string literal."""
+        if isinstance(node, ast.Constant):
+            value = self.constant(node)
+            if type(value) is str:
+                return value
+        raise self.error(node, self.quote(node), "a string in quotes")
+
+    def deeper(self, node: ast.AST, depth: int) -> int:
+        """One level more, or a refusal."""
+        if depth >= MAX_DEPTH:
+            raise self.error(node, "nesting too deep to be read", f"at most {MAX_DEPTH} levels")
+        return depth + 1
+
+    def shallow(self, node: ast.expr) -> None:
+        """Refuses an expression that is nested too deeply to be gone through by recursion."""
+        level: list[ast.AST] = [node]
+        for _ in range(MAX_DEPTH):
+            level = [child for x in level for child in ast.iter_child_nodes(x)]
+            if not level:
+                return
+        raise self.error(node, "nesting too deep to be read", f"at most {MAX_DEPTH} levels")
+
+    def dotted(self, node: ast.expr) -> str:
+        """A dotted name of two to four parts, as written."""
+        parts: list[str] = []
+        at = node
+        while isinstance(at, ast.Attribute) and len(parts) < 4:
+            parts.append(at.attr)
+            at = at.value
+        if not parts or not isinstance(at, ast.Name):
+            raise self.error(node, self.quote(node), "a dotted name, such as aten.mm.default")
+        parts.append(at.id)
+        return ".".join(reversed(parts))
+
+
+def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
+    """The arguments of a call of a bare name, so many of them and all unnamed; None if it is none."""
+    if not isinstance(node, ast.Call) or call_name(node) != name or node.keywords:
+        return None
+    return node.args if least <= len(node.args) <= most else None
+
+
+def call_name(node: ast.AST) -> str | None:
+    """``"f"`` for a call ``f(…)`` of a bare name, else None."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id
+    return None
+
+
+def quoted(text: str) -> str:
+    """A string literal, in double quotes where it has none inside."""
+    written = repr(text)
+    return f'"{written[1:-1]}"' if written[0] == "'" and '"' not in text else written

@@ -1,0 +1,175 @@
+"""Where the time and the memory of a pipeline go, as a tree of passes and analyses."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remat.passes.analysis import Analysis, watching
+from remat.passes.instrument import Instrument
+
+if TYPE_CHECKING:
+    from remat.passes.base import Pass, PassResult, State
+    from remat.passes.manager import PassManager
+
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """What one pass or analysis took, over all its runs at one place of the pipeline.
+
+    Attributes:
+        name: the pass; an analysis in brackets.
+        runs: how often it ran.
+        total_s: seconds, with everything inside of it.
+        grown_bytes: growth of resident memory, with everything inside of it.
+        inside: what ran inside of it, in the order of the first runs.
+    """
+
+    name: str
+    runs: int = 0
+    total_s: float = 0.0
+    grown_bytes: int = 0
+    inside: dict[str, Span] = field(default_factory=dict)
+
+    @property
+    def own_s(self) -> float:
+        """Seconds of its own, without what ran inside of it."""
+        return max(0.0, self.total_s - sum(s.total_s for s in self.inside.values()))
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Span]]:
+        """This and everything inside of it, with how deep it lies."""
+        yield depth, self
+        for span in self.inside.values():
+            yield from span.walk(depth + 1)
+
+
+class Timing(Instrument):
+    """Measures time and memory per pass.
+
+    Analyses are computed when they are first asked for; each is shown, in brackets, inside of the
+    pass that asked. Several pipelines may be run under one instrument; their times add up. Put this
+    instrument last: what others do before and after a pass then counts for what the pass is inside
+    of, whose own time is theirs and the manager's.
+
+    Attributes:
+        root: the tree; its own span is the whole run.
+    """
+
+    def __init__(self) -> None:
+        self.root = Span("pipeline")
+        self._open: list[tuple[Span, float, int]] = []
+        self._watching = contextlib.ExitStack()
+
+    def start(self, manager: PassManager, state: State) -> None:
+        self._open.clear()
+        self._watching.close()
+        self._watching.enter_context(watching(self._analysis))
+        self._begin(self.root)
+
+    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
+        self._begin_inside(p.name)
+
+    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
+        self._end(len(path))
+
+    def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
+        self._end(len(path))
+
+    def finish(self, result: PassResult | None) -> None:
+        self._watching.close()
+        self._end(0)
+
+    def table(self) -> str:
+        """The tree as text: own and total seconds, share of the whole, growth of resident memory."""
+        spans = list(self.root.walk())
+        rows = [("", "own s", "total s", "share", "memory MiB", "runs")]
+        for depth, span in spans:
+            share = span.total_s / self.root.total_s if self.root.total_s else 0.0
+            rows.append(
+                (
+                    "  " * depth + span.name,
+                    f"{span.own_s:.4f}",
+                    f"{span.total_s:.4f}",
+                    f"{share:.1%}",
+                    f"{span.grown_bytes / 2**20:+.1f}",
+                    str(span.runs),
+                )
+            )
+        return columns(rows)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """The rows of the tree as plain data, outermost first."""
+        return [
+            {
+                "name": span.name,
+                "depth": depth,
+                "runs": span.runs,
+                "own_s": span.own_s,
+                "total_s": span.total_s,
+                "grown_bytes": span.grown_bytes,
+            }
+            for depth, span in self.root.walk()
+        ]
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _analysis(self, key: Analysis[Any], begins: bool) -> None:
+        if begins:
+            self._begin_inside(f"({key.name})")
+        else:
+            self._end(len(self._open) - 1)
+
+    def _begin_inside(self, name: str) -> None:
+        outer = self._open[-1][0].inside
+        self._begin(outer.setdefault(name, Span(name)))
+
+    def _begin(self, span: Span) -> None:
+        self._open.append((span, time.perf_counter(), resident_bytes()))
+
+    def _end(self, depth: int) -> None:
+        """Closes what is open at this depth, and what a failure left open inside of it."""
+        now, resident = time.perf_counter(), resident_bytes()
+        while len(self._open) > depth:
+            span, began, before = self._open.pop()
+            span.runs += 1
+            span.total_s += now - began
+            span.grown_bytes += resident - before
+
+
+def resident_bytes() -> int:
+    """Bytes of this process in physical memory; where the system does not say, the most so far."""
+    try:
+        pages = int(_STATM.read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return _peak_resident_bytes()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak_resident_bytes() -> int:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows as text: the first column to the left, the others to the right, a rule below the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [first.ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)

@@ -1,0 +1,254 @@
+"""Checks after every pass: structure, honesty about what changed, analyses, and numbers on request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from remat.errors import PassError, ProblemError
+from remat.graph import ops
+from remat.graph.differences import first_difference
+from remat.graph.running import MAX_BYTES, Trial
+from remat.graph.stamp import Stamp
+from remat.graph.structure import check_structure
+from remat.passes.analysis import Known
+from remat.passes.control import Composite
+from remat.passes.instrument import Instrument
+
+if TYPE_CHECKING:
+    from remat.passes.base import Pass, PassResult, State
+    from remat.passes.manager import PassManager
+
+
+_BY_IDENTITY: Any = object.__eq__
+
+
+class VerifyEach(Instrument):
+    """Checks after every pass that the graphs are whole and that the pass told the truth.
+
+    A pass that says that it changed nothing must not have; one that changes a graph in place does so
+    inside of ``state.edit()``; the analyses that it preserves come out the same when they are
+    computed anew. With numbers, the graphs are run on random inputs after every pass that changed
+    them: outputs, gradients, inputs as they are left and the generator's state must be those of the
+    graph that the pipeline began with, bit for bit. Between the pass that splits a graph and the one
+    that makes random operators replay, halves that draw twice are let through; at the end they are
+    not. A pass that is there to change numbers (`Pass.keeps_numbers`) sets what the next is held to.
+
+    Args:
+        numbers: also run the graphs.
+        seed: seed of the random inputs.
+        max_bytes: refuse to run a graph whose inputs take more.
+
+    Raises:
+        PassError: from a run: the pass that broke a rule, and how.
+        ProblemError: from a run: numbers were asked for, but this graph cannot be run here.
+    """
+
+    def __init__(self, *, numbers: bool = False, seed: int = 0, max_bytes: int = MAX_BYTES) -> None:
+        self._numbers, self._seed, self._max_bytes = numbers, seed, max_bytes
+        self._trial: Trial | None = None
+        self._reference: Mapping[str, Any] = {}
+        self._before: list[_Before] = []
+        self._done: list[str] = []
+        self._draws_twice: tuple[str, str] | tuple[()] = ()
+
+    @property
+    def _checks(self) -> str:
+        return "numbers" if self._numbers else "structure"
+
+    def start(self, manager: PassManager, state: State) -> None:
+        self._before, self._done, self._trial, self._draws_twice = [], [], None, ()
+        if not self._numbers:
+            return
+        self._trial = Trial.of(state.joint, seed=self._seed, max_bytes=self._max_bytes)
+        try:
+            self._reference = _run(self._trial, state)
+        except ProblemError:
+            raise
+        except Exception as error:
+            raise ProblemError(
+                f"graph '{state.joint.name}' does not run on random inputs, so its numbers cannot be "
+                f"checked: {_told(error)}; check the structure only"
+            ) from error
+
+    def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
+        self._before.append(_Before.of(state))
+
+    def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
+        before = self._before.pop()
+        if isinstance(p, Composite):
+            return
+        name, state = " > ".join(path), result.state
+        fault = _broken(state) or before.untold(result) or before.stale(state)
+        if fault is None and self._trial is not None and before.is_changed(state):
+            fault = self._other_numbers(self._trial, state, p, name)
+        if fault is not None:
+            raise PassError(name, fault, self._done, self._checks)
+        self._done.append(p.name)
+
+    def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
+        del self._before[len(path) - 1 :]
+
+    def finish(self, result: PassResult | None) -> None:
+        if result is not None and self._draws_twice:
+            name, drawn = self._draws_twice
+            raise PassError(
+                name,
+                f"'{drawn}' draws in forward and draws anew in backward, up to the end of the "
+                "pipeline: put 'functionalize-rng' behind 'partition'",
+                self._done,
+                self._checks,
+            )
+
+    def _other_numbers(self, trial: Trial, state: State, p: Pass, name: str) -> str | None:
+        drawn = _drawn_twice(state)
+        self._draws_twice = () if drawn is None else (name, drawn)
+        if drawn is not None:
+            return None
+        try:
+            results = _run(trial, state)
+        except Exception as error:
+            return f"the graph that it left does not run on random inputs any more: {_told(error)}"
+        if not p.keeps_numbers:
+            self._reference = results
+        difference = first_difference(self._reference, results)
+        return None if difference is None else f"it changed the numbers: {difference}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Before:
+    """What is remembered of a state while a pass runs."""
+
+    graphs: tuple[tuple[fx.GraphModule, Stamp, Known, int], ...]
+
+    @classmethod
+    def of(cls, state: State) -> _Before:
+        of_joint, of_halves = state.knowledge
+        return cls(
+            graphs=tuple(
+                (module, Stamp.of(module.graph), known, known.edits)
+                for module, known in (
+                    (state.joint.graph_module, of_joint),
+                    (state.forward, of_halves),
+                    (state.backward, of_halves),
+                )
+                if module is not None
+            )
+        )
+
+    def untold(self, result: PassResult) -> str | None:
+        """How the graphs were changed without a word of it, if they were."""
+        mine = {id(m): known for m, known in _modules(result.state)}
+        for module, stamp, known, edits in self.graphs:
+            difference = stamp.difference(Stamp.of(module.graph))
+            if difference is None or id(module) not in mine:
+                continue
+            if not result.modified:
+                return f"it says modified=False, but changed the graph: {difference}"
+            if mine[id(module)] is known and known.edits == edits:
+                return (
+                    f"it changed the graph outside of `with state.edit()`: {difference}; analyses "
+                    "that are known may be stale"
+                )
+        if not result.modified and any(id(m) not in self._ids() for m, _ in _modules(result.state)):
+            return "it says modified=False, but returns another graph"
+        return None
+
+    def is_changed(self, state: State) -> bool:
+        """Whether there is anything new to run."""
+        after = {id(m) for m, _ in _modules(state)}
+        return after != self._ids() or any(
+            stamp.difference(Stamp.of(module.graph)) is not None
+            for module, stamp, _, _ in self.graphs
+        )
+
+    def stale(self, state: State) -> str | None:
+        """Which of the analyses that were preserved over a change does not hold any more."""
+        edits = {id(known): count for _, _, known, count in self.graphs}
+        fresh = dataclasses.replace(state, _of_joint=Known(()), _of_halves=Known(()))
+        for known in state.knowledge:
+            if edits.get(id(known), known.edits) == known.edits:
+                continue
+            for key, value in known.results():
+                if not same_result(value, fresh.get(key)):
+                    return (
+                        f"it preserves the analysis '{key.name}', which comes out differently for "
+                        "the graph that it left: take it out of `preserves`"
+                    )
+        return None
+
+    def _ids(self) -> set[int]:
+        return {id(module) for module, *_ in self.graphs}
+
+
+def _modules(state: State) -> list[tuple[fx.GraphModule, Known]]:
+    """The graphs of a state, each with what is known about it."""
+    of_joint, of_halves = state.knowledge
+    halves = [(m, of_halves) for m in (state.forward, state.backward) if m is not None]
+    return [(state.joint.graph_module, of_joint), *halves]
+
+
+def _broken(state: State) -> str | None:
+    names = ("joint graph", "forward", "backward")
+    for which, (module, _) in zip(names, _modules(state), strict=False):
+        fault = check_structure(module)
+        if fault is not None:
+            return f"it left a broken {which}: {fault}"
+    return None
+
+
+def same_result(one: Any, other: Any) -> bool:
+    """Whether two results of an analysis are the same, as far as can be told.
+
+    Dataclasses are compared field by field, also where they do not define equality; objects that
+    cannot be compared count as the same.
+    """
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same_result, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same_result(one[k], other[k]) for k in one)
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        return all(
+            same_result(getattr(one, f.name), getattr(other, f.name))
+            for f in dataclasses.fields(one)
+            if f.compare
+        )
+    if isinstance(one, fx.Node):
+        return False  # not the same one
+    if isinstance(one, torch.Tensor) or type(one).__eq__ is _BY_IDENTITY:
+        return True
+    return bool(one == other)
+
+
+def _run(trial: Trial, state: State) -> Mapping[str, Any]:
+    if state.forward is None or state.backward is None:
+        return trial.run_joint(state.joint)
+    return trial.run_halves(state.forward, state.backward, state.joint.num_fwd_outputs)
+
+
+def _drawn_twice(state: State) -> str | None:
+    """The first random operator that draws in both halves."""
+    if state.forward is None or state.backward is None:
+        return None
+    in_forward, in_backward = (
+        [n.name for n in m.graph.nodes if n.op == "call_function" and ops.is_random(n)]
+        for m in (state.forward, state.backward)
+    )
+    twice = set(in_forward)
+    return next((name for name in in_backward if name in twice), None)
+
+
+def _told(error: Exception) -> str:
+    """An error in one line; the interpreter appends the node that it was at."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    at = next((line for line in lines if line.startswith("While executing")), "")
+    text = lines[0] if lines else ""
+    return f"{type(error).__name__}: {text[:200]}" + (f" ({at[:120]})" if at else "")

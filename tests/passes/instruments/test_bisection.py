@@ -1,0 +1,102 @@
+"""Leaving passes out, and finding the one to blame."""
+
+from __future__ import annotations
+
+import pytest
+
+from remat.errors import ProblemError
+from remat.passes.base import PassResult
+from remat.passes.control import Group
+from remat.passes.dce import DeadCode
+from remat.passes.instruments import OptBisect, VerifyEach, bisect
+from remat.passes.manager import PassManager
+from remat.passes.partition import Partition
+from remat.pipelines import PassManager as Registered
+from tests.graphs import calls
+from tests.passes.instruments.passes import Looks, Raises, Wrong, run
+from tests.passes.instruments.sample import WHOLE, step
+
+
+def test_only_the_first_passes_run() -> None:
+    limited = OptBisect(3)
+    result = run(step(), "fixpoint(dce,cse),group(label=tidy,dce,classify)", limited)
+    assert limited.lines == [
+        "BISECT: running pass (1) fixpoint > dce",
+        "BISECT: running pass (2) fixpoint > cse",
+        "BISECT: running pass (3) fixpoint > dce",
+        "BISECT: NOT running pass (4) fixpoint > cse",
+        "BISECT: NOT running pass (5) group > dce",
+        "BISECT: NOT running pass (6) group > classify",
+    ]
+    assert "sin_1" not in calls(result.graph_module)
+
+
+def test_lines_are_written_as_they_come() -> None:
+    written: list[str] = []
+    limited = OptBisect(0, write=written.append)
+    result = run(step(), "dce,cse", limited)
+    assert written == limited.lines
+    assert not result.modified
+    assert limited.count == 2
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 4])
+def test_a_pipeline_is_right_wherever_it_is_cut(limit: int) -> None:
+    """Passes without which it would be wrong run always, so every prefix passes the checks."""
+    limited = OptBisect(limit)
+    result = run(step(), WHOLE, limited, VerifyEach(numbers=True))
+    assert result.forward is not None
+    assert not any("partition" in line or "functionalize" in line for line in limited.lines)
+
+
+def test_a_limit_is_a_number() -> None:
+    with pytest.raises(ProblemError, match="limit is 'all'; expected how many"):
+        OptBisect("all")  # type: ignore[arg-type]
+
+
+def two_cosines(result: PassResult) -> bool:
+    return sum(str(n.target) == "aten.sin.default" for n in result.joint.graph.nodes) < 2
+
+
+@pytest.mark.parametrize("where", range(5))
+def test_the_first_bad_pass_is_found(where: int) -> None:
+    passes = [DeadCode(), Looks(), DeadCode(), Looks()]
+    passes.insert(where, Wrong())
+    found = bisect(PassManager((Group(tuple(passes)),)), step(), two_cosines)
+    assert found is not None
+    assert (found.number, found.path, found.name) == (where + 1, ("group", "wrong"), "wrong")
+    assert found.count == 5
+    assert found.tried <= 2 + 3
+
+
+def test_a_pass_that_raises_is_bad() -> None:
+    passes = (DeadCode(), Looks(), Raises(), DeadCode())
+    found = bisect(PassManager(passes), step(), lambda _: False)
+    assert found is not None
+    assert (found.number, found.name) == (3, "raises")
+
+
+def test_a_check_can_be_what_is_bad() -> None:
+    passes = (DeadCode(), Wrong(), Looks())
+    found = bisect(
+        PassManager(passes), step(), lambda _: False, instruments=[VerifyEach(numbers=True)]
+    )
+    assert found is not None
+    assert found.name == "wrong"
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    assert bisect(Registered.parse("dce,cse"), step(), two_cosines) is not None, "cse merges them"
+    assert bisect(Registered.parse("dce"), step(), two_cosines) is None
+
+
+def test_what_cannot_be_left_out_is_suspected_then() -> None:
+    with pytest.raises(ProblemError, match="every pass is left out that can be; suspect partition"):
+        bisect(PassManager((DeadCode(), Partition())), step(), lambda _: True)
+
+
+def test_the_callers_graph_is_not_changed() -> None:
+    graph = step()
+    before = calls(graph.graph_module)
+    bisect(PassManager((DeadCode(), Wrong())), graph, two_cosines)
+    assert calls(graph.graph_module) == before

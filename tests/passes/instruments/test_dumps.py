@@ -1,0 +1,152 @@
+"""Graphs between passes: which files are written, what is printed, and what a diff shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from expecttest import assert_expected_inline
+
+from remat.errors import RematError
+from remat.graph.text import parse_graph, parse_joint
+from remat.passes.dce import DeadCode
+from remat.passes.instruments import Dumps, PrintChanged, Printed
+from tests.passes.instruments.passes import Raises, Wrong, run
+from tests.passes.instruments.sample import TEXT, WHOLE, step
+
+
+def test_files_are_numbered_and_read_back(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "here"
+    run(step(), "dce,fixpoint(cse,dce),min-cut,partition", Dumps(folder, before=True))
+    names = [path.name for path in sorted(folder.iterdir())]
+    assert names == [
+        "001-dce.after.txt",
+        "001-dce.before.txt",
+        "002-fixpoint.cse.after.txt",
+        "002-fixpoint.cse.before.txt",
+        "003-fixpoint.dce.after.txt",
+        "003-fixpoint.dce.before.txt",
+        "004-fixpoint.cse.after.txt",
+        "004-fixpoint.cse.before.txt",
+        "005-fixpoint.dce.after.txt",
+        "005-fixpoint.dce.before.txt",
+        "006-min-cut.after.txt",
+        "006-min-cut.before.txt",
+        "007-partition.after.txt",
+        "007-partition.before.txt",
+    ]
+    assert (folder / "001-dce.before.txt").read_text() == TEXT
+    merged = parse_joint((folder / "002-fixpoint.cse.after.txt").read_text())
+    assert len(merged.graph.nodes) == len(step().graph.nodes) - 1 - 5
+    halves = (folder / "007-partition.after.txt").read_text()
+    forward, backward = halves.split('\ngraph("backward"')
+    assert [n.op for n in parse_graph(forward).graph.nodes].count("placeholder") == 2
+    assert "tangents_1" in backward
+
+
+def test_only_some_passes_are_dumped_under_the_same_numbers(tmp_path: Path) -> None:
+    run(step(), "dce,cse,classify,dce", Dumps(tmp_path, only=["dce"]))
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [
+        "001-dce.after.txt",
+        "004-dce.after.txt",
+    ]
+
+
+def test_a_failed_pass_leaves_what_was_before_it(tmp_path: Path) -> None:
+    with pytest.raises(RematError):
+        run(step(), [DeadCode(), Raises()], Dumps(tmp_path, before=True))
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [
+        "001-dce.after.txt",
+        "001-dce.before.txt",
+        "002-raises.before.txt",
+    ]
+
+
+def test_a_pass_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RematError, match=r"no pass 'cs' to show the graph at .* it has: cse, dce"):
+        run(step(), "dce,cse", Dumps(tmp_path, only=["cs"]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RematError, match=r"no dumps can be written to .*file'"):
+        run(step(), "dce", Dumps(tmp_path / "file"))
+
+
+def test_graphs_are_printed_with_the_pass_above_them() -> None:
+    printed: list[str] = []
+    run(step(), "dce,fixpoint(cse)", Printed(write=printed.append, before=True, after=False))
+    assert [text.splitlines()[0] for text in printed] == [
+        "# *** graph before pass 1, dce ***",
+        "# *** graph before pass 2, fixpoint > cse ***",
+        "# *** graph before pass 3, fixpoint > cse ***",
+    ]
+    assert printed[0].partition("\n")[2] + "\n" == TEXT
+
+
+def test_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:
+    run(step(), "dce", Printed(only=["dce"]))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("# *** graph after pass 1, dce ***\njoint(")
+
+
+def test_what_changed_is_a_diff() -> None:
+    printed: list[str] = []
+    run(step(), "dce,classify,dce", PrintChanged(write=printed.append, context=1))
+    assert_expected_inline(
+        "\n".join(printed),
+        """\
+# *** dce: changed ***
+--- before dce
++++ after dce
+@@ -9,3 +9,2 @@
+ sin_1: f32[8, 8] = aten.sin.default(mm_1)
+-unread: f32[8, 8] = aten.exp.default(sin)
+ mul: f32[8, 8] = aten.mul.Tensor(sin, sin_1)
+# *** classify: unchanged ***
+# *** dce: unchanged ***""",
+    )
+
+
+def test_the_diff_starts_from_the_pass_before() -> None:
+    printed: list[str] = []
+    run(step(), [DeadCode(), Wrong()], PrintChanged(write=printed.append, context=0))
+    assert_expected_inline(
+        printed[1],
+        """\
+# *** wrong: changed ***
+--- before wrong
++++ after wrong
+@@ -8 +8 @@
+-sin: f32[8, 8] = aten.sin.default(mm)
++sin: f32[8, 8] = aten.cos.default(mm)""",
+    )
+
+
+def test_a_split_is_shown_whole() -> None:
+    printed: list[str] = []
+    run(step(), WHOLE, PrintChanged(write=printed.append))
+    titles = [text.splitlines()[0] for text in printed]
+    assert titles == [
+        "# *** dce: changed ***",
+        "# *** cse: changed ***",
+        "# *** cleanup-recompute-tags: unchanged ***",
+        "# *** min-cut: unchanged ***",
+        "# *** solve-graph: unchanged ***",
+        "# *** partition: split ***",
+        "# *** functionalize-rng: unchanged ***",
+        "# *** reorder-backward: changed ***",
+        "# *** raise-getitems: unchanged ***",
+    ]
+    assert 'graph("forward"' in printed[5]
+    assert 'graph("backward"' in printed[5]
+
+
+def test_one_instrument_serves_many_runs(tmp_path: Path) -> None:
+    printed: list[str] = []
+    changed = PrintChanged(write=printed.append)
+    run(step(), "dce", changed)
+    run(step(), "dce", changed)
+    assert printed[0] == printed[1]

@@ -1,0 +1,59 @@
+"""What passes count, by the place of the pass; nothing is counted twice."""
+
+from __future__ import annotations
+
+import pytest
+
+import remat
+from remat.passes.dce import DeadCode
+from remat.passes.instruments import Statistics
+from tests.passes.instruments.passes import Raises, Twice, Wrong, run
+from tests.passes.instruments.sample import step
+
+
+def test_counts_stand_at_the_place_of_the_pass() -> None:
+    statistics = Statistics()
+    run(step(), "dce,fixpoint(cse,dce)", statistics)
+    assert statistics.counts == {
+        ("dce",): {"removed": 1},
+        ("fixpoint", "cse"): {"merged": 5},
+        ("fixpoint", "dce"): {"removed": 0},
+        ("fixpoint",): {"rounds": 2},
+    }
+    assert statistics.total() == {"removed": 1, "merged": 5, "rounds": 2}
+
+
+def test_a_group_hands_on_what_its_passes_counted() -> None:
+    statistics = Statistics()
+    run(step(), "group(label=tidy,dce,fixpoint(cse)),when(condition=random,dce)", statistics)
+    assert statistics.counts == {
+        ("group", "dce"): {"removed": 1},
+        ("group", "fixpoint", "cse"): {"merged": 5},
+        ("group", "fixpoint"): {"rounds": 2},
+    }
+
+
+def test_a_composite_keeps_counts_of_its_own() -> None:
+    statistics = Statistics()
+    run(step(), [Twice((Wrong(), DeadCode()))], statistics)
+    assert statistics.counts[("twice",)] == {"times": 2}
+    assert statistics.counts[("twice", "wrong")] == {"swapped": 2}
+
+
+def test_runs_add_up_and_a_failure_spoils_nothing() -> None:
+    statistics = Statistics()
+    with pytest.raises(remat.RematError):
+        run(step(), [Twice((DeadCode(), Raises()))], statistics)
+    run(step(), "dce", statistics)
+    assert statistics.counts == {("twice", "dce"): {"removed": 1}, ("dce",): {"removed": 1}}
+
+
+def test_the_table_leaves_out_what_is_none() -> None:
+    statistics = Statistics()
+    assert str(statistics) == "nothing was counted"
+    run(step(), "fixpoint(cse,dce),dce", statistics)
+    assert ("dce",) in statistics.counts
+    assert "\ndce" not in str(statistics)
+    assert str(statistics).splitlines()[0].split() == ["pass", "what", "count"]
+    assert "removed" in str(statistics)
+    assert "fixpoint > dce  removed      1" in str(statistics)

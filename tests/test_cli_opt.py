@@ -1,0 +1,323 @@
+"""``remat opt`` and ``remat repro``: graph text in and out, what is told where, and bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import remat
+from remat.cli import main
+from remat.graph.text import parse_graph, parse_joint, read_joint
+from remat.plugins.registry import registry
+from tests.passes.instruments import passes as bad
+from tests.passes.instruments.sample import REPLAY, TEXT, WHOLE, step
+
+MODELS = '''
+import torch
+
+def product():
+    x, w = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+    return (lambda x, w: (x @ w).sin().sum()), (x, w)
+'''  # fmt: skip
+
+
+class BadPasses:
+    """A plugin of passes that misbehave."""
+
+    @staticmethod
+    @remat.hookimpl
+    def remat_passes() -> list[type[remat.Pass]]:
+        return [bad.Returns, bad.Raises, bad.Breaks, bad.Wrong, bad.Liar]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "step.joint").write_text(TEXT)
+    (tmp_path / "replay.joint").write_text(REPLAY)
+    (tmp_path / "opt_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = registry().register(BadPasses())
+    yield tmp_path
+    registry().unregister(name)
+
+
+def run(*args: str, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, args, input=text)
+
+
+def opt(*args: str, text: str | None = None) -> Result:
+    done = run("opt", *args, text=text)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+# In and out ---------------------------------------------------------------------------------------
+
+
+def test_text_in_and_text_out() -> None:
+    done = opt("step.joint", "--passes", "dce,cse")
+    assert done.stderr == ""
+    after = parse_joint(done.stdout)
+    expected = remat.PassManager.parse("dce,cse").run(step()).joint
+    assert after.fingerprint == expected.fingerprint
+    assert opt("-", "--passes", "dce,cse", text=TEXT).stdout == done.stdout
+    assert opt("-", "--passes", "dce,cse", text=done.stdout).stdout == done.stdout
+
+
+def test_the_default_pipeline_comes_to_the_plan() -> None:
+    done = opt("replay.joint", "--budget", "0", "--solver", "lagrangian", "--cost", "flops")
+    forward, backward = done.stdout.split('\ngraph("backward"')
+    plan = remat.plan(step(REPLAY), 0, "lagrangian", "flops")
+    halves = parse_graph(forward), parse_graph('graph("backward"' + backward)
+    for mine, theirs in zip(halves, (plan.forward, plan.backward), strict=True):
+        assert [n.name for n in mine.graph.nodes] == [n.name for n in theirs.graph.nodes]
+
+
+def test_a_file_instead_of_standard_output(folder: Path) -> None:
+    done = opt("step.joint", "--passes", "cse", "-o", "out.joint")
+    assert done.stdout == ""
+    assert len(read_joint("out.joint").graph.nodes) == len(step().graph.nodes) - 5
+    missing = run("opt", "step.joint", "-o", "nowhere/out.joint")
+    assert missing.exit_code == 2
+    assert "there is no folder" in missing.stderr
+
+
+def test_a_model_is_captured() -> None:
+    done = opt("opt_models.py:product", "--lower", "eager", "--passes", "dce")
+    assert parse_joint(done.stdout).lower == "eager"
+    written = run("capture", "opt_models.py:product", "--lower", "eager", "-o", "it.joint")
+    assert written.exit_code == 0, written.output
+    assert "joint graph written to it.joint" in written.stdout
+    again = opt("it.joint", "--passes", "dce").stdout
+    assert again.split("\n", 1)[1] == done.stdout.split("\n", 1)[1], "but for the name"
+    assert read_joint("it.joint").name == "it"
+
+
+def test_capture_of_a_joint_graph_for_machines() -> None:
+    options = ("--lower", "eager", "--name", "named", "--json", "-o", "it.joint")
+    done = run("capture", "opt_models.py:product", *options)
+    assert done.exit_code == 0, done.output
+    told, joint = json.loads(done.stdout), read_joint("it.joint")
+    assert (told["name"], told["kind"], told["file"]) == ("named", "joint", "it.joint")
+    assert told["fingerprint"] == joint.fingerprint
+    assert told["nodes"] == len(joint.graph.nodes)
+
+
+# Watching -----------------------------------------------------------------------------------------
+
+
+def test_everything_but_the_graph_goes_to_standard_error(folder: Path) -> None:
+    plain = opt("step.joint", "--passes", WHOLE).stdout
+    options = ("--print-pipeline", "--print-before-all", "--print-after-all", "--print-changed")
+    more = ("--time-passes", "--statistics", "--verify-each", "--dump-dir", "dumps")
+    done = opt("step.joint", "--passes", WHOLE, *options, *more, "--opt-bisect-limit", "99")
+    assert done.stdout == plain
+    err = done.stderr
+    assert err.splitlines()[0] == str(remat.PassManager.parse(WHOLE))
+    assert err.count("# *** graph before pass") == err.count("# *** graph after pass") == 9
+    assert "# *** dce: changed ***\n--- before dce\n" in err
+    assert "BISECT: running pass (1) dce" in err
+    assert "time of passes:\n" in err
+    assert "statistics:\n" in err
+    assert (folder / "dumps" / "009-raise-getitems.after.txt").read_text() == plain
+
+
+def test_one_pass_is_printed() -> None:
+    done = opt("step.joint", "--passes", "dce,cse,dce", "--print-after", "cse")
+    assert done.stderr.count("# ***") == 1
+    assert "# *** graph after pass 2, cse ***" in done.stderr
+    wrong = run("opt", "step.joint", "--passes", "dce", "--print-after", "cse")
+    assert wrong.exit_code == 1
+    assert wrong.stderr.startswith("error: no pass 'cse' to show the graph at")
+
+
+def test_fewer_passes_on_request() -> None:
+    done = opt("step.joint", "--passes", "dce,cse", "--opt-bisect-limit", "1")
+    assert done.stderr == "BISECT: running pass (1) dce\nBISECT: NOT running pass (2) cse\n"
+    assert "sin_1" in done.stdout
+    assert "unread" not in done.stdout
+
+
+def test_checks_stand_before_the_graph_or_behind_it() -> None:
+    for args in (["--verify-each", "step.joint"], ["step.joint", "--verify-each=numbers"]):
+        opt(*args, "--passes", "dce,cse")
+    done = run("opt", "step.joint", "--passes", "wrong", "--verify-each=numbers")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: pass 'wrong' failed: it changed the numbers: output 0")
+    assert done.stdout == ""
+    assert run("opt", "step.joint", "--verify-each=all").exit_code == 2
+
+
+def test_json_for_machines() -> None:
+    options = ("--statistics", "--time-passes", "--opt-bisect-limit", "-1", "--json")
+    told = json.loads(opt("step.joint", "--passes", "fixpoint(dce,cse)", *options).stdout)
+    assert told["pipeline"] == "fixpoint(dce,cse)"
+    assert (told["modified"], told["partitioned"]) == (True, False)
+    assert told["statistics"]["fixpoint > cse"] == {"merged": 5}
+    assert [row["name"] for row in told["timing"]] == ["pipeline", "fixpoint", "dce", "cse"]
+    assert told["bisect"][0] == "BISECT: running pass (1) fixpoint > dce"
+    assert parse_joint(told["text"]).name == "step"
+
+
+# Bad input ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        ("dce,csee", "pipeline, column 5: no pass is called 'csee'; did you mean 'cse'?"),
+        ("min-cut(ban=1)", "pipeline, column 9: pass 'min-cut' has no option 'ban=1'"),
+        ("fixpoint(dce,cse", "pipeline, column 9: this parenthesis is never closed"),
+        ("dce)", "pipeline, column 4: expected"),
+        ("partition,cse", "pass 'cse' stands after 'partition'"),
+    ],
+)
+def test_a_pipeline_that_cannot_be_meant(pipeline: str, message: str) -> None:
+    done = run("opt", "step.joint", "--passes", pipeline)
+    assert done.exit_code == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("Error: Invalid value for '--passes': ")
+    assert message in last
+
+
+def test_options_of_the_default_pipeline_do_not_go_with_another() -> None:
+    done = run("opt", "step.joint", "--passes", "dce", "--budget", "0.2")
+    assert done.exit_code == 2
+    assert "'--budget' is for the default pipeline" in done.stderr
+    done = run("opt", "step.joint", "--budget", "peak:1GiB")
+    assert done.exit_code == 1
+    assert "a peak is searched for over many plans" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "message"),
+    [
+        ("returns", "pass 'returns' failed: run() returned NoneType, expected PassResult"),
+        ("returns(what=state)", "pass 'returns' failed: run() returned State, expected PassResult"),
+        ("returns(what=number)", "pass 'returns' failed: run() returned int, expected PassResult"),
+        ("dce,breaks", "pass 'breaks' failed: it left a broken joint graph: 'sin' reads 'mm' before"),
+        ("dce,raises", "pass 'raises' failed: KeyError: 'half-way' (passes completed before it: dce)"),
+        ("min-cut,solve-graph(budget=0.3)", "the solve-graph pass was given no solver"),
+    ],
+)  # fmt: skip
+def test_a_pass_that_fails(pipeline: str, message: str) -> None:
+    done = run("opt", "step.joint", "--passes", pipeline)
+    assert done.exit_code == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("pipeline", ["raises", "dce,breaks", "cse,returns"])
+def test_the_callers_graph_is_as_before(pipeline: str) -> None:
+    graph = step()
+    with pytest.raises(remat.RematError):
+        remat.PassManager.parse(pipeline).run(graph)
+    assert graph.fingerprint == step().fingerprint
+    assert remat.plan(graph, 1).saved
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        TEXT[: len(TEXT) // 2],
+        "joint(",
+        "(" * 10_000,
+        "x = " + "9" * 100_000,
+        TEXT.replace("aten.exp.default(sin)", "__import__('os').system('touch ran')"),
+        TEXT.replace("aten.exp.default(sin)", "os.system('touch ran')"),
+        TEXT.replace("aten.exp.default(sin)", "eval('1')"),
+        TEXT.replace("aten.exp.default(sin)", "aten.exp.__class__(sin)"),
+        TEXT.replace("aten.exp.default(sin)", "aten.exp.default(" + "(" * 5_000),
+        "import os\n" + TEXT,
+        "\0" + TEXT,
+    ],
+    ids=range(12),
+)
+def test_hostile_or_broken_text_is_refused_without_being_run(text: str, folder: Path) -> None:
+    for done in (run("opt", "-", "--passes", "dce", text=text), _from_file(folder, text)):
+        assert done.exit_code == 1, done.output
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        assert done.stdout == ""
+    assert not (folder / "ran").exists()
+
+
+def _from_file(folder: Path, text: str) -> Result:
+    (folder / "bad.joint").write_text(text)
+    return run("opt", "bad.joint", "--passes", "dce")
+
+
+def test_what_is_no_graph_at_all(folder: Path) -> None:
+    done = run("opt", "missing.joint")
+    assert done.exit_code == 1
+    assert "joint graph 'missing.joint' cannot be read: No such file" in done.stderr
+    (folder / "bytes.joint").write_bytes(b"\xff\xfe\x00")
+    assert "no text in UTF-8" in run("opt", "bytes.joint").stderr
+    assert run("opt", str(folder)).exit_code == 1
+    extra = run("opt", "step.joint", "hidden_size=3")
+    assert extra.exit_code == 2
+    assert "'hidden_size=3' is for hf:TYPE only" in extra.stderr
+
+
+# Reproducers --------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_written_down_and_seen_again(folder: Path) -> None:
+    done = run("opt", "step.joint", "--passes", "dce,raises", "--repro-dir", "repros")
+    assert done.exit_code == 1
+    (made,) = (folder / "repros").iterdir()
+    assert f"reproducer: repros/{made.name}" in done.stderr
+    seen = run("repro", f"repros/{made.name}")
+    assert seen.exit_code == 1
+    assert seen.stdout.startswith("reproduced: PassError: pass 'raises' failed: KeyError")
+    other = run("repro", f"repros/{made.name}", "--passes", "dce,breaks")
+    assert other.exit_code == 3
+    assert other.stdout.startswith("fails in another way: PassError: pass 'breaks' failed")
+    assert "recorded: PassError: pass 'raises' failed" in other.stdout
+    gone = run("repro", f"repros/{made.name}", "--passes", "dce")
+    assert (gone.exit_code, gone.stdout) == (0, "no longer fails\n")
+    told = json.loads(run("repro", f"repros/{made.name}", "--json").stdout)
+    assert told["outcome"] == "reproduced"
+    assert told["error"].startswith("PassError: pass 'raises' failed")
+
+
+def test_what_is_no_reproducer(folder: Path) -> None:
+    done = run("repro", "nowhere")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: there is no folder 'nowhere'; expected a folder that")
+    done = run("repro", ".")
+    assert done.exit_code == 1
+    assert "failure.json' cannot be read" in done.stderr
+
+
+# Listing ------------------------------------------------------------------------------------------
+
+
+def test_the_default_pipeline_is_printed() -> None:
+    done = run("passes", "--pipeline")
+    assert done.stdout == f"{remat.default_pipeline()}\n"
+    assert json.loads(run("passes", "--pipeline", "--json").stdout) == {
+        "pipeline": str(remat.default_pipeline())
+    }
+
+
+def test_analyses_and_orders_are_listed() -> None:
+    shown = run("passes").stdout
+    assert "not after" in shown
+    assert "graph-problem" in shown
+    told = json.loads(run("passes", "--json").stdout)
+    by_name = {line["name"]: line for line in told["passes"]}
+    assert set(by_name["cse"]["not_after"]) == {"min-cut", "knapsack", "solve-graph", "partition"}
+    assert (by_name["partition"]["optional"], by_name["dce"]["optional"]) == (False, True)
+    analyses = {line["name"]: line for line in told["analyses"]}
+    assert analyses["liveness"]["of"] == "forward and backward"
+    assert set(analyses) == set(registry().analyses)

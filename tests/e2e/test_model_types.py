@@ -1,0 +1,79 @@
+"""Real architectures under ``torch.compile(backend="remat")``: two steps leave behind what eager's do."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+
+from benchmarks.model_type_recipes import make
+from benchmarks.model_type_steps import LIMIT, Bench, Case, Result, errors
+
+# Importing Inductor imports a deprecated corner of torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+#: Routed experts, an encoder with a decoder, and a state-space recurrence.
+TYPES = ("mixtral", "bart", "mamba2")
+BUDGETS = (1.0, 0.5, 0.2)
+
+
+@functools.cache
+def bench(name: str) -> Bench:
+    return Bench(make(name))
+
+
+def run(name: str, lower: str, shapes: str, budget: float) -> Result:
+    """Runs a case that must work, in one graph that serves both batches."""
+    result = bench(name).run(Case(lower=lower, shapes=shapes, budget=budget))
+    assert result.failed is None
+    assert not result.wrong, result
+    assert (result.plans, result.breaks, result.again) == (1, 0, 0)
+    assert result.saved_bytes <= budget * result.full_bytes
+    return result
+
+
+@pytest.mark.parametrize("shapes", ["static", "dynamic"])
+@pytest.mark.parametrize("name", TYPES)
+def test_two_steps_are_the_same_at_every_budget(name: str, shapes: str) -> None:
+    results = [run(name, "eager", shapes, budget) for budget in BUDGETS]
+    assert [r.same_bits for r in results] == [True, True, True]
+    saved = [r.saved_bytes for r in results]
+    assert saved == sorted(saved, reverse=True)
+    assert saved[-1] < saved[0]
+    if bench(name).is_random():
+        assert results[-1].replayed > 0, "no random operator was drawn again"
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "budget"),
+    [("mixtral", "dynamic", 0.2), ("bart", "static", 0.5), ("mamba2", "static", 1.0)],
+)
+def test_two_steps_under_inductor(name: str, shapes: str, budget: float) -> None:
+    run(name, "inductor", shapes, budget)
+
+
+def test_these_steps_have_dropout() -> None:
+    assert [bench(name).is_random() for name in TYPES] == [True, True, False]
+
+
+def test_one_wrong_gradient_is_seen() -> None:
+    (first, second), limit = bench("mamba2").eager["static"], LIMIT["eager"]
+    name, least = min(first.gradients.items(), key=lambda item: float(item[1].norm()))
+    wrong = dataclasses.replace(first, gradients={**first.gradients, name: least * 1.01})
+    assert errors([first, second], [first, second])["parameter_error"] == 0
+    assert errors([wrong, second], [first, second])["parameter_error"] > 10 * limit
+    missing = {k: g for k, g in first.gradients.items() if k != name}
+    fewer = dataclasses.replace(first, gradients=missing)
+    assert errors([fewer, second], [first, second])["gradient_error"] is None
+    drawn = dataclasses.replace(first, random_state=torch.zeros(5056, dtype=torch.uint8))
+    assert not errors([drawn, second], [first, second])["same_state"]
+
+
+def test_a_step_that_raises_is_a_result() -> None:
+    """A budget that no plan meets is refused by the backend, and the refusal is what came of it."""
+    result = bench("mamba2").run(Case(lower="eager", shapes="static", budget=2))
+    assert result.failed is not None
+    assert result.failed.startswith("BudgetError: budget is 2 B")
+    assert not result.wrong

@@ -1,0 +1,267 @@
+"""What must hold of every program under every pipeline."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import fx
+from torch._dynamo.exc import Unsupported
+from torch.utils.checkpoint import CheckpointPolicy
+
+import remat
+from remat.errors import PlanError
+from remat.graph.text import parse_joint, print_joint
+from remat.graph.verify import Split, verify
+from remat.passes.base import PassResult, State
+from remat.passes.instruments import VerifyEach
+from tests.fuzz.captured import Captured, Way, run_halves, run_joint, run_through
+from tests.fuzz.draw import programs
+from tests.fuzz.functions import plainly
+from tests.fuzz.pipelines import BUDGETS, COSTS, SOLVERS, pipelines
+from tests.fuzz.program import Program, run_step
+from tests.steps import differences
+
+#: What has been seen, for statistics.
+SEEN: Counter[str] = Counter()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Operators in a row, by their places in the joint graph, that get a tag."""
+
+    start: int
+    length: int
+    policy: CheckpointPolicy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A program, the way it is captured, and what is done with its joint graph.
+
+    Attributes:
+        program: the program.
+        way: how it is captured.
+        plan: arguments of `remat.plan`: budget, solver, cost model.
+        compiled: the pipeline that the whole step runs with.
+        pipelines: pipelines for the joint graph.
+        without_replay: a pipeline that does not replay random draws.
+        regions: tags for another run of the first pipeline.
+        count_outputs: whether forward's outputs count as saved bytes.
+    """
+
+    program: Program
+    way: Way
+    plan: tuple[float, str, str]
+    compiled: remat.PassManager
+    pipelines: tuple[remat.PassManager, ...]
+    without_replay: remat.PassManager
+    regions: tuple[Region, ...]
+    count_outputs: bool
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+    def __repr__(self) -> str:
+        lines = [f"# {f.name}: {_shown(getattr(self, f.name))}" for f in fields(self)[1:]]
+        return "\n".join([repr(self.program), *lines])
+
+
+def _shown(value: object) -> str:
+    managers = value if isinstance(value, tuple) else (value,)
+    if all(isinstance(m, remat.PassManager) for m in managers):
+        return " / ".join(map(str, managers))
+    return repr(value)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, dynamo: bool = False) -> Case:
+    """Random cases."""
+    odd = st.sampled_from([False, False, True])
+    way = Way(
+        dynamo=dynamo, decompose=draw(odd), dynamic=draw(odd), writes_in_graph=draw(st.booleans())
+    )
+    region = st.builds(
+        Region,
+        start=st.integers(0, 60),
+        length=st.integers(1, 12),
+        policy=st.sampled_from(CheckpointPolicy),
+    )
+    return Case(
+        program=draw(programs(regions=dynamo)),
+        way=way,
+        plan=draw(st.tuples(BUDGETS, st.sampled_from(SOLVERS), st.sampled_from(COSTS))),
+        compiled=draw(pipelines()),
+        pipelines=tuple(draw(st.lists(pipelines(), min_size=1, max_size=2))),
+        without_replay=draw(pipelines(replay=False)),
+        regions=tuple(draw(st.lists(region, max_size=4))),
+        count_outputs=draw(st.booleans()),
+    )
+
+
+def check(case: Case) -> None:
+    """Everything that must hold of a case."""
+    try:
+        captured = run_through(
+            case.program, case.way, lambda joint: halves(case.compiled.run(joint))
+        )
+    except Unsupported:
+        SEEN["refused by Dynamo"] += 1
+        return
+    if captured.joint is None:
+        SEEN["nothing to differentiate"] += 1
+        return
+    SEEN["programs"] += 1
+    check_step(case, captured)
+    joint, reference = captured.joint, run_joint(captured.joint, captured)
+    before = joint.fingerprint
+    for manager in case.pipelines:
+        result = manager.run(State(joint=joint, count_outputs=case.count_outputs))
+        check_result(result, captured, reference)
+    check_plan(case, captured, reference)
+    check_same_pipeline(joint, manager, result)
+    check_same_graph(joint, manager, result)
+    check_without_replay(case, captured, reference)
+    check_tagged(case, captured, reference)
+    assert joint.fingerprint == before, "the caller's graph has changed"
+
+
+def check_step(case: Case, captured: Captured) -> None:
+    """The compiled step leaves behind what eager PyTorch does."""
+    weights, args = case.program.tensors()
+    eager = run_step(case.program.function(plainly), weights, args)
+    torch.manual_seed(5)
+    draws = not torch.equal(eager["random state"], torch.get_rng_state())
+    if case.way.decompose or (case.way.dynamo and draws):
+        return  # Decompositions round differently, and Dynamo drops draws that nobody reads.
+    found = differences(captured.left, eager)
+    SEEN["as eager, to the bit"] += not found
+    # AOTAutograd sums gradients in another order than eager where an input is given twice.
+    far = [k for k in found if not near(captured.left[k], eager[k])]
+    assert far == [], f"the compiled step differs from eager under {case.compiled}"
+
+
+def check_plan(case: Case, captured: Captured, reference: dict[str, torch.Tensor]) -> None:
+    """The default pipeline, and the figures of its plan."""
+    assert captured.joint is not None
+    plan = remat.plan(captured.joint, *case.plan, count_outputs=case.count_outputs)
+    left, kept = run_halves(captured.joint, plan.forward, plan.backward, captured)
+    assert differences(left, reference) == [], "the plan differs from the joint graph"
+    assert 0 <= plan.recompute_bound <= plan.recompute_cost
+    assert plan.least_bytes <= plan.saved_bytes <= plan.capacity
+    if not case.count_outputs and not case.way.dynamic:
+        assert kept == plan.saved_bytes
+
+
+def check_result(
+    result: PassResult, captured: Captured, reference: dict[str, torch.Tensor]
+) -> None:
+    """The verifier has nothing to say, and the halves do what the joint graph does."""
+    SEEN["pipelines"] += 1
+    capacity = verified(result)
+    left, kept = run_halves(result.joint, *halves(result), captured)
+    assert differences(left, reference) == [], "the halves differ from the joint graph"
+    if capacity is not None and not result.state.count_outputs:
+        assert kept <= capacity
+
+
+def check_same_pipeline(
+    joint: remat.JointGraph, manager: remat.PassManager, first: PassResult
+) -> None:
+    """The pipeline that its text reads back to does the same."""
+    again = remat.PassManager.parse(str(manager))
+    assert again == manager
+    second = again.run(State(joint=joint, count_outputs=first.state.count_outputs))
+    assert second.state.decision == first.state.decision
+    assert list(map(spelt, halves(second))) == list(map(spelt, halves(first)))
+
+
+def check_same_graph(
+    joint: remat.JointGraph, manager: remat.PassManager, first: PassResult
+) -> None:
+    """The graph that its text reads back to prints the same, and is planned the same."""
+    text = print_joint(joint)
+    again = parse_joint(text)
+    assert print_joint(again) == text
+    assert again.fingerprint == joint.fingerprint
+    second = manager.run(State(joint=again, count_outputs=first.state.count_outputs))
+    assert second.state.decision == first.state.decision
+
+
+def check_without_replay(
+    case: Case, captured: Captured, reference: dict[str, torch.Tensor]
+) -> None:
+    """Whatever would draw twice is refused, and only that."""
+    assert captured.joint is not None
+    result = case.without_replay.run(captured.joint)
+    try:
+        verified(result)
+    except PlanError as error:
+        if "draws anew in backward" not in str(error):
+            raise
+        SEEN["refused without replay"] += 1
+        result = remat.PassManager.parse("functionalize-rng").run(result.state)
+    check_result(result, captured, reference)
+
+
+def check_tagged(case: Case, captured: Captured, reference: dict[str, torch.Tensor]) -> None:
+    """Tags hold, change no number, or are refused by name because no plan can obey them."""
+    assert captured.joint is not None
+    joint = tagged(captured.joint, case.regions)
+    try:
+        result = case.pipelines[0].run(joint, instruments=[VerifyEach()])
+    except PlanError as error:
+        SEEN["conflicting tags"] += 1
+        text = str(error)
+        assert "loosen a MUST_SAVE" in text or "can neither be saved nor recomputed" in text
+        return
+    SEEN["tagged"] += 1
+    check_result(result, captured, reference)
+
+
+def tagged(joint: remat.JointGraph, regions: tuple[Region, ...]) -> remat.JointGraph:
+    """The joint graph with tags on some of its operators."""
+    copy = joint.copy()
+    operators = [n for n in copy.graph.nodes if n.op == "call_function"]
+    for k, region in enumerate(regions):
+        for node in operators[region.start : region.start + region.length]:
+            node.meta["recompute"] = region.policy
+            node.meta["ac_graph_id"] = k
+    return copy
+
+
+def halves(result: PassResult) -> tuple[fx.GraphModule, fx.GraphModule]:
+    assert result.forward is not None
+    assert result.backward is not None
+    return result.forward, result.backward
+
+
+def verified(result: PassResult) -> int | None:
+    """Asks the verifier, and returns the bytes that may be saved."""
+    forward, backward = halves(result)
+    choice = result.state.choice
+    capacity = None if choice is None else choice.capacity
+    verify(
+        Split(
+            joint=result.joint,
+            forward=forward,
+            backward=backward,
+            capacity=capacity,
+            count_outputs=result.state.count_outputs,
+        )
+    )
+    return capacity
+
+
+def spelt(module: fx.GraphModule) -> list[str]:
+    """The nodes of a graph as text."""
+    return [n.format_node() or str(n.args) for n in module.graph.nodes]
+
+
+def near(a: torch.Tensor, b: torch.Tensor) -> bool:
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    tolerance = 1e-4 if a.element_size() >= 4 else 5e-2
+    return torch.allclose(a.to(wide), b.to(wide), rtol=tolerance, atol=tolerance, equal_nan=True)

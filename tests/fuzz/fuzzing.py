@@ -1,0 +1,89 @@
+"""Random programs by the hundred, in portions that can be run again by their number."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from tests.fuzz.check import SEEN, Case, cases, check
+from tests.fuzz.draw import WRITTEN
+
+#: Programs of a portion, and how many of them Dynamo traces, with checkpointed regions.
+PORTION, TRACED = 50, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Portion:
+    """What came of one portion.
+
+    Attributes:
+        number: its number, which all that is drawn follows from.
+        seen: what was seen, by name.
+        written: how often each operator was written.
+        fault: what went wrong, with the least program that shows it; None where nothing did.
+    """
+
+    number: int
+    seen: Counter[str]
+    written: Counter[str]
+    fault: str | None = None
+
+
+def run_portion(
+    number: int, *, programs: int = PORTION, traced: int = TRACED, shrink: bool = True
+) -> Portion:
+    """Draws and checks programs.
+
+    Args:
+        number: what all that is drawn follows from.
+        programs: how many.
+        traced: how many of them Dynamo traces.
+        shrink: look for a smaller program that fails alike, for five minutes at most.
+    """
+    SEEN.clear()
+    WRITTEN.clear()
+    fault: str | None = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dynamo, examples in ((False, programs - traced), (True, traced)):
+            try:
+                check_programs(number, examples, dynamo=dynamo, shrink=shrink)
+            except Exception as error:
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                where = f"{last.filename}:{last.lineno}: {last.line}"
+                notes = "\n".join(getattr(error, "__notes__", []))
+                fault = f"{type(error).__name__}: {error}\n{where}\n{notes}"
+                break
+    return Portion(number=number, seen=Counter(SEEN), written=Counter(WRITTEN), fault=fault)
+
+
+def check_programs(number: int, examples: int, *, dynamo: bool, shrink: bool) -> None:
+    """Checks programs and raises what fails."""
+
+    @seed(number)
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
+    )
+    @given(cases(dynamo=dynamo))
+    def one(case: Case) -> None:
+        check(case)
+
+    one()
+
+
+def begin_worker() -> None:
+    """One thread for each worker; Dynamo's remarks on checkpointing are no news."""
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")

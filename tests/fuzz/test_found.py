@@ -1,0 +1,41 @@
+"""What fuzzing has found, each as the least program that shows it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
+
+import remat
+from tests.graphs import joint_of, weight
+
+
+@pytest.mark.parametrize("budget", [0, 0.5, 1])
+def test_memory_that_nobody_has_written_may_be_read_in_a_region(budget: float) -> None:
+    """Its tag for recomputation gives way: read again, it holds something else."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda y: F.rrelu(y, training=True).sin(), x, use_reentrant=False).sum()
+
+    joint = joint_of(f, weight(40, 40))
+    (made,) = (n.name for n in joint.graph.nodes if n.name.startswith("empty"))
+    plan = remat.plan(joint, budget, "lagrangian")
+    assert made in plan.saved
+    assert made not in plan.recomputed
+
+
+def test_elements_of_a_list_of_views_may_be_tagged() -> None:
+    """What must be saved is the memory that they look at; taking it apart again is free."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        one, two = (x @ x).unbind(0)
+        return (one.sin() * two.cos()).sum()
+
+    joint = joint_of(f, weight(2, 2))
+    for n in joint.graph.nodes:
+        if n.op == "call_function" and n.name.startswith(("mm", "unbind", "getitem")):
+            n.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    plan = remat.plan(joint, 0)
+    assert {"mm"} == set(plan.saved) - {"primals_1"}
+    assert plan.saved_bytes == 16

@@ -1,0 +1,38 @@
+"""Plugins as a stranger has them: installed in an environment of their own."""
+
+from __future__ import annotations
+
+import shutil
+import site
+import subprocess
+import venv
+from pathlib import Path
+
+
+def install(plugin: Path, folder: Path) -> Path:
+    """The interpreter of a fresh environment with a plugin; it borrows our other packages."""
+    shutil.copytree(
+        plugin, folder / "plugin", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
+    )
+    venv.create(folder / "venv", with_pip=False)
+    interpreter = folder / "venv" / "bin" / "python"
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    borrowed = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
+    (packages / "borrowed.pth").write_text("".join(borrowed))
+    pip = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    offline = ("--no-index", "--no-deps", "--no-build-isolation")
+    done = subprocess.run([*pip, *offline, folder / "plugin"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return interpreter
+
+
+def output(*command: object, cwd: Path) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def remat(python: Path, *arguments: object, cwd: Path) -> str:
+    """What a command of remat's prints in that environment."""
+    return output(python, "-c", "from remat.cli import main; main()", *arguments, cwd=cwd)

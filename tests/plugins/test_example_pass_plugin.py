@@ -1,0 +1,164 @@
+"""The passes in ``examples`` as a stranger has them: installed, listed, named in pipelines, at work."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.plugins.stranger import install, output, remat
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "pass_plugin"
+
+MODEL = """
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+
+        def forward(self, x):
+            return x + self.down(torch.nn.functional.gelu(self.up(x)).tanh())
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(3))
+            self.head = nn.Linear(32, 8)
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return torch.cumsum(self.head(x).sin(), 1).exp().sum()
+
+    def net():
+        return Net(), (torch.randn(16, 32),), {}
+"""
+
+
+def pipeline(first: str = "") -> str:
+    """A whole pipeline with passes of the plugin's near its beginning."""
+    return f"dce,cse,{first}cleanup-recompute-tags,min-cut,partition,functionalize-rng,reorder-backward"
+
+
+TAG = "checkpoint-layers(match=layers.?)"
+PIPELINES = {
+    "plain": pipeline(),
+    "all": pipeline("checkpoint-layers,"),
+    "but one": pipeline("checkpoint-layers(keep-last=1),"),
+    "more than there are": pipeline("checkpoint-layers(keep-last=9),"),
+    "no such layer": pipeline("checkpoint-layers(match=blocks.*),"),
+    "when": pipeline(f"when({TAG},condition=layers(match=layers.?)),"),
+    "when not there": pipeline(f"when({TAG},condition=layers(match=blocks.*)),"),
+    "unless": pipeline(f"unless({TAG},condition=layers(match=layers.?)),"),
+    "tagged too late": pipeline().replace("min-cut", "checkpoint-layers,min-cut"),
+}
+
+#: Plans by each pipeline, or says why it is refused; fails where text and pipeline differ.
+SCRIPT = """
+    import json, sys, remat
+    from remat.plugins import registry
+    registry().solver_names()
+    found = {"torch with solvers": "torch" in sys.modules}
+    from model import net
+    model, args, _ = net()
+    joint = remat.capture(model, args, lower="eager")
+    for name, text in json.loads(sys.argv[1]).items():
+        try:
+            manager = remat.PassManager.parse(text)
+            assert str(manager) == text, str(manager)
+            plan = remat.plan(joint, pipeline=manager)
+            found[name] = [plan.saved_bytes, plan.saved, plan.recomputed]
+        except remat.RematError as error:
+            found[name] = str(error)
+    print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the model is."""
+    made = tmp_path_factory.mktemp("model")
+    (made / "model.py").write_text(textwrap.dedent(MODEL))
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a fresh environment with the plugin."""
+    return install(PLUGIN, tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture(scope="module")
+def plans(python: Path, folder: Path) -> dict[str, Any]:
+    """What comes of each pipeline: saved bytes, what is saved, what is recomputed."""
+    found = run_script(python, folder, PIPELINES)
+    assert isinstance(found, dict)
+    return found
+
+
+def run_script(python: Path | str, folder: Path, pipelines: dict[str, str]) -> Any:
+    script = textwrap.dedent(SCRIPT)
+    return json.loads(output(python, "-c", script, json.dumps(pipelines), cwd=folder))
+
+
+def test_its_pass_and_its_analysis_are_listed(python: Path, folder: Path) -> None:
+    listed = json.loads(remat(python, "passes", "--json", cwd=folder))
+    (line,) = [entry for entry in listed["passes"] if entry["name"] == "checkpoint-layers"]
+    assert line["options"] == {"match": "*layers.*", "keep-last": "0"}
+    assert list(line["not_after"]) == ["cleanup-recompute-tags"]
+    assert "layers" in [entry["name"] for entry in listed["analyses"]]
+
+
+def test_it_changes_what_is_kept(plans: dict[str, Any]) -> None:
+    all_bytes, saved, recomputed = plans["all"]
+    assert all_bytes < plans["but one"][0] < plans["plain"][0]
+    # Inside of the layers everything runs twice; what goes from one to the next is kept.
+    assert {"addmm", "addmm_2", "addmm_4"} <= set(recomputed)
+    assert {"add", "add_1"} <= set(saved)
+    assert "addmm_4" not in plans["but one"][2]
+
+
+@pytest.mark.parametrize("name", ["more than there are", "no such layer"])
+def test_where_nothing_matches_nothing_changes(plans: dict[str, Any], name: str) -> None:
+    assert plans[name] == plans["plain"]
+
+
+def test_its_analysis_is_a_condition(plans: dict[str, Any]) -> None:
+    assert plans["when"] == plans["all"]
+    assert plans["when not there"] == plans["unless"] == plans["plain"]
+
+
+def test_it_may_not_stand_where_its_tags_are_not_seen(plans: dict[str, Any]) -> None:
+    said = plans["tagged too late"]
+    assert "'checkpoint-layers' stands after 'cleanup-recompute-tags': that pass keeps" in said
+
+
+def test_what_it_says_of_operators_is_heard(plans: dict[str, Any], folder: Path) -> None:
+    """Running sums become cheap: where the planner does not know that, it keeps them."""
+    without = run_script(sys.executable, folder, {"plain": pipeline(), "all": PIPELINES["all"]})
+    assert "cumsum" in without["plain"][1]
+    assert "cumsum" not in plans["plain"][1]
+    assert "no pass is called 'checkpoint-layers'" in without["all"]
+
+
+def test_remat_opt_runs_it(python: Path, folder: Path) -> None:
+    text = remat(python, "opt", "model.py:net", "--passes", "dce,checkpoint-layers", cwd=folder)
+    tagged = [line for line in text.splitlines() if ", must_recompute, region(" in line]
+    assert len(tagged) >= 3 * 5
+    assert {f"region({k})" for k in range(3)} == {t for line in tagged for t in regions(line)}
+
+
+def regions(line: str) -> list[str]:
+    return re.findall(r"region\(\d+\)", line)
+
+
+def test_it_brings_no_torch_to_who_asks_for_solvers(plans: dict[str, Any]) -> None:
+    assert plans["torch with solvers"] is False

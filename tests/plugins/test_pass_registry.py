@@ -1,0 +1,228 @@
+"""Foreign passes, analyses and operators: found, checked, refused by name, and the rest keeps working."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+import remat
+from remat.errors import PluginError, ProblemError
+from remat.graph.ops import OpTaxonomy, default_taxonomy
+from remat.passes import builtin_analyses, builtin_passes
+from remat.passes.base import PassResult, State
+from remat.plugins import PluginWarning, Registry
+from tests.plugins.test_registry import entry_points, plugin
+
+OUR_PASSES = tuple(p.name for p in builtin_passes())
+OUR_ANALYSES = tuple(a.name for a in builtin_analyses())
+
+
+@dataclass(frozen=True)
+class Mine(remat.Pass):
+    """Does nothing."""
+
+    name: ClassVar[str] = "mine"
+
+    times: int = 1
+
+    def run(self, state: State) -> PassResult:
+        return PassResult(state=state, modified=False)
+
+
+@dataclass(frozen=True)
+class Always(remat.Analysis[bool]):
+    """Holds."""
+
+    name: ClassVar[str] = "always"
+
+    def compute(self, state: State) -> bool:
+        return True
+
+
+class Plain(Mine):
+    """Inherits fields and declares none."""
+
+    name: ClassVar[str] = "plain"
+
+
+@dataclass(unsafe_hash=True)
+class Thawed(remat.Analysis[bool]):
+    """A dataclass, but not a frozen one."""
+
+    name: ClassVar[str] = "thawed"
+
+    def compute(self, state: State) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Half(remat.Pass):
+    """Has no run."""
+
+    name: ClassVar[str] = "half"
+
+
+def named(kind: type, name: Any, **attributes: Any) -> type:
+    """A frozen dataclass like another, under a name."""
+    return dataclass(frozen=True)(type("Odd", (kind,), {"name": name, **attributes}))
+
+
+def test_foreign_passes_and_analyses_come_behind_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = types.ModuleType("both")
+    both.remat_passes = remat.hookimpl(named_hook("remat_passes", [Mine]))  # type: ignore[attr-defined]
+    both.remat_analyses = remat.hookimpl(named_hook("remat_analyses", [Always]))  # type: ignore[attr-defined]
+    entry_points(monkeypatch, acme=both)
+    found = Registry()
+    assert tuple(found.passes) == (*OUR_PASSES, "mine")
+    assert tuple(found.analyses) == (*OUR_ANALYSES, "always")
+    assert found.problems == ()
+    manager = remat.PassManager.parse(
+        "dce,when(mine(times=3),condition=always)", passes=found.passes, analyses=found.analyses
+    )
+    assert str(manager) == "dce,when(mine(times=3),condition=always)"
+
+
+def named_hook(name: str, offers: Any) -> Callable[[], Any]:
+    def offer() -> Any:
+        return offers
+
+    offer.__name__ = name
+    return offer
+
+
+@pytest.mark.parametrize(
+    ("hook", "offered", "said"),
+    [
+        ("remat_passes", named(Mine, "cse"), "the name 'cse' of Odd is taken"),
+        ("remat_passes", named(Mine, "fixpoint"), "the name 'fixpoint' of Odd is taken"),
+        ("remat_analyses", named(Always, "random"), "the name 'random' of Odd is taken"),
+        ("remat_passes", Plain, "Plain is no frozen dataclass: put @dataclass"),
+        ("remat_analyses", Thawed, "Thawed is no frozen dataclass"),
+        (
+            "remat_analyses",
+            type("Bare", (remat.Analysis,), {"name": "bare", "compute": lambda self, state: True}),
+            "Bare is no frozen dataclass",
+        ),
+        ("remat_passes", Half, "Half is abstract: implement run"),
+        ("remat_passes", Mine(), "is an instance: return the class, Mine"),
+        ("remat_passes", Always, "Always does not derive from remat.passes.base.Pass"),
+        ("remat_analyses", Mine, "Mine does not derive from remat.passes.analysis.Analysis"),
+        ("remat_passes", "mine", "'mine' is not a class"),
+        ("remat_passes", named(Mine, ""), "Odd has no name"),
+        ("remat_passes", named(Mine, "two words"), "Odd has the name 'two words'"),
+        ("remat_passes", named(Mine, "a,b"), "Odd has the name 'a,b'"),
+        ("remat_analyses", named(Always, None), "Odd has no name"),
+        ("remat_passes", named(Mine, "odd", stage="joint"), "Odd.stage must be one of Stage.ANY"),
+        ("remat_passes", named(Mine, "odd", not_after=("cse",)), "Odd.not_after must map names"),
+        ("remat_passes", named(Mine, "odd", not_after={"cse": None}), "Odd.not_after must map"),
+        ("remat_passes", named(Mine, "odd", optional="no"), "Odd.optional must be True or False"),
+    ],
+)
+def test_what_is_unusable_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, hook: str, offered: object, said: str
+) -> None:
+    good = plugin(Mine if hook == "remat_passes" else Always, hook=hook)
+    entry_points(monkeypatch, acme=plugin(offered, hook=hook), other=good)
+    found = Registry()
+    kind = "passes" if hook == "remat_passes" else "analyses"
+    ours = OUR_PASSES if hook == "remat_passes" else OUR_ANALYSES
+    last = "mine" if hook == "remat_passes" else "always"
+    with pytest.warns(PluginWarning, match="^plugin 'acme': a class is refused: ") as caught:
+        assert tuple(getattr(found, kind)) == (*ours, last)
+    assert len(caught) == 1
+    assert said in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once, not again
+        assert tuple(getattr(found, kind)) == (*ours, last)
+    assert [type(p) for p in found.problems] == [PluginError]
+
+
+@pytest.mark.parametrize("hook", ["remat_passes", "remat_analyses"])
+@pytest.mark.parametrize("returned", [None, Mine, {"mine": Mine}, 7])
+def test_a_hook_returns_a_list(
+    monkeypatch: pytest.MonkeyPatch, hook: str, returned: object
+) -> None:
+    bad = types.SimpleNamespace(offer=remat.hookimpl(specname=hook)(named_hook("offer", returned)))
+    entry_points(monkeypatch, bad=bad)
+    found = Registry()
+    kinds = "passes" if hook == "remat_passes" else "analyses"
+    with pytest.warns(PluginWarning, match=rf"'bad' is refused: its {hook} raised TypeError.*list"):
+        known = tuple(getattr(found, kinds))
+    assert known == (OUR_PASSES if hook == "remat_passes" else OUR_ANALYSES)
+
+
+def learnt(monkeypatch: pytest.MonkeyPatch, returned: Callable[[], Any]) -> Registry:
+    """A registry that has asked a plugin for its operators."""
+    hook = types.SimpleNamespace(remat_operators=remat.hookimpl(returned))
+    entry_points(monkeypatch, acme=hook)
+    found = Registry()
+    found.learn_operators()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, "None is not an OpTaxonomy"),
+        ({"recomputable": [torch.ops.aten.cumsum]}, "is not an OpTaxonomy"),
+        (OpTaxonomy, "is not an OpTaxonomy"),
+        ([OpTaxonomy()], "is not an OpTaxonomy"),
+        ("cumsum", "'cumsum' is not an OpTaxonomy"),
+        (OpTaxonomy(recomputable={"cumsum"}), "recomputable holds 'cumsum'"),
+        (OpTaxonomy(views=None), "views is None"),  # type: ignore[arg-type]
+        (OpTaxonomy(compute_intensive={7}), "compute_intensive holds 7"),
+        (OpTaxonomy(recomputable=torch.ops.aten.cumsum), "recomputable is "),  # type: ignore[arg-type]
+    ],
+)
+def test_operators_that_cannot_be_meant_are_refused(
+    monkeypatch: pytest.MonkeyPatch, returned: object, said: str
+) -> None:
+    taxonomy = default_taxonomy()
+    before = [set(s) for s in (taxonomy.recomputable, taxonomy.compute_intensive, taxonomy.views)]
+
+    def remat_operators() -> Any:
+        return returned
+
+    with pytest.warns(PluginWarning, match=r"^plugin 'acme'.* refused") as caught:
+        learnt(monkeypatch, remat_operators)
+    assert said in str(caught[0].message)
+    after = [taxonomy.recomputable, taxonomy.compute_intensive, taxonomy.views]
+    assert after == before
+
+
+def test_an_operators_hook_that_raises_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def remat_operators() -> Any:
+        raise RuntimeError("no library")
+
+    with pytest.warns(PluginWarning, match="its remat_operators raised RuntimeError: no library"):
+        found = learnt(monkeypatch, remat_operators)
+    assert len(found.problems) == 1
+
+
+def test_operators_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    taxonomy, made = default_taxonomy(), torch.ops.aten.renorm
+    assert made not in taxonomy.recomputable
+
+    def remat_operators() -> Any:
+        return OpTaxonomy(recomputable={made.default}, views=set())
+
+    try:
+        assert learnt(monkeypatch, remat_operators).problems == ()
+        assert made in taxonomy.recomputable
+    finally:
+        taxonomy.recomputable.discard(made)
+
+
+def test_a_refused_pass_cannot_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry_points(monkeypatch, acme=plugin(Plain, hook="remat_passes"))
+    found = Registry()
+    with pytest.warns(PluginWarning):
+        assert "plain" not in found.passes
+    with pytest.raises(ProblemError, match="no pass is called 'plain'"):
+        remat.PassManager.parse("plain", passes=found.passes)

@@ -1,0 +1,82 @@
+"""The guides say what happens: their code runs, and prints what they show."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+GUIDES = ["writing-a-pass.md"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, its text, and the line where that begins."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(path: Path) -> list[Block]:
+    """The fenced blocks of a document, in order."""
+    text = path.read_text()
+    return [
+        Block(m.group(1), m.group(2), text[: m.start(2)].count("\n") + 1)
+        for m in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_code_does_what_is_said(
+    guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All code of a guide is one program; a block of text behind it is what it prints."""
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {"__name__": "guide"}
+    printed = ""
+    for block in blocks(DOCS / guide):
+        where = f"{guide}:{block.line}"
+        if block.language == "python":
+            assert printed == "", f"{where}: what the block before prints is not shown"
+            code = compile("\n" * (block.line - 1) + block.text, guide, "exec", dont_inherit=True)
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(code, space)
+            printed = out.getvalue().rstrip() + "\n" if out.getvalue() else ""
+        elif block.language == "text":
+            assert printed == block.text, where
+            printed = ""
+        elif block.language == "sh":
+            for line in block.text.splitlines():
+                run(line, where)
+        else:
+            assert block.language == "toml", f"{where}: nothing checks '{block.language}'"
+            assert tomllib.loads(block.text), where
+
+
+def run(line: str, where: str) -> None:
+    """Runs a command of ours; installing a plugin is tested with that plugin."""
+    name, *arguments = shlex.split(line)
+    if name == "pip":
+        return
+    assert name == "remat", f"{where}: nothing checks '{name}'"
+    command = [sys.executable, "-c", "from remat.cli import main; main()", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{where}: {done.stderr}"
+    assert done.stdout, where
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (path.parent / target).exists(), target

@@ -73,6 +73,7 @@ def builtin_analyses() -> list[type[Analysis[Any]]]:
         analyses.GraphProblemOf,
         min_cut.Fusibility,
         min_cut.Banned,
+        min_cut.Weights,
         min_cut.Cut,
         budgeted.LeastDecision,
         analyses.Liveness,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import fx
 
 from remat.graph.lowering import Kind, Lowered
 from remat.graph.roles import UNREACHABLE
@@ -29,7 +32,7 @@ class Items:
 
 def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
     """Finds the operators that the loosest cut keeps from recomputation, and what they weigh."""
-    problem, distance = lowered.problem, state.get(Distances())
+    problem, distance, nodes = lowered.problem, state.get(Distances()), state.index.nodes
     fixed = [False] * len(problem)
     weight: dict[int, int] = {}
     state_bytes: dict[int, int] = {}
@@ -39,7 +42,7 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
             forced += problem.size[i]
         if kind is not Kind.VALUE or distance[lowered.position[i]] >= UNREACHABLE:
             continue
-        producer = _producer(state, lowered, i)
+        producer = _producer(nodes, lowered, i)
         if not problem.recomputable[i] or not problem.recomputable[producer]:
             forced += problem.size[i]
         elif ban[lowered.position[producer]]:
@@ -66,13 +69,13 @@ def with_states(lowered: Lowered, saved: tuple[int, ...]) -> set[int]:
     return {*saved, *(i for i, k in enumerate(lowered.kind) if k is Kind.GENERATOR_STATE)}
 
 
-def _producer(state: State, lowered: Lowered, i: int) -> int:
+def _producer(nodes: Sequence[fx.Node], lowered: Lowered, i: int) -> int:
     """The operator behind an element of a tuple; any other node stands for itself."""
-    node = state.index.nodes[lowered.position[i]]
+    node = nodes[lowered.position[i]]
     while (
         getattr(node.target, "__name__", "") == "getitem"
         and not lowered.problem.savable[lowered.problem.inputs[i][0]]
     ):
         i = lowered.problem.inputs[i][0]
-        node = state.index.nodes[lowered.position[i]]
+        node = nodes[lowered.position[i]]
     return i

@@ -49,7 +49,7 @@ def pack_eagerly(x: torch.Tensor, key: str) -> torch.Tensor:
     """Packs a tensor and returns the ticket for it."""
     # A copy, since the compiled step uses the memory of x again and pack may keep it, even out of
     # sight: as a NumPy array, say.
-    packed = _find(key).pack(x.clone())
+    packed = find(key).pack(x.clone())
     number = next(_NUMBERS)
     ticket = torch.tensor(number, dtype=torch.int64)
     _PACKED[number] = packed
@@ -74,7 +74,7 @@ def unpack_eagerly(
     device: torch.device,
 ) -> torch.Tensor:
     """Unpacks what a ticket stands for, as a tensor laid out as it was saved."""
-    hooks = _find(key)
+    hooks = find(key)
     number = int(ticket)
     if number not in _PACKED:
         raise PlanError(
@@ -107,12 +107,17 @@ def _(
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
-def _find(key: str) -> SavedTensorHooks:
+def find(key: str) -> SavedTensorHooks:
+    """The hooks with a key.
+
+    Raises:
+        PlanError: this process does not know them.
+    """
     hooks = _HOOKS.get(key)
     if hooks is None:
         raise PlanError(
-            f"this step was compiled with saved-tensor hooks ({key[:12]}…) that are not known in this "
-            "process; compile it again, or build the same hooks with remat.SavedTensorHooks first"
+            f"saved-tensor hooks {key[:20]}… are not known in this process, which did not make the plan "
+            "or the step that they belong to; hand the same hooks to remat.partitioner first"
         )
     return hooks
 

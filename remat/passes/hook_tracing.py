@@ -151,6 +151,11 @@ def _graph(
     for node in traced.graph.nodes:
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             raise UntraceableError(f"it calls the higher-order operator {node.target}")
+        if lower == "inductor" and node.op == "call_function" and ops.is_random(node):
+            raise UntraceableError(
+                f"it draws random numbers ({node.target}), which Inductor would have to know before "
+                "the graph is split"
+            )
         if node.target is torch.ops.aten.detach.default:  # nothing is differentiated here
             node.replace_all_uses_with(node.args[0])
     traced.graph.eliminate_dead_code()

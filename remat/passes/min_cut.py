@@ -99,6 +99,30 @@ class Banned(Analysis[bytearray]):
 
 
 @dataclass(frozen=True)
+class Weights(Analysis[tuple[int, ...]]):
+    """The price of saving each node of the graph problem: bytes, weighed by distance and the like."""
+
+    name: ClassVar[str] = "cut-weights"
+    summary: ClassVar[str] = "what saving each node costs the minimum cut"
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        lowered = state.lowered()
+        size = [0] * len(state.index)
+        for kind, at, nbytes in zip(
+            lowered.kind, lowered.position, lowered.problem.size, strict=True
+        ):
+            if kind is Kind.VALUE:
+                size[at] = nbytes
+        scaled = cut_weights(state, state.get(Fusibility()), size)
+        return tuple(
+            scaled[at] if kind is Kind.VALUE else nbytes
+            for kind, at, nbytes in zip(
+                lowered.kind, lowered.position, lowered.problem.size, strict=True
+            )
+        )
+
+
+@dataclass(frozen=True)
 class Cut(Analysis[tuple[int, ...]]):
     """The nodes of the graph problem that the runtime-optimal cut saves."""
 
@@ -125,19 +149,9 @@ def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool)
         fixed: nodes of the problem that may not be recomputed.
         biased: weigh bytes by distance and materialisation (`cut_weights`) instead of as they are.
     """
-    problem = lowered.problem
-    weight = list(problem.size)
-    if biased:
-        by_position = [0] * len(state.index)
-        for i, kind in enumerate(lowered.kind):
-            if kind is Kind.VALUE:
-                by_position[lowered.position[i]] = problem.size[i]
-        scaled = cut_weights(state, state.get(Fusibility()), by_position)
-        for i, kind in enumerate(lowered.kind):
-            if kind is Kind.VALUE:
-                weight[i] = scaled[lowered.position[i]]
+    weight = state.get(Weights()) if biased else lowered.problem.size
     try:
-        return Network(problem, fixed=fixed).cut(weight).saved
+        return Network(lowered.problem, fixed=fixed).cut(weight).saved
     except InfeasibleCutError as error:
         raise PlanError(explain_conflict(state, lowered, error)) from error
 

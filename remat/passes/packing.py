@@ -106,6 +106,14 @@ class SavedTensorHooks:
         options = (self.filter, self.min_bytes, self.lossy)
         return hashlib.sha256(repr((keys, options)).encode()).hexdigest()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Hooks that are known by a key are pickled as that: Inductor's cache pickles its options."""
+        from remat.passes.eager_hooks import find, register
+
+        if self.cache_key is None:
+            return object.__reduce_ex__(self, protocol)
+        return find, (register(self),)
+
     def __str__(self) -> str:
         return self.name
 

@@ -69,7 +69,9 @@ def test_hooks_that_lose_nothing_change_nothing(name: str, keep: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "budget", "hooks"), [("llama", 1, BITS), ("checkpointed", 0.4, CLONE)], ids=["bits", "clone"]
+    ("name", "budget", "hooks"),
+    [("llama", 1, BITS), ("checkpointed", 0.4, CLONE)],
+    ids=["bits", "clone"],
 )
 def test_copies_that_lose_nothing_change_nothing(name: str, budget: float, hooks: Any) -> None:
     assert ran(name, budget, hooks).outcome.differs_from(ran(name, budget).outcome) == []

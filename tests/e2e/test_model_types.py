@@ -14,8 +14,8 @@ from benchmarks.model_type_steps import LIMIT, Bench, Case, Result, errors
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
-#: Routed experts, an encoder with a decoder, and a state-space recurrence.
-TYPES = ("mixtral", "bart", "mamba2")
+#: Routed experts, an encoder with a decoder, and convolutions with dropped paths.
+TYPES = ("mixtral", "bart", "convnext")
 BUDGETS = (1.0, 0.5, 0.2)
 
 
@@ -42,24 +42,24 @@ def test_two_steps_are_the_same_at_every_budget(name: str, shapes: str) -> None:
     saved = [r.saved_bytes for r in results]
     assert saved == sorted(saved, reverse=True)
     assert saved[-1] < saved[0]
-    if bench(name).is_random():
-        assert results[-1].replayed > 0, "no random operator was drawn again"
+    # What drops a path draws so few numbers that saving them is cheaper than drawing them again.
+    assert (results[-1].replayed > 0) is (name != "convnext")
 
 
 @pytest.mark.parametrize(
     ("name", "shapes", "budget"),
-    [("mixtral", "dynamic", 0.2), ("bart", "static", 0.5), ("mamba2", "static", 1.0)],
+    [("mixtral", "static", 0.2), ("bart", "static", 0.5), ("convnext", "dynamic", 1.0)],
 )
 def test_two_steps_under_inductor(name: str, shapes: str, budget: float) -> None:
     run(name, "inductor", shapes, budget)
 
 
 def test_these_steps_have_dropout() -> None:
-    assert [bench(name).is_random() for name in TYPES] == [True, True, False]
+    assert all(bench(name).is_random() for name in TYPES)
 
 
 def test_one_wrong_gradient_is_seen() -> None:
-    (first, second), limit = bench("mamba2").eager["static"], LIMIT["eager"]
+    (first, second), limit = bench("convnext").eager["static"], LIMIT["eager"]
     name, least = min(first.gradients.items(), key=lambda item: float(item[1].norm()))
     wrong = dataclasses.replace(first, gradients={**first.gradients, name: least * 1.01})
     assert errors([first, second], [first, second])["parameter_error"] == 0
@@ -72,8 +72,8 @@ def test_one_wrong_gradient_is_seen() -> None:
 
 
 def test_a_step_that_raises_is_a_result() -> None:
-    """A budget that no plan meets is refused by the backend, and the refusal is what came of it."""
-    result = bench("mamba2").run(Case(lower="eager", shapes="static", budget=2))
+    """Dropout needs more than two bytes; the refusal of that budget is what came of it."""
+    result = bench("mixtral").run(Case(lower="eager", shapes="static", budget=2))
     assert result.failed is not None
     assert result.failed.startswith("BudgetError: budget is 2 B")
     assert not result.wrong

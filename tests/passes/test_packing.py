@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -233,6 +234,18 @@ def test_graph_modules_are_known_by_their_operators_and_leaves() -> None:
         if node.meta.get("is_wrapped"):
             node.meta["user_cache_hash"] = "leaf of 2026"
     assert remat.SavedTensorHooks.of((wrapping, plain[1])).cache_key is not None
+
+
+def test_hooks_that_are_known_are_pickled_by_what_they_are_known_by() -> None:
+    def named(x: torch.Tensor) -> torch.Tensor:  # no module has it under this name
+        return x
+
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(remat.SavedTensorHooks.of((named, named)))
+    named.user_cache_hash = "identity"  # type: ignore[attr-defined]
+    hooks = remat.SavedTensorHooks(pack=named, unpack=named, min_bytes=3)
+    assert pickle.loads(pickle.dumps(hooks)) == hooks
+    assert pickle.loads(pickle.dumps(PAIRS["int8"])) == PAIRS["int8"]
 
 
 def test_graph_modules_with_numbers_of_their_own_are_not_known() -> None:

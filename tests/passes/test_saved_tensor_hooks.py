@@ -531,6 +531,13 @@ def test_numbers_that_depend_on_data_cannot_be_traced(joint: JointGraph) -> None
         through(joint, (), hooks)
 
 
+def test_random_hooks_are_inlined_only_where_the_lowering_can_take_them(joint: JointGraph) -> None:
+    hooks = (lambda x: (x + torch.rand_like(x)).half(), lambda p: p.float())
+    assert "aten.rand_like.default" in shown(through(joint, (), hooks).forward)
+    with pytest.warns(HooksWarning, match="draws random numbers"):
+        through(replace(joint, lower="inductor"), (), hooks)
+
+
 def test_what_cannot_be_traced_works_with_symbols() -> None:
     hooks = (lambda x: x.numpy().copy(), lambda p: torch.from_numpy(p))
     with pytest.warns(HooksWarning, match="run eagerly"):

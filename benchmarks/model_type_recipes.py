@@ -215,6 +215,8 @@ RECIPES: Mapping[str, Recipe] = {
         "embedding_size=16 hidden_sizes=[16,32] depths=[1,1] layer_type=basic", side=48
     ),
     "convnext": _images(
-        "hidden_sizes=[16,32] depths=[1,2] num_stages=2 drop_path_rate=0.2 image_size=64", side=48
+        "hidden_sizes=[16,32] depths=[1,2] num_stages=2 image_size=64 drop_path_rate=0.5 "
+        "layer_scale_init_value=1.0",  # by default, what a path adds or drops is next to nothing
+        side=48,
     ),
 }

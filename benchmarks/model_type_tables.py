@@ -49,7 +49,10 @@ def _cells(found: Mapping[str, Any], budgets: Sequence[float]) -> list[str]:
     rows: list[Row] = found["rows"]
     ran = [r for r in rows if r["failed"] is None]
     ours, theirs = mine(ran), [r for r in ran if r["budget"] is None]
-    saved = (_at(ours, "static", b, lambda r: r["saved_bytes"] / r["full_bytes"]) for b in budgets)
+    saved = (
+        _at(ours, "static", b, lambda r: r["saved_bytes"] / max(1, r["full_bytes"]))
+        for b in budgets
+    )
     seconds = (
         _at(ran, *case, lambda r: r["first_cpu_s"])
         for case in (("static", 0.5), ("static", None), ("dynamic", 0.5))

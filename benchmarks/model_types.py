@@ -14,8 +14,8 @@ shapes, and elsewhere where ours raised, was wrong, or compiled anew for the sec
 Each type and lowering has a process of its own. Seconds are those of the first step, compilation
 included, from an empty cache of Inductor's; the table shows those of the processors, the C++
 compiler's with them, which other work on the machine stretches less than the clock's (both are in the
-file, with the load). With ``--only`` or ``--lower`` the figures of those named
-replace theirs in the file and the rest stays; the file is written after every process.
+file, with the load). With ``--only`` or ``--lower`` the figures of those named replace theirs in the
+file and the rest stays; the file is written after every process.
 """
 
 from __future__ import annotations

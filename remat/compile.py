@@ -539,11 +539,8 @@ def _name_of(gm: fx.GraphModule) -> str:
     from torch._guards import CompileContext
 
     where = CompileContext.current_compile_id()
-    roots = {
-        entry
-        for node in gm.graph.nodes
-        for entry in list((node.meta.get("nn_module_stack") or {}).items())[:1]
-    }
+    stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)
+    roots = {next(iter(stack.items())) for stack in stacks if stack}
     label = "graph"
     if len(roots) == 1:
         kind = roots.pop()[1][1]

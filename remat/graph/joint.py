@@ -70,7 +70,7 @@ class JointGraph:
             lower=self.lower,
             name=self.name,
             received=self.received,
-            memories=self.memories,
+            memories=self.memories.copy(),
         )
 
 
@@ -137,39 +137,41 @@ def leaves_of(values: Any) -> list[Any]:
 
 @without_collection
 def fingerprint(joint: JointGraph) -> str:
-    """Digest of what a plan depends on; see `JointGraph.fingerprint`."""
+    """Digest of what a plan depends on; see `JointGraph.fingerprint`.
+
+    A line for each node, then the words that lines refer to by number. Of what a call makes, shape
+    and dtype are written: given its arguments, strides and device follow.
+    """
     # Nodes are written as positions. No argument of a node is ever `bytes`, so nothing else looks so.
     written: dict[fx.Node, bytes] = {}
-    targets: dict[int, str] = {}
-    described: dict[Any, str] = {}
+    words: dict[str, int] = {}
+    number: dict[Any, int] = {}  # of an operator, by identity, and of the looks of a value
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
     for i, node in enumerate(joint.graph.nodes):
         written[node] = b"%d" % i
-        op, meta = node.op, node.meta
+        op, target, meta = node.op, node.target, node.meta
         value = meta.get("val")
         args = fx.map_arg(node.args, written.__getitem__)
-        kwargs = fx.map_arg(node.kwargs, written.__getitem__) if node.kwargs else ""
-        if op != "call_function":
-            target = "" if op in ("placeholder", "output") else node.target
-            words = _describe(value)
+        call = number.get(id(target))
+        if call is None:
+            text = op if op in ("placeholder", "output") else f"{op} {target}"
+            call = number[id(target)] = words.setdefault(text, len(words))
+        if op != "call_function" or not _is_static(value):
+            lines.append(f"{call} {args!r} {_describe(value)} {meta.get('recompute')}")
         else:
-            target = targets.get(id(node.target))
-            if target is None:
-                target = targets[id(node.target)] = str(node.target)
-            words = _describe_result(value, described)
-        lines.append(f"{op} {target} {args!r} {kwargs!r} {words} {meta.get('recompute')}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            looks = value.shape, value.dtype
+            made = number.get(looks)
+            if made is None:
+                text = f"{tuple(looks[0])} {looks[1]}"
+                made = number[looks] = words.setdefault(text, len(words))
+            lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
+        if node.kwargs:
+            lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
+    return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()
 
 
-def _describe_result(value: Any, known: dict[Any, str]) -> str:
-    """Shape and dtype of what a call makes: given its arguments, strides and device follow."""
-    if not isinstance(value, torch.Tensor) or value._has_symbolic_sizes_strides:
-        return _describe(value)
-    key = value.shape, value.dtype
-    words = known.get(key)
-    if words is None:
-        words = known[key] = f"{tuple(value.shape)} {value.dtype}"
-    return words
+def _is_static(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
 
 
 def _describe(value: Any) -> str:

@@ -18,6 +18,12 @@ class Memories:
     def __init__(self) -> None:
         self._known: dict[int, Memory] = {}
 
+    def copy(self) -> Memories:
+        """What is known so far, for a graph that goes its own way from here."""
+        same = Memories()
+        same._known.update(self._known)
+        return same
+
     def of(self, value: Any) -> Memory:
         """The memory behind a value."""
         found = self._known.get(id(value))

@@ -156,15 +156,16 @@ class _Work:
 
     def _inline(self) -> bool:
         changed = False
-        for i in self.alive:
-            if any(map(self._is_nothing, self.inputs[i])):
+        nothing = set(filter(self._is_nothing, self.alive))
+        for i in self.alive if nothing else ():
+            if not nothing.isdisjoint(self.inputs[i]):
                 through: list[int] = []
                 for j in self.inputs[i]:
-                    through += self.inputs[j] if self._is_nothing(j) else (j,)
+                    through += self.inputs[j] if j in nothing else (j,)
                 self.inputs[i] = list(dict.fromkeys(through))
                 changed = True
-        for i in reversed(self.alive):
-            if self.needed[i] and self._is_nothing(i):
+        for i in reversed(self.alive) if nothing else ():
+            if self.needed[i] and i in nothing:
                 self.needed[i] = False
                 for j in self.inputs[i]:
                     self.needed[j] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import random
 import sys
@@ -18,15 +19,17 @@ def main() -> int:
     parser.add_argument("-n", type=int, default=5000, help="programs (default: 5000)")
     parser.add_argument("--seed", type=int, help="number of the first portion (default: any)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--no-shrink", action="store_true", help="show what fails as it is drawn")
     given = parser.parse_args()
     first = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     portions = range(first, first + max(1, -(-given.n // PORTION)))
     print(f"{len(portions)} portions of {PORTION} programs, SEED={first}", flush=True)
     begun, seen, written, faults = time.monotonic(), Counter[str](), Counter[str](), 0
+    run = functools.partial(run_portion, shrink=not given.no_shrink)
     context = multiprocessing.get_context("spawn")
     # What tracing leaves behind in a process adds up.
     with context.Pool(given.jobs, begin_worker, maxtasksperchild=10) as pool:
-        for done, portion in enumerate(pool.imap_unordered(run_portion, portions), 1):
+        for done, portion in enumerate(pool.imap_unordered(run, portions), 1):
             seen += portion.seen
             written += portion.written
             faults += portion.fault is not None

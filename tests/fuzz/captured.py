@@ -48,7 +48,6 @@ class Captured:
         primals: copies of what forward was given.
         tangents: copies of the gradients that backward was given.
         left: what the whole step left behind.
-        by_eager: what eager PyTorch leaves behind.
     """
 
     joint: remat.JointGraph | None = None

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from tests.fuzz.functions import POLICIES, plainly
-from tests.fuzz.lines import POINTWISE, TABLE
+from tests.fuzz.lines import BUFFERS, POINTWISE, TABLE
 from tests.fuzz.operators import LARGEST, Operator
 from tests.fuzz.program import Input, Kind, Program, make_inputs, namespace
 
@@ -94,6 +94,7 @@ class _Writer:
         self.weights, args = make_inputs(self.inputs)
         self.space = namespace(plainly)
         self.values = {f"a{k}": v for k, v in enumerate(args)}
+        self._given = tuple(self.values)
 
     def line(self, draw: Any) -> None:
         """Writes one more line, unless what was drawn fits nothing or autograd refuses it."""
@@ -173,6 +174,8 @@ class _Writer:
             found = [k for k, v in self.values.items() if fits(v, *earlier)]
             if not found:
                 return None
+            if op in BUFFERS and draw(st.booleans()):
+                found = [k for k in found if k in self._given] or found
             # What was differentiated last is read more often: programs grow long, not wide.
             late = [k for k in found if self.values[k].requires_grad][-2:] or found[-2:]
             names.append(draw(st.sampled_from(late if draw(st.integers(0, 2)) else found)))

@@ -53,6 +53,8 @@ def run_portion(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dynamo, examples in ((False, programs - traced), (True, traced)):
+            if not examples:
+                continue
             try:
                 check_programs(number, examples, dynamo=dynamo, shrink=shrink)
             except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.fuzz import operators as o
 from tests.fuzz.operators import Operator, every
 
@@ -10,6 +12,12 @@ _some = every(o.real, o.filled)
 _row = every(o.real, o.dims(1), o.filled)
 _matrix = every(o.single, o.dims(2, 2), o.filled)
 _like = every(o.same_type, o.broadcasts)
+
+
+def _rows(v: Any, first: Any, *_: Any) -> bool:
+    return bool(v.shape[0] == first.shape[1])
+
+
 _owned = every(o.real, o.not_overlapping)
 
 POINTWISE = [
@@ -187,6 +195,16 @@ IN_PLACE = [
     )
 ]  # fmt: skip
 
+#: What is computed from something that is not differentiated, and may be written to later.
+READS = [
+    Operator("{0} * torch.cos({1})", (o.real, every(_like, o.plain)), weight=2),
+    Operator("{0} * torch.exp(-{1} * {1}).sum()", (o.single, every(o.single, o.plain))),
+    Operator(
+        "{0} @ torch.tanh({1} @ {1}.mT) / 4",
+        (every(o.single, o.dims(2, 2)), every(o.single, o.dims(2, 2), o.plain, _rows)),
+    ),
+]
+
 #: What a buffer goes through: written to where nothing is differentiated.
 BUFFERS = [
     Operator(f"with torch.no_grad():\n    {text}", (every(_owned, o.plain), *more), o.number, writes=True)
@@ -211,6 +229,7 @@ TABLE: tuple[tuple[int, list[Operator]], ...] = (
     (3, WHOLE),
     (4, RANDOM),
     (2, FUNCTIONS),
+    (4, READS),
     (4, IN_PLACE),
     (3, BUFFERS),
 )

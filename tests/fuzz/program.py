@@ -103,13 +103,6 @@ def make_inputs(
     return weights, args
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """Everything that a step leaves behind, by name."""
-
-    values: dict[str, torch.Tensor]
-
-
 def run_step(
     step: Callable[..., Any], weights: list[torch.Tensor], args: list[torch.Tensor], seed: int = 5
 ) -> dict[str, torch.Tensor]:

@@ -38,7 +38,6 @@ def test_no_pipeline_changes_what_a_program_does(number: int) -> None:
     ("where", "name", "instead"),
     [
         (ops, "is_random", lambda node: False),
-        (ops, "is_mutating", lambda node: False),
         (storages, "_mutated_primals", lambda *args: set()),
     ],
 )

@@ -113,7 +113,7 @@ def check(
         assert_same(left, expected, tolerance)
         new = remat.plans()[before:]
         assert len(new) == plans, f"{options}: planned graphs"
-        assert all(p.saved_bytes <= p.capacity for p in new)
+        assert all(p.saved_bytes <= p.capacity and p.explain() for p in new)
         made += new if "budget" in options else []
     return made
 

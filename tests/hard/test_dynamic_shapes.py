@@ -37,12 +37,6 @@ def drops(x: T, w: T) -> T:
     return F.dropout(torch.tanh(x @ w), 0.5).exp().sum(0) * x.shape[0]
 
 
-def mutates(x: T, w: T) -> T:
-    seen = w.detach()
-    h = torch.sin(x @ seen) * x.shape[0]
-    return (h.exp() @ w).cos()
-
-
 def checkpointed(x: T, w: T) -> T:
     def block(a: T) -> T:
         return torch.tanh(a @ w).exp().view(-1, w.shape[1])
@@ -59,7 +53,6 @@ PROGRAMS: list[Callable[..., Any]] = [
     expanded,
     returns_sizes,
     drops,
-    mutates,
     checkpointed,
     ranges,
 ]
@@ -69,10 +62,9 @@ def marked(f: Callable[..., Any]) -> Make:
     """The program with the rows of the one and the columns of the other matrix as symbols."""
 
     def make() -> Any:
-        x, w = drawn(6, 8), drawn(8, 10) if f is not mutates else drawn(8, 8)
+        x, w = drawn(6, 8), drawn(8, 10)
         torch._dynamo.mark_dynamic(x, 0)
-        if f is not mutates:
-            torch._dynamo.mark_dynamic(w, 1)
+        torch._dynamo.mark_dynamic(w, 1)
         return f, (x, w)
 
     return make
@@ -93,6 +85,16 @@ def test_numbers_as_arguments() -> None:
         return (x.sin() * a).exp()[:n] / (x.shape[0] + n) * a
 
     check(lambda: (f, (drawn(8, 4), 5, 2.5)), dynamic=True)
+
+
+def test_an_input_that_is_mutated() -> None:
+    def f(x: T, w: T, b: T) -> T:
+        h = torch.tanh(x @ w) * b.sin()
+        b.mul_(x.shape[0])
+        return (h.exp() * b).sin()
+
+    least, *_ = check(lambda: (f, (*pair(), drawn(6, 8, grad=False))), dynamic=True)
+    assert least.snapshots
 
 
 def test_only_sizes_are_handed_over_where_only_sizes_are_read() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -74,21 +74,21 @@ def the_budget_holds(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
-    key = Memories().key
+    key = _memory(facts)
     writes = [
-        {n: {key(w.meta.get("val")) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
+        {n: {key(w) for w in written_by(n)} for n in nodes if ops.is_mutating(n)}
         for nodes in facts.special[1:]
     ]
     gone = {k: n for n, keys in writes[0].items() for k in keys}
-    gone |= {key(n.meta.get("val")): n for n in _mutated_by_the_runtime(facts)}
+    gone |= {key(n): n for n in _mutated_by_the_runtime(facts)}
     if gone:
         done = {n.name for n in writes[0]}
         for node in facts.halves[1]:
             if node.op != "call_function" or ops.ignores_content(node):
                 continue
             for read in inputs_of(node):
-                k = key(read.meta.get("val"))
-                if k is None or k not in gone or read.name in done or read in written_by(node):
+                k = key(read)
+                if k not in gone or read.name in done or read in written_by(node):
                     continue
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
@@ -97,12 +97,34 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
             yield from _reordered(facts, nodes, written, key)
 
 
+def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
+    """Asks for the memory behind a node.
+
+    Inputs that share a storage and are told apart do not overlap, or AOTAutograd would have made
+    one input of them; so there the input counts, not the storage.
+    """
+    storage = Memories().key
+    keys = [storage(n.meta.get("val")) for n in facts.placeholders[0]]
+    shared = {k for k in keys if keys.count(k) > 1} if len(set(keys)) < len(keys) else set()
+
+    def memory(node: fx.Node) -> Any:
+        key = storage(node.meta.get("val"))
+        if key not in shared:
+            return node if key is None else key
+        base: fx.Node | None = node
+        while base is not None:
+            node, base = base, aliased_argument(base)
+        return node.name
+
+    return memory
+
+
 def _reordered(
-    facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[int | None]], key: Any
+    facts: Facts, nodes: list[fx.Node], written: dict[fx.Node, set[Any]], key: Any
 ) -> Iterator[Fault]:
     """Readers of overwritten memory that stand on the other side of the write than they did."""
     here = {n: i for i, n in enumerate(nodes)}
-    touched = {k: n for n, keys in written.items() for k in keys if k is not None}
+    touched = {k for keys in written.values() for k in keys}
     for node in nodes:
         at = facts.position.get(node.name)
         if node.name.removesuffix("_snapshot") != node.name:
@@ -110,11 +132,12 @@ def _reordered(
         if node.op != "call_function" or at is None:
             continue
         for read in inputs_of(node):
-            if key(read.meta.get("val")) not in touched:
+            memory = key(read)
+            if memory not in touched:
                 continue
             for write, keys in written.items():
                 there = facts.position.get(write.name)
-                if there is None or write is node or key(read.meta.get("val")) not in keys:
+                if there is None or write is node or memory not in keys:
                     continue
                 if (at < there) != (here[node] < here[write]):
                     side = "behind" if at < there else "before"

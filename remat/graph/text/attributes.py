@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.graph.text.literals import IDENTIFIER, Reader, Writer
 from remat.graph.text.syntax import MAX_NAME, Source
@@ -24,7 +25,9 @@ def write_numbers(tensor: torch.Tensor, literals: Writer) -> str | None:
         return None
     if real.device.type == "meta" or real.is_quantized or real.numel() > MAX_CONSTANT:
         return None
-    return literals.write(real.detach().tolist())
+    # A graph may be printed while it is compiled, when every new tensor would be a fake one.
+    with _disable_current_modes():
+        return literals.write(real.detach().tolist())
 
 
 def read_constant(

@@ -11,11 +11,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+from torch.utils._sympy import functions
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 from torch.utils._traceback import CapturedTraceback
 
-from remat.graph.text.expressions import Size
+from remat.graph.text.expressions import Size, size_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,15 +128,17 @@ class Fakes:
         grad: bool = False,
     ) -> FakeTensor:
         """A strided fake tensor over a piece of memory that is large enough."""
+        shape = [self.size(s) for s in sizes]
+        step = [self.size(s) for s in strides]
         # The size of the memory has been checked: no guard about it is to narrow a symbol.
         with torch.no_grad(), self._env.suppress_guards():
             meta = torch.empty(0, dtype=dtype, device="meta")
-            meta.set_(
-                memory,
-                self.size(offset),
-                tuple(map(self.size, sizes)),
-                tuple(map(self.size, strides)),
-            )
+            if all(type(s) is int for s in (*shape, *step, offset)):
+                meta.set_(memory, offset, shape, step)
+            else:  # a view asks nothing about symbols that only a run could answer
+                count = functions.FloorDiv(size_of(memory.nbytes()), dtype.itemsize)
+                meta.set_(memory, 0, [self.size(size_of(count))], [1])
+                meta = meta.as_strided(shape, step, self.size(offset))
         if grad:
             meta.requires_grad_()
         return FakeTensor(self._mode, meta, device)

@@ -10,7 +10,7 @@ from remat.files import write_whole
 from remat.graph.joint import JointGraph
 from remat.graph.text.parser import parse_joint
 from remat.graph.text.printer import print_joint
-from remat.graph.text.syntax import MAX_BYTES
+from remat.graph.text.syntax import MAX_BYTES, check_size
 
 #: What files of joint graphs end with.
 SUFFIX = ".joint"
@@ -23,13 +23,10 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
         ProblemError: the graph has no text form, or one larger than what can be read again.
         RematError: the file cannot be written; what was there before is as it was.
     """
-    data = print_joint(joint).encode()
-    if len(data) > MAX_BYTES:
-        raise ProblemError(
-            f"joint graph '{path}' would take {len(data)} bytes; at most {MAX_BYTES} are read"
-        )
+    text = print_joint(joint)
+    check_size(text)
     try:
-        write_whole(Path(path), data)
+        write_whole(Path(path), text)
     except OSError as error:
         raise RematError(f"joint graph '{path}' cannot be written: {error.strerror}") from error
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from remat.graph.joint import JointGraph, make_module, role_of
 from remat.graph.text.attributes import check_name, owner_of, read_constant
@@ -57,7 +58,9 @@ def _parse(text: str, kind: str) -> tuple[Header, fx.GraphModule]:
     expressions = Expressions(source, fakes.symbols)
     values = ValueReader(source, fakes, expressions, device, kind)
     parser = _Parser(source, values, forward_outputs=header.fields.get("num_fwd_outputs"))
-    return header, parser.module(statements[1 if declared is None else 2 :])
+    # A graph may be read while another is compiled: fake values are made here, not by a mode.
+    with _disable_current_modes():
+        return header, parser.module(statements[1 if declared is None else 2 :])
 
 
 def _at(statements: Sequence[ast.stmt], k: int) -> ast.stmt | None:

@@ -125,6 +125,18 @@ def unbacked() -> Any:
     return f, (torch.ones(4), weight(4, 4))
 
 
+def unbacked_views() -> Any:
+    def f(x: torch.Tensor, w: torch.Tensor) -> Any:
+        n = x.sum().int().item()
+        torch._check(n >= 2)
+        torch._check(n <= 100)
+        y = w[:, :1].expand(w.shape[0], n) * 2
+        last = y.narrow(1, n - 1, 1)
+        return y[:, :2].sin().sum() + y[:, 2:].sum() + y.t().cos().sum() + last.sum()
+
+    return f, (torch.ones(5), weight(4, 4))
+
+
 def effects() -> Any:
     def f(x: torch.Tensor) -> torch.Tensor:
         torch.ops.aten._print("hello")
@@ -156,6 +168,7 @@ STEPS: Mapping[str, Step] = {
         complex_numbers,
         regions,
         unbacked,
+        unbacked_views,
         effects,
         views_of_outputs,
     )

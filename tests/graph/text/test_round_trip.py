@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import remat
 from remat.graph.joint import Role
@@ -80,6 +81,17 @@ def test_nothing_is_allocated_however_large_the_graph() -> None:
     joint = joint_of(f, x, torch.empty(size, size, device="meta", requires_grad=True))
     parsed = read_back(joint)
     assert remat.plan(parsed, 1).saved_bytes == 4 * size**2
+
+
+@pytest.mark.parametrize("name", ["constants", "symbols"])
+def test_a_graph_is_written_and_read_while_another_is_traced(name: str) -> None:
+    joint = captured(name)
+    text = print_joint(joint)
+    with FakeTensorMode(), torch.device("meta"), torch.inference_mode():
+        assert print_joint(joint) == text
+        parsed = parse_joint(text)
+        assert print_joint(parsed) == text
+    assert_same_plans(parsed, joint, 0.5)
 
 
 def test_nodes_that_nothing_is_known_about_stay_so() -> None:

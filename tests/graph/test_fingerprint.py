@@ -1,0 +1,126 @@
+"""Fingerprints tell apart what plans differ in, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+import remat
+from tests.graphs import node, traced
+
+
+def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = torch.add(x, y, alpha=2) * 1
+    return z.view(2, 2).sum(), torch.full((3,), 0.5)
+
+
+def made(f: Callable[..., Any] = step, *args: torch.Tensor) -> remat.JointGraph:
+    return traced(f, *(args or (torch.ones(4), torch.ones(4))))
+
+
+def test_the_same_graph_has_the_same_fingerprint() -> None:
+    assert made().fingerprint == made().fingerprint == made().copy().fingerprint
+
+
+def test_names_do_not_count() -> None:
+    joint = made()
+    node(joint, "mul")._rename("product")
+    assert joint.fingerprint == made().fingerprint
+
+
+def with_constant(joint: remat.JointGraph, name: str, *args: Any) -> None:
+    found = node(joint, name)
+    found.args = (found.args[0], *args)
+
+
+@pytest.mark.parametrize("constant", [2, 1.0, True, "1", [1], (1,), None, torch.float32], ids=repr)
+def test_constants_count_with_their_types(constant: Any) -> None:
+    joint = made()
+    with_constant(joint, "mul", constant)
+    assert joint.fingerprint != made().fingerprint
+
+
+def test_a_node_is_no_constant_of_its_position() -> None:
+    digests = set()
+    for use in ("node", 0, 1):
+        joint = made()
+        mul = node(joint, "mul")
+        first = next(iter(joint.graph.nodes))
+        mul.args = (mul.args[0], first if use == "node" else use)
+        digests.add(joint.fingerprint)
+    assert len(digests) == 3
+
+
+def test_edges_count() -> None:
+    def other(x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = torch.add(y, x, alpha=2) * 1
+        return z.view(2, 2).sum(), torch.full((3,), 0.5)
+
+    assert made(other).fingerprint != made().fingerprint
+
+
+def change_keyword(joint: remat.JointGraph) -> None:
+    node(joint, "add").kwargs = {"alpha": 3}
+
+
+def drop_keyword(joint: remat.JointGraph) -> None:
+    node(joint, "add").kwargs = {}
+
+
+def change_operator(joint: remat.JointGraph) -> None:
+    node(joint, "mul").target = torch.ops.aten.div.Tensor
+
+
+def tag(joint: remat.JointGraph) -> None:
+    node(joint, "mul").meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def change_input_layout(joint: remat.JointGraph) -> None:
+    first: fx.Node = next(iter(joint.graph.nodes))
+    with first.meta["val"].fake_mode:
+        first.meta["val"] = torch.empty(8)[::2]
+
+
+def change_result(joint: remat.JointGraph) -> None:
+    found = node(joint, "full")
+    with found.meta["val"].fake_mode:
+        found.meta["val"] = torch.empty(3, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        change_keyword,
+        drop_keyword,
+        change_operator,
+        tag,
+        change_input_layout,
+        change_result,
+    ],
+)
+def test_what_else_counts(change: Callable[[remat.JointGraph], None]) -> None:
+    joint = made()
+    change(joint)
+    assert joint.fingerprint != made().fingerprint
+
+
+def test_what_forward_returns_counts() -> None:
+    module = made().graph_module
+    one, two = (remat.JointGraph(graph_module=module, num_fwd_outputs=n) for n in (1, 2))
+    assert one.fingerprint != two.fingerprint
+
+
+def test_symbolic_sizes_are_written() -> None:
+    def joint(mode: str) -> remat.JointGraph:
+        module = make_fx(lambda x: torch.cat([x, x]).sin(), tracing_mode=mode)(torch.ones(4, 3))
+        return remat.JointGraph(graph_module=module, num_fwd_outputs=1)
+
+    dynamic = joint("symbolic")
+    assert dynamic.fingerprint == joint("symbolic").fingerprint == dynamic.copy().fingerprint
+    assert dynamic.fingerprint != joint("fake").fingerprint

@@ -1,0 +1,78 @@
+"""Outputs that share memory with inputs, with one another, with what backward reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.hard.steps import check, drawn, pair
+
+# Importing Inductor imports a deprecated corner of torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+T = torch.Tensor
+
+
+def of_inputs(x: T, w: T) -> Any:
+    return torch.tanh(x @ w).exp(), x, x.view(-1), w.t()
+
+
+def of_one_another(x: T, w: T) -> Any:
+    h = torch.tanh(x @ w).exp()
+    return h, h, h.view(-1), h[1:], h.t().sin(), h.detach()
+
+
+def of_what_is_saved(x: T, w: T) -> Any:
+    h = x @ w
+    a = torch.tanh(h)
+    e = a.exp()
+    return e.sin(), h, a, e
+
+
+def of_views_alone(x: T, w: T) -> Any:
+    h = torch.tanh(x @ w)
+    return h.view(2, 3, 8).transpose(0, 1), h.unsqueeze(0).expand(2, 6, 8).sin(), h.unbind(0)[1]
+
+
+def of_lists_of_views(x: T, w: T) -> Any:
+    return *(x @ w).sin().chunk(3), *x.split(2)
+
+
+def constants(x: T, w: T) -> Any:
+    return (x @ w).sin().exp(), torch.ones(3), 5, None, "text"
+
+
+PROGRAMS: list[Callable[..., Any]] = [
+    of_inputs,
+    of_one_another,
+    of_what_is_saved,
+    of_views_alone,
+    of_lists_of_views,
+    constants,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_outputs(program: Callable[..., Any]) -> None:
+    for plan in check(lambda: (program, pair())):
+        if program is of_what_is_saved:
+            assert plan.saved_bytes == 0, "outputs are alive anyway"
+
+
+def test_under_inductor() -> None:
+    check(lambda: (of_one_another, pair()), budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+def test_a_plan_of_a_captured_graph_fits() -> None:
+    check(lambda: (of_inputs, pair()), budgets=(0,), captured=True)
+
+
+def test_one_input_given_twice() -> None:
+    def make() -> Any:
+        x = drawn(6, 8)
+        return (lambda a, b: (a @ b.t()).exp()), (x, x)
+
+    check(make)

@@ -1,0 +1,102 @@
+"""Functional collectives: every rank must run them together, so none runs twice unless asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from tests.graphs import joint_of
+from tests.hard.steps import check, pair
+
+# Importing Inductor imports a deprecated corner of torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+T = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _group() -> Iterator[None]:
+    """A group of this process alone."""
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+def all_reduced(h: T) -> T:
+    return functional.all_reduce(h, "sum", dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def all_gathered(h: T) -> T:
+    return functional.all_gather_tensor_autograd(h, 0, dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def scattered(h: T) -> T:
+    return functional.reduce_scatter_tensor_autograd(h, "sum", 0, dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def exchanged(h: T) -> T:
+    return functional.all_to_all_single_autograd(h, None, None, dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def reduced_without_gradient(h: T) -> T:
+    return h * functional.all_reduce(h.detach(), "sum", dist.group.WORLD)  # type: ignore[arg-type]
+
+
+def reduced_in_place(h: T) -> T:
+    total = h.detach().clone()
+    dist.all_reduce(total)
+    return h * total
+
+
+COLLECTIVES: list[Callable[[T], T]] = [
+    all_reduced,
+    all_gathered,
+    scattered,
+    exchanged,
+    reduced_without_gradient,
+    reduced_in_place,
+]
+
+
+def around(collective: Callable[[T], T]) -> Callable[[T, T], T]:
+    def f(x: T, w: T) -> T:
+        return collective(torch.tanh(x @ w)).exp().sin()
+
+    return f
+
+
+def communicates(name: str) -> bool:
+    return name.startswith(("all_", "reduce_"))
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda f: f.__name__)
+@pytest.mark.filterwarnings("ignore:.*autograd.*deprecated:FutureWarning")
+def test_none_runs_twice(collective: Callable[[T], T]) -> None:
+    for plan in check(lambda: (around(collective), pair())):
+        assert not any(map(communicates, plan.recomputed))
+
+
+def test_under_inductor() -> None:
+    make: Any = lambda: (around(reduced_without_gradient), pair())  # noqa: E731
+    check(make, budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+def test_a_plan_of_a_captured_graph_fits() -> None:
+    check(lambda: (around(all_reduced), pair()), budgets=(0,), captured=True)
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+def test_one_runs_twice_if_the_user_asks_for_it(tagged: bool) -> None:
+    def f(x: T, w: T) -> T:
+        block = around(reduced_without_gradient)
+        return checkpoint(block, x, w, use_reentrant=False) if tagged else block(x, w)  # type: ignore[no-any-return]
+
+    plan = remat.plan(joint_of(f, *pair()), 0)
+    assert any(map(communicates, plan.recomputed)) is tagged

@@ -1,0 +1,128 @@
+"""Conditions, loops and scans: graphs that a graph calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._higher_order_ops import associative_scan, while_loop
+from torch._higher_order_ops import map as mapped
+from torch._higher_order_ops.scan import scan
+from torch.nn import functional as F
+
+import remat
+from tests.graphs import joint_of
+from tests.hard.steps import check, pair
+
+pytestmark = [
+    # Importing Inductor imports a deprecated corner of torch.jit.
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    # Dynamo looks at .grad of what a graph hands to the graphs it calls.
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+]
+
+T = torch.Tensor
+
+
+def condition(x: T, w: T) -> T:
+    y = torch.sin(x @ w)
+    z = torch.cond(y.sum() > 0, lambda: (y @ w).exp().sin(), lambda: (y * 2).cos())
+    return z.tanh().exp()
+
+
+def dropping_condition(x: T, w: T) -> T:
+    y = torch.sin(x @ w)
+    z = torch.cond(y.sum() < 1e9, lambda y: F.dropout(y, 0.5), lambda y: y.cos(), (y,))
+    return z.tanh().exp()
+
+
+def condition_without_inputs(x: T, w: T) -> T:
+    scale = torch.cond((x.sum() > 0).detach(), lambda: torch.tensor(2.0), lambda: torch.tensor(3.0))
+    return ((x @ w).sin() * scale).exp()
+
+
+def loop(x: T, w: T) -> T:
+    def body(i: T, y: T) -> Any:
+        return i + 1, torch.tanh(y @ w)
+
+    return while_loop(lambda i, y: i < 3, body, (torch.tensor(0), x.sin()))[1].exp()
+
+
+def loop_without_gradient(x: T, w: T) -> T:
+    def body(i: T, y: T) -> Any:
+        return i + 1, torch.tanh(y @ w)
+
+    with torch.no_grad():
+        y = while_loop(lambda i, y: i < 3, body, (torch.tensor(0), x.sin()))[1]
+    return (y + x).exp().sin()
+
+
+def scanned(x: T, w: T) -> Any:
+    def combine(carry: T, row: T) -> Any:
+        new = torch.tanh(carry @ w + row)
+        return new, new.exp()
+
+    carry, rows = scan(combine, w[0].sin(), x)
+    return carry.cos(), rows.sin()
+
+
+def mapping(x: T, w: T) -> T:
+    return mapped(lambda row, w: torch.tanh(row[None] @ w)[0].exp(), x.sin(), w).cos()
+
+
+def products(x: T, w: T) -> T:
+    y = (x @ w).sin()
+    return associative_scan(lambda a, b: a * b, y, 0, combine_mode="generic").exp()
+
+
+PROGRAMS: list[Callable[..., Any]] = [
+    condition,
+    dropping_condition,
+    condition_without_inputs,
+    loop,
+    loop_without_gradient,
+    scanned,
+    mapping,
+    products,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_every_budget(program: Callable[..., Any]) -> None:
+    least, *_ = check(lambda: (program, pair()))
+    if program is dropping_condition:
+        assert not any(n.startswith("cond") for n in least.recomputed), "drawn once"
+    else:
+        assert least.recomputed
+
+
+def test_under_inductor() -> None:
+    check(lambda: (condition, pair()), budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+def test_a_condition_on_a_size() -> None:
+    def f(x: T, w: T) -> T:
+        z = torch.cond(x.shape[0] > 4, lambda x: x.exp().sin(), lambda x: x.cos(), (x,))
+        return (z @ w).tanh()
+
+    check(lambda: (f, pair()), dynamic=True)
+
+
+def test_a_plan_of_a_captured_graph_fits() -> None:
+    check(lambda: (condition, pair()), budgets=(0,), captured=True)
+
+
+def calls_once(joint: remat.JointGraph, name: str) -> int:
+    """What running one operator once more costs, in floating-point operations."""
+    plan = remat.plan(joint, 0, cost="flops")
+    assert any(n.startswith(name) for n in plan.recomputed), plan.recomputed
+    return plan.recompute_cost
+
+
+def test_operators_cost_what_the_graphs_cost_that_they_call() -> None:
+    row, product = 2 * 8 * 8, 2 * 6 * 8 * 8
+    assert calls_once(joint_of(mapping, *pair()), "map_impl") >= 6 * row, "each of six rows"
+    dearest = calls_once(joint_of(condition, *pair()), "cond")
+    assert 2 * product <= dearest < 3 * product, "the dearest branch, after a product"

@@ -1,0 +1,151 @@
+"""Functions with a backward of their own, hooks, and backward more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.hard.steps import assert_same, check, compiled, drawn, pair
+
+pytestmark = [
+    # Importing Inductor imports a deprecated corner of torch.jit.
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    # Dynamo looks at .grad of inputs, and makes an instance of each autograd.Function.
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+T = torch.Tensor
+
+
+class Tanh(torch.autograd.Function):
+    """Two outputs, three saved tensors, a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, w: T) -> Any:
+        y = torch.tanh(x @ w)
+        ctx.save_for_backward(x, w, y)
+        ctx.factor = 2
+        return y, y.exp()
+
+    @staticmethod
+    def backward(ctx: Any, g: T, g_exp: T) -> Any:
+        x, w, y = ctx.saved_tensors
+        t = (g + g_exp * y.exp()) * (1 - y * y)
+        return t @ w.t() * ctx.factor, x.t() @ t
+
+
+class Masked(torch.autograd.Function):
+    """Draws in forward and in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:
+        mask = torch.rand_like(x) > 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, g: T) -> T:
+        (mask,) = ctx.saved_tensors
+        return g * mask * torch.rand_like(g)
+
+
+class Largest(torch.autograd.Function):
+    """One output that cannot be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T) -> Any:
+        i = x.argmax(1)
+        ctx.mark_non_differentiable(i)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(i)
+        return x.sin(), i
+
+    @staticmethod
+    def backward(ctx: Any, g: T, _: Any) -> T:
+        (i,) = ctx.saved_tensors
+        return g * i.unsqueeze(1)
+
+
+def two_outputs(x: T, w: T) -> T:
+    y, e = Tanh.apply(x.cos(), w)  # type: ignore[no-untyped-call]
+    return (y.sin() * e).exp()  # type: ignore[no-any-return]
+
+
+def random(x: T, w: T) -> T:
+    return Masked.apply(torch.tanh(x @ w)).sin().exp()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def undifferentiable(x: T, w: T) -> Any:
+    y, i = Largest.apply(torch.tanh(x @ w))  # type: ignore[no-untyped-call]
+    return y.exp(), i
+
+
+def hooked(x: T, w: T) -> T:
+    h = torch.tanh(x @ w)
+    h.register_hook(lambda g: g * 2)  # type: ignore[no-untyped-call]
+    w.register_hook(lambda g: g * 3)  # type: ignore[no-untyped-call]
+    return h.exp()
+
+
+@pytest.mark.parametrize(
+    "program", [two_outputs, random, undifferentiable, hooked], ids=lambda f: f.__name__
+)
+def test_every_budget(program: Callable[..., Any]) -> None:
+    least, *_ = check(lambda: (program, pair()))
+    assert least.recomputed
+
+
+def test_under_inductor() -> None:
+    check(lambda: (random, pair()), budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+def test_a_plan_of_a_captured_graph_fits() -> None:
+    check(lambda: (random, pair()), budgets=(0,), captured=True)
+
+
+def program(x: T, w: T) -> T:
+    return torch.tanh(x @ w).exp()
+
+
+@pytest.mark.parametrize("budget", [0, 1])
+def test_backward_twice_gives_the_gradient_twice(budget: float) -> None:
+    def twice(f: Callable[..., Any]) -> dict[str, Any]:
+        x, w = pair()
+        loss = f(x, w).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return {"x": x.grad, "w": w.grad}
+
+    assert_same(twice(compiled(program, budget=budget)), twice(program))
+
+
+def test_a_gradient_of_a_gradient_is_refused_by_pytorch() -> None:
+    x, w = pair()
+    (g,) = torch.autograd.grad(compiled(program, budget=0)(x, w).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        g.sum().backward()
+
+
+def test_random_operators_of_all_kinds() -> None:
+    def f(x: T, w: T) -> T:
+        h = torch.nn.functional.rrelu(torch.tanh(x @ w), training=True)
+        h = h * torch.bernoulli(torch.full((6, 8), 0.5)) + torch.rand_like(h)
+        h = h + torch.randperm(6)[:, None] + torch.randint(0, 4, (6, 1)) + torch.randn(8)
+        picked = torch.multinomial(torch.ones(6, 8), 8).float()
+        noisy = torch.nn.functional.gumbel_softmax(h)
+        return (noisy * picked * x).exp()
+
+    check(lambda: (f, pair()))
+
+
+def test_attention_that_drops() -> None:
+    def f(q: T, k: T) -> T:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q.sin(), k.cos(), k, dropout_p=0.3, is_causal=True
+        ).exp()
+
+    check(lambda: (f, (drawn(2, 2, 6, 8), drawn(2, 2, 6, 8).mul(2).detach().requires_grad_())))

@@ -1,0 +1,189 @@
+"""Inputs and buffers that the step overwrites, wholly, in part, twice, in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from remat.graph.storages import aliased_argument, storage_key
+from tests.hard.steps import Make, check, drawn, pair
+
+pytestmark = [
+    # Importing Inductor imports a deprecated corner of torch.jit.
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    # Dynamo looks at .grad of inputs, and makes an instance of each autograd.Function.
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+T = torch.Tensor
+
+
+def plainly(x: T, w: T, b: T) -> T:
+    h = torch.tanh(x @ w) * b.sin()
+    b.mul_(2)
+    return (h.exp() * b).sin()
+
+
+def twice(x: T, w: T, b: T) -> T:
+    h = torch.tanh(x @ w) * b.sin()
+    b.mul_(2)
+    h = h + b.cos() * h
+    b.add_(1)
+    return h.exp() * b.sin()
+
+
+def in_part(x: T, w: T, b: T) -> T:
+    h = torch.tanh(x @ w) * b.cos()
+    b.view(-1)[2:6].add_(1)
+    b.t()[0].zero_()
+    b[:, 1:3] += 1
+    return (h.exp() * b).sin()
+
+
+def by_what_was_computed(x: T, w: T, b: T) -> T:
+    h = torch.tanh(x @ w) * b.sin()
+    b.copy_(h.detach())
+    b[0] = h[0].detach()
+    return (h * b.clone()).exp()
+
+
+def and_returned(x: T, w: T, b: T) -> Any:
+    h = torch.tanh(x @ w) * b.sin()
+    b.mul_(2)
+    return h, b, b[1:]
+
+
+PROGRAMS: list[Callable[..., Any]] = [plainly, twice, in_part, by_what_was_computed, and_returned]
+
+
+def with_buffer(f: Callable[..., Any]) -> Make:
+    return lambda: (f, (*pair(), drawn(6, 8, grad=False)))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_of_an_input(program: Callable[..., Any]) -> None:
+    least, *_ = check(with_buffer(program))
+    assert least.saved_bytes == 6 * 8 * 4, "backward reads it, or what was made of it, as it was"
+
+
+def test_under_inductor() -> None:
+    check(with_buffer(in_part), budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+def test_a_plan_of_a_captured_graph_fits() -> None:
+    check(with_buffer(plainly), budgets=(0,), captured=True)
+
+
+def test_of_inputs_that_share_memory() -> None:
+    def f(x: T, w: T, one: T, other: T) -> T:
+        h = torch.tanh(x @ w)
+        r = h @ one.sin()
+        one.add_(1)
+        return r.exp() + (other.sum(0) * h).cos()
+
+    def make(start: int) -> Any:
+        base = drawn(16, 8, grad=False)
+        return f, (*pair(), base[:8], base[start : start + 8])
+
+    for start in (4, 8):
+        check(lambda start=start: make(start))  # type: ignore[misc]
+
+
+def test_of_an_input_that_is_differentiated() -> None:
+    def f(x: T, w: T, y: T) -> T:
+        h = torch.tanh(x @ w)
+        y.add_(h.sum())
+        return (h @ y).sin()
+
+    check(lambda: (f, (*pair(), drawn(8, 8) * 2)))
+
+
+def test_of_what_the_step_made() -> None:
+    def f(x: T, w: T) -> Any:
+        y = torch.tanh(x @ w).clone()
+        y[1:3].mul_(2)
+        y.view(-1)[::2].add_(x.sum())
+        turned = y.t()
+        turned.add_(1)
+        return y.sin() * w.sum(), turned
+
+    check(lambda: (f, pair()))
+
+
+class Normalised(nn.Module):
+    """Running statistics, a counter, and an average that forward reads after writing to it."""
+
+    average: T
+    count: T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(1))
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x: T) -> T:
+        y = self.norm(self.conv(x)).relu().mean((2, 3))
+        self.count += 1
+        y = F.dropout(self.linear(y), 0.3) * (self.average + 1).sin()
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return (y * self.average.clone() + self.count.clone()).sin()
+
+
+def normalised() -> Any:
+    torch.manual_seed(0)
+    return Normalised(), (drawn(5, 3, 8, 8),)
+
+
+def test_of_buffers() -> None:
+    check(normalised, captured=True)
+
+
+class Counting(torch.autograd.Function):
+    """Writes to a buffer in backward, and in forward too if asked."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, buf: T, also: bool) -> T:
+        ctx.buf = buf
+        ctx.save_for_backward(x)
+        if also:
+            buf.mul_(2)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, g: T) -> Any:
+        (x,) = ctx.saved_tensors
+        ctx.buf.add_(g.sum())
+        return g * x.cos(), None, None
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_in_backward(also: bool) -> None:
+    def f(x: T, w: T, b: T) -> T:
+        return Counting.apply(torch.tanh(x @ w), b, also).exp()  # type: ignore[no-any-return, no-untyped-call]
+
+    check(lambda: (f, (*pair(), drawn(3, grad=False))))
+
+
+def test_views_of_a_snapshot_look_at_the_snapshot() -> None:
+    def f(x: T, w: T, b: T) -> T:
+        h = torch.tanh(x @ w) * b.t().sin().t() + torch.cos(x @ w) * b.t().cos().t()
+        b.mul_(2)
+        return h.exp()
+
+    (plan,) = check(with_buffer(f), budgets=(0,))
+    views = [n for n in plan.backward.graph.nodes if aliased_argument(n) is not None]
+    seen = [n.args[0].name for n in views]
+    assert "primals_3_snapshot" in seen
+    for view in views:
+        base = view.args[0]
+        assert storage_key(view.meta["val"]) == storage_key(base.meta["val"]), view.name

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import fx
-from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from remat.errors import PlanError
@@ -39,22 +37,6 @@ def test_what_runs_once_and_cannot_be_handed_over(budget: float) -> None:
     mask.meta["val"] = (mask.meta["val"],)
     text = planned(joint, budget)
     assert "backward reads" in text
-    assert "native_dropout = aten.native_dropout.default    # test_refusals.py:20 " in text
+    line = drops.__code__.co_firstlineno + 1
+    assert f"native_dropout = aten.native_dropout.default    # test_refusals.py:{line} h = " in text
     assert "'native_dropout' draws random numbers, has an effect or overwrites its input" in text
-
-
-def test_tags_that_contradict_each_other() -> None:
-    joint = joint_of(drops, *pair())
-    drawn = node(joint, "native_dropout")
-    mask = next(n for n in drawn.users if n.args[1] == 1)
-    mask.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-    drawn.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    drawn.kwargs = {"generator": None}
-    mask.meta["val"] = mask.meta["val"]
-    only_mask_is_read(joint, mask)
-    plan = remat.plan(joint, 0)
-    assert plan.saved_bytes >= 0
-
-
-def only_mask_is_read(joint: remat.JointGraph, mask: fx.Node) -> None:
-    assert mask.users

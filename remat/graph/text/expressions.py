@@ -195,6 +195,8 @@ class Expressions:
         raise self._refusal(node, "sums, products, comparisons and functions of symbols")
 
     def _binary(self, node: ast.BinOp) -> tuple[Any, int]:
+        if isinstance(node.op, ast.Mult):
+            return self._product(node)
         left, n = self._read(node.left)
         if isinstance(node.op, ast.Pow):
             power = self._source.integer(node.right)
@@ -211,13 +213,22 @@ class Expressions:
             return self._apply(node, lambda a, b: a + b, left, right), n + m
         if isinstance(node.op, ast.Sub):
             return self._apply(node, lambda a, b: a - b, left, right), n + m
-        if isinstance(node.op, ast.Mult):
-            if n * m > _MAX_TERMS:
-                raise self._refusal(node, f"at most {_MAX_TERMS} terms when it is multiplied out")
-            return self._apply(node, lambda a, b: a * b, left, right), n * m
         if isinstance(node.op, ast.FloorDiv):
             return self._apply(node, functions.FloorDiv, left, right), n + m
         raise self._refusal(node, "one of + - * // ** between symbols")
+
+    def _product(self, node: ast.BinOp) -> tuple[Any, int]:
+        """All factors of a product at once; two by two, SymPy would multiply numbers into sums."""
+        factors: list[ast.expr] = []
+        left: ast.expr = node
+        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mult):
+            factors.append(left.right)
+            left = left.left
+        read = [self._read(x) for x in (left, *reversed(factors))]
+        terms = math.prod(n for _, n in read)
+        if terms > _MAX_TERMS:
+            raise self._refusal(node, f"at most {_MAX_TERMS} terms when it is multiplied out")
+        return self._apply(node, sympy.Mul, *(x for x, _ in read)), terms
 
     def _call(self, node: ast.Call, name: str) -> tuple[Any, int]:
         if name == "Rational" and len(node.args) == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import fx
@@ -27,8 +27,22 @@ PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward
 _COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
 
 
-def write_marks(node: fx.Node) -> list[str]:
-    """The marks of a node, as they stand behind the call."""
+def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
+    """Numbers for checkpointed regions, in their order; AOTAutograd counts those of a process."""
+    met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
+    return {region: k for k, region in enumerate(sorted(met))}
+
+
+def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
+    """The marks of a node, as they stand behind the call.
+
+    Args:
+        node: the node.
+        regions: what `number_regions` says of its graph.
+
+    Raises:
+        ProblemError: the recompute tag is no policy.
+    """
     meta = node.meta
     marks: list[str] = []
     policy = meta.get("recompute")
@@ -40,7 +54,7 @@ def write_marks(node: fx.Node) -> list[str]:
         marks.append(policy.name.lower())
     region = meta.get("ac_graph_id")
     if type(region) is int:
-        marks.append(f"region({region})")
+        marks.append(f"region({regions[region]})")
     marks += [mark for mark, key in _FLAGS.items() if meta.get(key)]
     custom = meta.get("custom")
     budget = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None

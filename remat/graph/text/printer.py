@@ -18,7 +18,7 @@ from remat.graph.text.attributes import write_numbers
 from remat.graph.text.descriptors import write_descriptor
 from remat.graph.text.header import Header, symbols_of, write_header
 from remat.graph.text.literals import Writer
-from remat.graph.text.marks import PARTS, write_comment, write_marks
+from remat.graph.text.marks import PARTS, number_regions, write_comment, write_marks
 from remat.graph.text.opaque import write_opaque
 from remat.graph.text.syntax import quoted
 from remat.graph.text.targets import write_target
@@ -99,6 +99,7 @@ class _Printer:
         self._literals = literals
         self._values = values
         self._sources = sources
+        self._regions = number_regions(module.graph.nodes)
         self._part: str | None = None
         self._fetched: set[str] = set()
 
@@ -156,7 +157,7 @@ class _Printer:
                 f"it is a {node.op} of '{node.target}'; expected only placeholders, get_attr and "
                 "calls of functions"
             )
-        text = ", ".join([call(self, node, joint), *write_marks(node)])
+        text = ", ".join([call(self, node, joint), *write_marks(node, self._regions)])
         kind = f": {self._values.write(node)}" if "val" in node.meta else ""
         comment = write_comment(node) if self._sources else ""
         return f"{node.name}{kind} = {text}{f'  # {comment}' if comment else ''}"

@@ -18,7 +18,6 @@ from remat.graph.text import parse_graph, parse_joint, print_graph, print_joint
 STEERING = (
     "desc",
     "recompute",
-    "ac_graph_id",
     "partitioner_tag",
     "has_backward_hook",
     "saved_tensor_with_no_vc_check",
@@ -70,8 +69,16 @@ def assert_same_graph(parsed: fx.GraphModule, original: fx.GraphModule) -> None:
             assert source_line(a) == source_line(b).strip()
             for key in STEERING:
                 assert (a.meta.get(key) or None) == (b.meta.get(key) or None), (a.name, key)
+    assert regions(parsed) == regions(original)
     assert descs(parsed) == descs(original)
     assert shared(parsed) == shared(original)
+
+
+def regions(module: fx.GraphModule) -> list[int | None]:
+    """The checkpointed region of each node, counted from 0; a process counts on from graph to graph."""
+    met = [node.meta.get("ac_graph_id") for node in module.graph.nodes]
+    order = sorted({region for region in met if region is not None})
+    return [None if region is None else order.index(region) for region in met]
 
 
 def descs(module: fx.GraphModule) -> list[Any]:

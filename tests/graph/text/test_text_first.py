@@ -49,7 +49,7 @@ tangents_1: bf16[s0//2 + 1, 3](3*s0, 1, offset=s0, storage=100*s0**2) = tangent(
 bwd_seed_1: i64 = backward_seed(target="bwd_seed_0")
 state: backward_state = backward_state()
 part(None)
-sparse: f32[3, 4](layout=torch.sparse_coo) = aten._to_sparse.default(primals_1), must_save, region(-2)
+sparse: f32[3, 4](layout=torch.sparse_coo) = aten._to_sparse.default(primals_1), must_save, region(0)
 own: f32[4, 4] @ None = aten.t.default(primals_1), prefer_recompute, backward_hook, unchecked
 late: i32[8] @ primals_1 = aten.sin.default(own), must_cpu_offload, memory_budget(0.25)
 pair: (f32[2] @ primals_1, [f32[4], i64[2] @ pair[1][0], ()]) = aten.var_mean.default(own)
@@ -203,7 +203,7 @@ def test_constants_are_real_where_their_numbers_are_written() -> None:
 def test_marks_and_sources() -> None:
     joint = everything()
     sparse, own, late = (node(joint, n).meta for n in ("sparse", "own", "late"))
-    assert (sparse["recompute"], sparse["ac_graph_id"]) == (CheckpointPolicy.MUST_SAVE, -2)
+    assert (sparse["recompute"], sparse["ac_graph_id"]) == (CheckpointPolicy.MUST_SAVE, 0)
     assert own["recompute"] is CheckpointPolicy.PREFER_RECOMPUTE
     assert own["has_backward_hook"] is own["saved_tensor_with_no_vc_check"] is True
     assert late["recompute"] is CheckpointPolicy.MUST_CPU_OFFLOAD

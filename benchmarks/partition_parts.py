@@ -10,7 +10,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 from unittest import mock
 
 import networkx as nx
@@ -19,6 +20,7 @@ from torch import fx
 from torch._functorch import partitioners
 
 import remat
+from remat.passes.base import Pass, PassResult, State
 from remat.passes.cse import CommonSubexpressions
 from remat.passes.manager import PassManager
 from remat.passes.partition import Partition
@@ -142,33 +144,55 @@ def _timing(functions: list[tuple[Any, str, str]], found: dict[str, list[float]]
             patch.stop()
 
 
-def manager_overhead(joint: remat.JointGraph, budget: float, rounds: int = 7) -> float:
+def manager_overhead(joint: remat.JointGraph, budget: float, rounds: int = 7) -> dict[str, float]:
     """What the manager adds to the passes of the default pipeline, as a share of their time.
 
-    The passes by hand and through the manager, turn and turn about; the least of each counts.
+    Two ways: the passes by hand and through the manager, turn and turn about, of which the least
+    counts, good to a few hundredths on a machine that does other things; and the manager alone, on
+    as many passes that do nothing, against the passes by hand.
     """
     passes = default_pipeline(budget, "dp", "flops").passes
-    manager = PassManager(passes)
+    manager, idle = PassManager(passes), PassManager((_Nothing(),) * len(passes))
+    least: dict[str, float] = {}
 
-    def by_hand(state: Any) -> None:
+    def timed(name: str, run: Callable[[State], Any], state: State) -> None:
+        start = time.process_time()
+        run(state)
+        spent = time.process_time() - start
+        least[name] = min(spent, least.get(name, spent))
+
+    def by_hand(state: State) -> None:
         for p in passes:
             state = p.run(state).state
 
-    def managed(state: Any) -> None:
-        manager.run(state, in_place=True, verify=False)
+    def times_100(state: State) -> None:
+        for _ in range(100):
+            idle.run(state, in_place=True, verify=False)
 
-    least: dict[str, float] = {}
     gc.collect()
     gc.disable()
     for _ in range(rounds):
-        for name, run in (("by hand", by_hand), ("managed", managed)):
-            state = shaped(joint, in_place=False, count_outputs=False)
-            start = time.process_time()
-            run(state)
-            spent = time.process_time() - start
-            least[name] = min(spent, least.get(name, spent))
+        for name, run in (
+            ("by hand", by_hand),
+            ("managed", lambda state: manager.run(state, in_place=True, verify=False)),
+            ("idle", times_100),
+        ):
+            timed(name, run, shaped(joint, in_place=False, count_outputs=False))
     gc.enable()
-    return least["managed"] / least["by hand"] - 1
+    return {
+        "managed against by hand": least["managed"] / least["by hand"] - 1,
+        "manager alone": least["idle"] / 100 / least["by hand"],
+    }
+
+
+@dataclass(frozen=True)
+class _Nothing(Pass):
+    """Does nothing."""
+
+    name: ClassVar[str] = "nothing"
+
+    def run(self, state: State) -> PassResult:
+        return PassResult(state=state, modified=False)
 
 
 def import_seconds(rounds: int = 5) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import threading
@@ -525,13 +526,19 @@ def torch_solver(name: str | Solver) -> TorchSolver:
 
 def _identity(thing: object) -> str:
     """Where a solver or cost model comes from, with the version of the distribution it is in."""
-    from importlib.metadata import packages_distributions, version
-
     kind = type(thing)
     package = kind.__module__.partition(".")[0]
-    distributions = packages_distributions().get(package, [])
-    versions = [f"{d}=={version(d)}" for d in sorted(set(distributions))]
-    return f"{kind.__module__}:{kind.__qualname__} {' '.join(versions)}"
+    return f"{kind.__module__}:{kind.__qualname__} {_versions_of(package)}"
+
+
+@functools.cache
+def _versions_of(package: str) -> str:
+    """The distributions that a top-level package comes from; finding them reads all that are installed."""
+    from importlib.metadata import packages_distributions, version
+
+    return " ".join(
+        f"{d}=={version(d)}" for d in sorted(set(packages_distributions().get(package, [])))
+    )
 
 
 def _name_of(gm: fx.GraphModule) -> str:

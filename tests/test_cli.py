@@ -90,6 +90,18 @@ def test_plan_prints_the_figures_that_the_library_gives() -> None:
     assert "models.py is imported" in done.stderr
 
 
+def test_plan_packs_what_it_saves() -> None:
+    plain, packed = (
+        json.loads(run("plan", "some_models.py:mlp", "--budget", "1", "--json", *hooks).stdout)
+        for hooks in ((), ("--hooks", "bf16"))
+    )
+    assert packed["saved"] == plain["saved"]
+    assert packed["saved_bytes"] < plain["saved_bytes"]
+    refused = run("plan", "some_models.py:mlp", "--hooks", "zip")
+    assert refused.exit_code == 2
+    assert "'zip'; expected the name of a ready-made pair (bf16, float8" in refused.output
+
+
 def test_plan_saves_what_it_prints_and_the_plan_can_be_used(folder: Path) -> None:
     done = run("plan", "some_models:mlp", "--json", "--save", "plan.json", "--lower", "eager")
     assert done.exit_code == 0, done.output

@@ -140,6 +140,11 @@ time_limit_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="write the plan to this file, to be reused with options={'plan': FILE}",
 )
+@click.option(
+    "--hooks",
+    type=params.HooksType(),
+    help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
+)
 @click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
 def plan(
     model: str,
@@ -149,6 +154,7 @@ def plan(
     cost: Any,
     time_limit: float | None,
     save: Path | None,
+    hooks: Any,
     explain: bool,
     as_json: bool,
     **options: Any,
@@ -165,7 +171,7 @@ def plan(
     with Progress() as progress:
         example, joint, captured = capture_model(progress, model, overrides, **options)
         progress.step("planning")
-        made = api.plan(joint, budget, solver, cost, time_limit)
+        made = api.plan(joint, budget, solver, cost, time_limit, hooks=hooks)
     if save is not None:
         try:
             write_whole(save, made.to_json())

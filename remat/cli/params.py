@@ -13,6 +13,7 @@ from remat.errors import RematError
 if TYPE_CHECKING:
     from remat.graph.budget import Budget
     from remat.graph.costs import CostModel
+    from remat.passes.packing import SavedTensorHooks
     from remat.pipelines import PassManager
     from remat.solvers.base import Solver
 
@@ -83,6 +84,18 @@ class TimeLimitType(_Checked):
         with self._refused(param, ctx):
             check_time_limit(limit)
         return limit
+
+
+class HooksType(_Checked):
+    """The name of a ready-made pair of saved-tensor hooks."""
+
+    name = "pair"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> SavedTensorHooks:
+        from remat.passes.packing import SavedTensorHooks
+
+        with self._refused(param, ctx):
+            return SavedTensorHooks.of(value)
 
 
 class PipelineType(_Checked):

@@ -44,6 +44,10 @@ class PlanError(RematError):
     """A plan that does not fit the graph it is applied to, or a graph that cannot be partitioned."""
 
 
+class PolicyError(RematError):
+    """A checkpointing policy that raised, answered wrongly, or cannot be followed safely."""
+
+
 class VerifyError(PlanError):
     """Two halves that break a rule of the verifier: a pass is at fault, not the user."""
 

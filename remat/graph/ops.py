@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,16 +118,20 @@ def is_random(node: fx.Node) -> bool:
     Operators that expand a seed they are given are pure. Attention without dropout is not random. A
     higher-order operator is what is inside of the graphs it calls.
     """
-    target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
         return any(map(draws_in_order, nested_nodes(node)))
+    return is_random_call(node.target, node.args, node.kwargs)
+
+
+def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """As `is_random`, for an operator that is called now; false for higher-order ones."""
     if not _is_seeded(target):
         return False
     asked = _DROPOUT_ARGUMENT.get(str(getattr(target, "_opname", "")))
     if asked is None:
         return True
     position, name = asked
-    p = node.kwargs.get(name, node.args[position] if len(node.args) > position else 0.0)
+    p = kwargs.get(name, args[position] if len(args) > position else 0.0)
     return not (isinstance(p, (int, float)) and p == 0)
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
+from remat.sac import explanation
 
 #: Version of the JSON form.
 JSON_VERSION = 1
@@ -82,6 +83,17 @@ class SACPlan:
                 return module
         known = ", ".join(m.name for m in self.modules) or "none"
         raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
+
+    def explain(self) -> str:
+        """The plan as text: its figures, and what each module keeps, frees and computes again.
+
+        Modules that are alike are one row.
+        """
+        return explanation.explain(self)
+
+    def code(self) -> str:
+        """Python to paste: it makes this plan, and applies it to a variable ``model``."""
+        return explanation.code(self)
 
     def to_json(self) -> str:
         """The plan as JSON."""

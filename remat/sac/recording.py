@@ -235,6 +235,11 @@ def _written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch
     if op in _STATISTICS:
         places, switch = _STATISTICS[op]
         return tensors_in([args[k] for k in places]) if args[switch] else []
+    return declared_writes(op, args, kwargs)
+
+
+def declared_writes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The arguments that an operator changes by its schema."""
     if not op._schema.is_mutable or torch.Tag.inplace_view in op.tags:
         return []
     found = []

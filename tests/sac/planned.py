@@ -1,0 +1,96 @@
+"""Small models, and plans for them made from what the estimator finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from remat.sac import ModulePlan, SACEstimator, SACPlan, SACStats, optimal_checkpointing_policy
+
+
+class Block(nn.Module):
+    """Views, dropout, and writes in place."""
+
+    def __init__(self, width: int = 8, p: float = 0.3) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        y = F.relu(self.up(self.norm(x)), inplace=True)
+        y = self.down(self.drop(y)).mul_(scale)
+        return x + self.drop(y)
+
+
+class Stack(nn.Module):
+    """Blocks, one after the other."""
+
+    def __init__(self, blocks: int = 2, width: int = 8, p: float = 0.3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block(width, p) for _ in range(blocks))
+        self.head = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def estimate(make: Callable[[], nn.Module], *shapes: tuple[int, ...]) -> dict[str, SACStats]:
+    """Module name, below the model, to its statistics when the model gets tensors of these shapes."""
+    with FakeTensorMode(), SACEstimator()("operator-level-cost-model") as estimator:
+        make()(*(torch.randn(s) for s in shapes))
+    return {name.partition(".")[2]: s for name, s in estimator.sac_mod_stats.items()}
+
+
+def module_plan(name: str, stats: SACStats, stored: Iterable[int]) -> ModulePlan:
+    kept = tuple(sorted(stored))
+    return ModulePlan(
+        name=name,
+        ops=tuple(stats.func_names),
+        stored=kept,
+        stored_bytes=sum(stats.memory[i] for i in kept),
+        discarded_bytes=sum(m for i, m in enumerate(stats.memory) if i not in kept),
+        recompute_ms=sum(t for i, t in enumerate(stats.runtimes) if i not in kept),
+    )
+
+
+def sac_plan(*modules: ModulePlan, **fields: Any) -> SACPlan:
+    numbers = {"budget_bytes": 4096, "peak_bytes": 4000, "plain_peak_bytes": 8192}
+    times = {"recompute_ms": 0.5, "step_ms": 10.0, "bound_ms": 0.5}
+    return SACPlan(**{"modules": modules, **numbers, **times, **fields})
+
+
+def plan_for(
+    make: Callable[[], nn.Module],
+    names: Sequence[str],
+    *shapes: tuple[int, ...],
+    share: float = 0.6,
+) -> SACPlan:
+    """The plan that stores in each of these modules what is best to, under a share of its memory."""
+    stats = estimate(make, *shapes)
+    modules = []
+    for name in names:
+        decided = optimal_checkpointing_policy(stats[name], share)
+        modules.append(module_plan(name, stats[name], [i for i, d in enumerate(decided) if d]))
+    return sac_plan(*modules)
+
+
+def gradients(model: nn.Module, *inputs: torch.Tensor, seed: int = 1) -> list[torch.Tensor]:
+    """The gradients of one step, and what the model's buffers are after it."""
+    model.zero_grad()
+    torch.manual_seed(seed)
+    model(*inputs).sin().sum().backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [*found, *(b.clone() for b in model.buffers())]
+
+
+def all_equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Whether two lists of tensors are equal, bit by bit."""
+    return len(a) == len(b) > 0 and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

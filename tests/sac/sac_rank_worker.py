@@ -1,0 +1,162 @@
+"""One of two processes that train under a plan; what each comes to it writes to files.
+
+``python -m tests.sac.sac_rank_worker FOLDER RANK`` runs every case below, each in a process group of
+its own, and writes ``FOLDER/CASE.RANK.json``. A case that raises writes its traceback. The tests that
+read the files are in ``test_distributed.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from remat.errors import PolicyError
+from remat.sac import apply
+from tests.sac.planned import Block, Stack, plan_for
+
+WORLD = 2
+LAYERS = ("layers.0", "layers.1")
+SHAPE = (4, 8)
+Wrap = Callable[[Stack], nn.Module]
+
+
+def inputs(rank: int) -> torch.Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(rank))
+
+
+def whole(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def gradients(model: nn.Module, rank: int, steps: int) -> list[torch.Tensor]:
+    """The gradients after some forwards and backwards."""
+    model.zero_grad()
+    torch.manual_seed(7 + rank)
+    for _ in range(steps):
+        model(inputs(rank)).sin().sum().backward()
+    return [whole(p.grad).clone() for p in model.parameters() if p.grad is not None]
+
+
+def compare(
+    rank: int, plain: Wrap, planned: Wrap, make: Callable[[], Stack] = Stack
+) -> dict[str, Any]:
+    """Two steps with a plan beside the same without one; how often a part of a layer runs in each."""
+    torch.manual_seed(0)
+    model = make()
+    found: dict[str, Any] = {}
+    results = []
+    for name, wrap in (("plain", plain), ("planned", planned)):
+        wrapped = wrap(copy.deepcopy(model))
+        part = next(m for m in wrapped.modules() if isinstance(m, nn.Linear))
+        runs: list[int] = []
+        part.register_forward_pre_hook(lambda *_, runs=runs: runs.append(1))
+        results.append(gradients(wrapped, rank, steps=2))
+        found[name] = len(runs)
+    one, other = results
+    found["gradients"] = len(one)
+    found["equal"] = len(one) == len(other) and all(map(torch.equal, one, other))
+    return found
+
+
+def with_plan(model: Stack) -> Stack:
+    return apply(model, plan_for(Stack, LAYERS, SHAPE))
+
+
+def shard(model: Stack) -> Stack:
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
+def case_ddp(rank: int) -> Any:
+    return compare(
+        rank,
+        DistributedDataParallel,
+        lambda m: DistributedDataParallel(with_plan(m)),
+    )
+
+
+def case_shard_then_apply(rank: int) -> Any:
+    return compare(rank, shard, lambda m: with_plan(shard(m)))
+
+
+def case_apply_then_shard(rank: int) -> Any:
+    return compare(rank, shard, lambda m: shard(with_plan(m)))
+
+
+class Deep(Stack):
+    """Each layer has the block one further down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(Block(), nn.Tanh()) for _ in range(2))
+
+
+def case_checkpointed_below(rank: int) -> Any:
+    """What is checkpointed lies within what is sharded."""
+    plan = plan_for(Deep, ["layers.0.0", "layers.1.0"], SHAPE)
+    return compare(rank, shard, lambda m: apply(shard(m), plan), Deep)
+
+
+def case_sharded_within(rank: int) -> Any:
+    """A module that is sharded within a checkpointed one gathers its parameters there."""
+
+    def shard_within(model: Stack) -> Stack:
+        mesh = init_device_mesh("cpu", (WORLD,))
+        for layer in model.layers:
+            assert isinstance(layer, Block)
+            fully_shard(layer.up, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    model = with_plan(shard_within(Stack()))
+    try:
+        model(inputs(rank))
+    except PolicyError as error:
+        return str(error)
+    return "no error"
+
+
+def main(folder: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    cases = {k[5:]: f for k, f in list(globals().items()) if k.startswith("case_")}
+    for name, case in cases.items():
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store-{name}",
+            rank=rank,
+            world_size=WORLD,
+            timeout=timedelta(seconds=60),
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                result = {"result": case(rank)}
+            except Exception:
+                result = {"traceback": traceback.format_exc()}
+        (folder / f"{name}.{rank}.part").write_text(json.dumps(result))
+        (folder / f"{name}.{rank}.part").rename(folder / f"{name}.{rank}.json")
+        dist.destroy_process_group()
+    # PyTorch's own threads do not always end in good order; everything is on disk by now.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,198 @@
+"""Policies whose verdicts do not fit together: made to fit, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from remat.errors import PolicyError
+from remat.sac import context_fn
+
+MUST_SAVE, PREFER_SAVE = CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE
+MUST_RECOMPUTE = CheckpointPolicy.MUST_RECOMPUTE
+PREFER_RECOMPUTE = CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class Table:
+    """Answers by the name of the operator and how often it was met: ``{"rand": [a, b]}``."""
+
+    def __init__(self, **answers: list[CheckpointPolicy]) -> None:
+        self.answers = answers
+
+    def fresh(self) -> Table:
+        return Table(**{k: list(v) for k, v in self.answers.items()})
+
+    def __call__(self, ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        left = self.answers.get(op.overloadpacket.__name__)
+        return left.pop(0) if left else PREFER_RECOMPUTE
+
+
+def two_draws(x: torch.Tensor) -> torch.Tensor:
+    return (x * torch.rand_like(x)).sin() * torch.rand_like(x)
+
+
+def gradient(run: Any, contexts: Any = None) -> torch.Tensor:
+    torch.manual_seed(3)
+    x = torch.linspace(0.1, 2, 6, requires_grad=True)
+    if contexts is None:
+        out = run(x)
+    else:
+        out = checkpoint(run, x, use_reentrant=False, context_fn=contexts)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    return found
+
+
+def plain(policy: Any) -> Any:
+    """PyTorch's contexts, without ours."""
+    return lambda: create_selective_checkpoint_contexts(policy.fresh())
+
+
+def test_a_draw_after_a_saved_one_is_saved_too() -> None:
+    split = Table(rand_like=[MUST_SAVE, PREFER_RECOMPUTE])
+    wanted = gradient(two_draws)
+    assert not torch.allclose(gradient(two_draws, plain(split)), wanted), (
+        "PyTorch does it by itself"
+    )
+    assert torch.equal(gradient(two_draws, context_fn(split)), wanted)
+
+
+def test_a_draw_after_a_saved_one_that_must_be_recomputed_is_refused() -> None:
+    split = Table(rand_like=[PREFER_SAVE, MUST_RECOMPUTE])
+    with pytest.raises(PolicyError) as caught:
+        gradient(two_draws, context_fn(split, module="noisy"))
+    message = str(caught.value)
+    assert message.startswith(
+        "module 'noisy': random operator aten.rand_like.default cannot be MUST_RECOMPUTE: "
+        "aten.rand_like.default before it is saved"
+    )
+
+
+def test_draws_before_a_saved_one_may_be_recomputed() -> None:
+    split = Table(rand_like=[MUST_RECOMPUTE, MUST_SAVE])
+    assert torch.equal(gradient(two_draws, context_fn(split)), gradient(two_draws))
+
+
+def test_a_generator_of_its_own() -> None:
+    generator = torch.Generator()
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.rand(6, generator=generator)).sin()
+
+    def seeded(contexts: Any = None) -> torch.Tensor:
+        generator.manual_seed(5)
+        return gradient(run, contexts)
+
+    nothing = Table()
+    wanted = seeded()
+    assert not torch.allclose(seeded(plain(nothing)), wanted), "PyTorch does it by itself"
+    assert torch.equal(seeded(context_fn(nothing)), wanted)
+    with pytest.raises(PolicyError, match="a generator of its own, whose state nobody restores"):
+        seeded(context_fn(Table(rand=[MUST_RECOMPUTE])))
+
+
+def test_attention_without_dropout_is_not_random() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        q = (x * torch.rand(6)).view(1, 1, 3, 2)
+        return F.scaled_dot_product_attention(q, q, q)
+
+    refused = Table(rand=[MUST_SAVE], _scaled_dot_product_flash_attention_for_cpu=[MUST_RECOMPUTE])
+    assert torch.equal(gradient(run, context_fn(refused)), gradient(run))
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().mul_(2).exp()
+
+
+def test_a_write_to_what_is_recomputed_is_recomputed_too() -> None:
+    wish = Table(mul_=[PREFER_SAVE])
+    assert torch.equal(gradient(in_place, context_fn(wish)), gradient(in_place))
+
+
+def test_a_draw_into_what_is_recomputed_after_a_saved_draw_is_refused() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return (x * torch.rand_like(x)).sin() * torch.empty_like(x).bernoulli_(0.5)
+
+    for verdict in (PREFER_SAVE, PREFER_RECOMPUTE):
+        split = Table(rand_like=[MUST_SAVE], bernoulli_=[verdict])
+        with pytest.raises(PolicyError, match=r"writes to the result of aten.empty_like.default"):
+            gradient(run, context_fn(split))
+
+
+def test_a_write_to_a_saved_tensor_is_saved_too() -> None:
+    saved = Table(sin=[MUST_SAVE])
+    with pytest.raises(RuntimeError, match="has been mutated"):
+        gradient(in_place, plain(saved))
+    assert torch.equal(gradient(in_place, context_fn(saved)), gradient(in_place))
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (Table(sin=[MUST_SAVE], mul_=[MUST_RECOMPUTE]), "writes to the result of aten.sin.default"),
+        (Table(mul_=[MUST_SAVE]), "aten.mul_.Tensor cannot be saved: it writes to the result of"),
+    ],
+)
+def test_writes_decided_unlike_what_they_write_to_are_refused(table: Table, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        gradient(in_place, context_fn(table))
+
+
+def read_before(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    z = (y.view(2, 3) * 3).view(6).exp()
+    return y.mul_(2).exp() * z
+
+
+def test_what_was_read_before_a_saved_write_must_be_saved_too() -> None:
+    split = Table(sin=[MUST_SAVE], mul_=[MUST_SAVE])
+    allowed = context_fn(split, allow_cache_entry_mutation=True)
+    assert not torch.allclose(gradient(read_before, allowed), gradient(read_before))
+    says = r"aten.mul_.Tensor cannot be saved: aten.mul.Tensor is recomputed, and would find"
+    with pytest.raises(PolicyError, match=says):
+        gradient(read_before, context_fn(split))
+    together = context_fn(Table(sin=[MUST_SAVE], mul_=[MUST_SAVE], mul=[PREFER_SAVE]))
+    assert torch.equal(gradient(read_before, together), gradient(read_before))
+
+
+def test_a_saved_counter_of_the_caller_goes_on_counting() -> None:
+    count = torch.zeros(6)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        count.add_(1)
+        return x.sin().exp()
+
+    x = torch.ones(6, requires_grad=True)
+    contexts = context_fn(Table(add_=[MUST_SAVE]))
+    outs = [checkpoint(run, x, use_reentrant=False, context_fn=contexts) for _ in range(3)]
+    torch.autograd.grad(sum(o.sum() for o in outs), x)
+    assert count.tolist() == [3.0] * 6
+
+
+def test_memory_that_is_used_again_is_another_tensor() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for _ in range(20):  # each may lie where the one before was
+                x.cos().add_(1)
+        return in_place(x)
+
+    contexts = context_fn(Table(sin=[PREFER_SAVE]))
+    assert torch.equal(gradient(run, contexts), gradient(run))
+
+
+def test_a_saved_write_to_a_constant_is_refused() -> None:
+    def run(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # made anew in recomputation
+        scale.add_(1)
+        return (x * scale).sin()
+
+    with pytest.raises(PolicyError, match=r"writes to the result of aten.lift_fresh.default"):
+        gradient(run, context_fn(Table(add_=[MUST_SAVE])))
+    assert torch.equal(gradient(run, context_fn(Table())), gradient(run))

@@ -156,10 +156,10 @@ def fingerprint(joint: JointGraph) -> str:
         if call is None:
             text = op if op in ("placeholder", "output") else f"{op} {target}"
             call = number[id(target)] = words.setdefault(text, len(words))
-        if op != "call_function" or not _is_static(value):
+        looks = _static_looks(value) if op == "call_function" else None
+        if looks is None:
             lines.append(f"{call} {args!r} {_describe(value)} {meta.get('recompute')}")
         else:
-            looks = value.shape, value.dtype
             made = number.get(looks)
             if made is None:
                 text = f"{tuple(looks[0])} {looks[1]}"
@@ -170,8 +170,20 @@ def fingerprint(joint: JointGraph) -> str:
     return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()
 
 
-def _is_static(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
+def _static_looks(value: Any) -> tuple[torch.Size, torch.dtype] | None:
+    """Shape and dtype of a tensor whose sizes and strides are numbers."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    if not value._has_symbolic_sizes_strides:
+        return value.shape, value.dtype
+    if value.layout is not torch.strided:
+        return None
+    # A guard may have made numbers of symbols, and a graph read from text knows the numbers alone.
+    sizes = [
+        s if isinstance(s, int) else s.node.maybe_as_int() for s in (*value.shape, *value.stride())
+    ]
+    known = [s for s in sizes if s is not None]
+    return (torch.Size(known[: value.dim()]), value.dtype) if len(known) == len(sizes) else None
 
 
 def _describe(value: Any) -> str:

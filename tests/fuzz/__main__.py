@@ -24,7 +24,8 @@ def main() -> int:
     first = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     portions = range(first, first + max(1, -(-given.n // PORTION)))
     print(f"{len(portions)} portions of {PORTION} programs, SEED={first}", flush=True)
-    begun, seen, written, faults = time.monotonic(), Counter[str](), Counter[str](), 0
+    begun, seen, written = time.monotonic(), Counter[str](), Counter[str]()
+    different = faults = 0
     run = functools.partial(run_portion, shrink=not given.no_shrink)
     context = multiprocessing.get_context("spawn")
     # What tracing leaves behind in a process adds up.
@@ -32,9 +33,11 @@ def main() -> int:
         for done, portion in enumerate(pool.imap_unordered(run, portions), 1):
             seen += portion.seen
             written += portion.written
+            different += portion.different
             faults += portion.fault is not None
             report(portion, done, len(portions), time.monotonic() - begun)
     print("\n" + "\n".join(f"{count:8,}  {what}" for what, count in sorted(seen.items())))
+    print(f"{different:8,}  different programs")
     never = [op.text for _, group in TABLE for op in group if not written[op.text]]
     print(f"operators never written: {', '.join(never) or 'none'}")
     print(f"{faults} portions failed" if faults else "nothing failed")

@@ -14,7 +14,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function
 
 import remat
-from remat.graph.joint import Role, role_of
+from remat.graph.joint import Role, role_of, split_outputs
+from remat.graph.storages import is_input_mutation
 from tests.fuzz import functions
 from tests.fuzz.program import Program, run_step
 
@@ -159,14 +160,17 @@ def run_halves(
 
     Returns:
         What they leave behind, and the bytes that were really kept in between, beyond inputs and
-        forward's own outputs.
+        those of forward's own outputs that its caller keeps: new values of inputs are copied, and
+        gone.
     """
     torch.manual_seed(seed)
     primals = copies(captured.primals)
     n = joint.num_fwd_outputs
     returned = interpret(forward, primals)
     handed = list(returned[n:])
-    free = memories([*primals, *returned[:n]])
+    described = split_outputs(joint)[2]
+    owned = [v for v, d in zip(returned, described, strict=False) if not is_input_mutation(d)]
+    free = memories([*primals, *owned])
     kept = sum(nbytes for k, nbytes in memories(handed).items() if k not in free)
     sizes = [v for v in handed if not isinstance(v, torch.Tensor)]
     tensors = [v for v in handed if isinstance(v, torch.Tensor)]

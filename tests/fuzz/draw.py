@@ -86,7 +86,14 @@ class _Writer:
         self.patience = 40
         self._names = 0
         self._read: set[str] = set()
+        #: What looks at memory of another value, and which of it through strides of its own.
+        self._views: set[str] = set()
+        self._windows: set[str] = set()
         self._begin()
+        memories = Counter(v.untyped_storage()._cdata for v in self.values.values())
+        self._views |= {
+            k for k, v in self.values.items() if memories[v.untyped_storage()._cdata] > 1
+        }
 
     def _begin(self) -> None:
         """The values as they are before the first line."""
@@ -139,6 +146,9 @@ class _Writer:
         option = "" if policy is None else f", policy={policy!r}"
         indented = text.replace("\n", "\n    ")
         self.values = {**before, **dict(zip(results, (inside[k] for k in returned), strict=True))}
+        for name, k in zip(results, returned, strict=True):
+            self._views |= {name} if k in self._views else set()
+            self._windows |= {name} if k in self._windows else set()
         self.lines.append(
             f"def {name}({', '.join(handed)}):\n    {indented}\n    return {', '.join(returned)},\n"
             f"{', '.join(results)}, = checkpoint({', '.join([name, *handed])}{option})"
@@ -180,9 +190,13 @@ class _Writer:
             late = [k for k in found if self.values[k].requires_grad][-2:] or found[-2:]
             names.append(draw(st.sampled_from(late if draw(st.integers(0, 2)) else found)))
             self._read.add(names[-1])
+        if op.writes and self._is_refused(op, names[0]):
+            return None
         values = [self.values[n] for n in names]
         text = op.text.format(*names, **op.draws(draw, *values))
         if op.writes:
+            if op.transposes:
+                self._views.add(names[0])
             return text if self._run(text) else None
         try:
             result = eval(text, self.space, self.values)
@@ -195,7 +209,21 @@ class _Writer:
             return None
         made = [self._name() for _ in results]
         self.values.update(zip(made, results, strict=True))
+        for name in made:
+            self._note_view(op, name, names)
         return f"{', '.join(made)}{',' if isinstance(result, (tuple, list)) else ''} = {text}"
+
+    def _is_refused(self, op: Operator, name: str) -> bool:
+        """PyTorch traces no write through ``as_strided`` of a view."""
+        return name in self._windows or (op.strides and name in self._views)
+
+    def _note_view(self, op: Operator, name: str, of: Sequence[str]) -> None:
+        memory = self.values[name].untyped_storage()._cdata
+        shared = {k for k in of if self.values[k].untyped_storage()._cdata == memory}
+        if shared:
+            self._views.add(name)
+        if shared & self._windows or (op.strides and shared & self._views):
+            self._windows.add(name)
 
     def _run(self, text: str) -> bool:
         try:

@@ -11,9 +11,22 @@ from dataclasses import dataclass
 
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
-from tests.fuzz.check import SEEN, Case, cases, check
+from tests.fuzz.cases import Case, cases
+from tests.fuzz.check import SEEN, check
 from tests.fuzz.draw import WRITTEN
+
+
+class Fresh(HypothesisProvider):
+    """Draws as Hypothesis does, and every program anew.
+
+    Its own engine makes most examples by changing parts of earlier ones, which would be the same
+    program under another pipeline more often than not.
+    """
+
+
+AVAILABLE_PROVIDERS["fresh"] = f"{__name__}.{Fresh.__name__}"
 
 #: Programs of a portion, and how many of them Dynamo traces, with checkpointed regions.
 PORTION, TRACED = 50, 3
@@ -27,12 +40,14 @@ class Portion:
         number: its number, which all that is drawn follows from.
         seen: what was seen, by name.
         written: how often each operator was written.
+        different: how many programs there are, the same ones counted once.
         fault: what went wrong, with the least program that shows it; None where nothing did.
     """
 
     number: int
     seen: Counter[str]
     written: Counter[str]
+    different: int
     fault: str | None = None
 
 
@@ -50,28 +65,37 @@ def run_portion(
     SEEN.clear()
     WRITTEN.clear()
     fault: str | None = None
+    sources: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for dynamo, examples in ((False, programs - traced), (True, traced)):
             if not examples:
                 continue
             try:
-                check_programs(number, examples, dynamo=dynamo, shrink=shrink)
+                sources |= check_programs(number, examples, dynamo=dynamo, shrink=shrink)
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{last.filename}:{last.lineno}: {last.line}"
                 notes = "\n".join(getattr(error, "__notes__", []))
                 fault = f"{type(error).__name__}: {error}\n{where}\n{notes}"
                 break
-    return Portion(number=number, seen=Counter(SEEN), written=Counter(WRITTEN), fault=fault)
+    return Portion(
+        number=number,
+        seen=Counter(SEEN),
+        written=Counter(WRITTEN),
+        different=len(sources),
+        fault=fault,
+    )
 
 
-def check_programs(number: int, examples: int, *, dynamo: bool, shrink: bool) -> None:
-    """Checks programs and raises what fails."""
+def check_programs(number: int, examples: int, *, dynamo: bool, shrink: bool) -> set[str]:
+    """Checks programs, raises what fails, and returns what was checked."""
+    sources: set[str] = set()
 
     @seed(number)
     @settings(
         max_examples=examples,
+        backend="fresh",
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -79,9 +103,11 @@ def check_programs(number: int, examples: int, *, dynamo: bool, shrink: bool) ->
     )
     @given(cases(dynamo=dynamo))
     def one(case: Case) -> None:
+        sources.add(case.program.source)
         check(case)
 
     one()
+    return sources
 
 
 def begin_worker() -> None:

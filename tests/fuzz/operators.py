@@ -42,6 +42,16 @@ class Operator:
     spoils: tuple[int, ...] = ()
     weight: int = 1
 
+    @property
+    def strides(self) -> bool:
+        """Whether it looks at memory through strides of its own."""
+        return "as_strided" in self.text
+
+    @property
+    def transposes(self) -> bool:
+        """Whether what it changes is how its first value looks at memory."""
+        return ".t_(" in self.text
+
 
 # What fits --------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def pipelines(draw: st.DrawFn, *, replay: bool = True) -> remat.PassManager:
             plan that draws twice.
     """
     before = ["dce", "cse", "cleanup-recompute-tags", "classify", "dist-from-backward"]
-    middle = draw(decisions())
+    middle = draw(decisions() if replay else decisions(least=True))
     after = ["reorder-backward", "raise-getitems", "dce"]
     stages = [
         draw(nested(draw(st.lists(st.sampled_from(before), max_size=4)))),
@@ -42,16 +42,21 @@ def pipelines(draw: st.DrawFn, *, replay: bool = True) -> remat.PassManager:
 
 
 @st.composite
-def decisions(draw: st.DrawFn) -> list[str]:
-    """How the decision is made: not at all, by a cut, or by a solver under a budget."""
+def decisions(draw: st.DrawFn, *, least: bool = False) -> list[str]:
+    """How the decision is made: not at all, by a cut, or by a solver under a budget.
+
+    Args:
+        least: by a solver that may save nothing but what it must.
+    """
     cut = ",".join(f"ban-{name}=false" for name in draw(st.sets(st.sampled_from(_CUT), max_size=3)))
-    kind = draw(st.sampled_from(["none", "cut", *["knapsack", "solve-graph"] * 3]))
+    solved = ["knapsack", "solve-graph"] * 3
+    kind = draw(st.sampled_from(solved if least else ["none", "cut", *solved]))
     if kind == "none":
         return []
     made = [f"min-cut({cut})" if cut else "min-cut"] if kind == "cut" or draw(st.booleans()) else []
     if kind != "cut":
         solver = draw(st.sampled_from(_able(kind)))
-        budget = draw(BUDGETS)
+        budget = 0 if least else draw(BUDGETS)
         cost = draw(st.sampled_from(COSTS))
         made.append(f"{kind}(solver={solver},budget={Budget.parse(budget)},cost={cost})")
     return made

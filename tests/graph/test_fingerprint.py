@@ -124,3 +124,22 @@ def test_symbolic_sizes_are_written() -> None:
     dynamic = joint("symbolic")
     assert dynamic.fingerprint == joint("symbolic").fingerprint == dynamic.copy().fingerprint
     assert dynamic.fingerprint != joint("fake").fingerprint
+
+
+def test_a_symbol_that_a_guard_made_a_number_counts_as_the_number() -> None:
+    """A graph that is read from text has the number alone."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        assert y.shape == (4, 3)  # a guard
+        return y.cos()
+
+    module = make_fx(f, tracing_mode="symbolic")(torch.ones(4, 3))
+    joint = remat.JointGraph(graph_module=module, num_fwd_outputs=1)
+    sine = node(joint, "sin").meta["val"]
+    with sine.fake_mode:
+        number = torch.empty(4, 3)
+    assert sine._has_symbolic_sizes_strides
+    before = joint.fingerprint
+    node(joint, "sin").meta["val"] = number
+    assert joint.fingerprint == before

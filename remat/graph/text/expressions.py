@@ -133,6 +133,27 @@ def _write(e: Any, used: set[sympy.Symbol]) -> tuple[str, int]:
     return f"{name}({', '.join(inside(x, _COMPARED) for x in e.args)})", _WHOLE
 
 
+def _is_power(e: Any) -> bool:
+    """Whether it is a power, or sums and products of some."""
+    return isinstance(e, sympy.Pow) or (
+        isinstance(e, (sympy.Add, sympy.Mul)) and any(map(_is_power, e.args))
+    )
+
+
+def _towers(e: Any, power: int) -> bool:
+    """Whether powers within functions, to a power again, grow beyond the largest that may be written."""
+    return e.has(sympy.Pow) and power * _degree(e) > _MAX_POWER
+
+
+def _degree(e: Any) -> int:
+    """The power to which symbols are raised in an expression, at most."""
+    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
+        return abs(int(e.exp)) * _degree(e.base)
+    if isinstance(e, sympy.Mul):
+        return sum(map(_degree, e.args))
+    return max(map(_degree, e.args), default=int(isinstance(e, sympy.Symbol)))
+
+
 class Expressions:
     """Reads expressions over declared symbols."""
 
@@ -205,7 +226,7 @@ class Expressions:
             ):
                 raise self._refusal(node, f"symbols to the power of {_MAX_POWER} at most")
             n = n ** abs(power)
-            if n > _MAX_TERMS or left.has(sympy.Pow):
+            if n > _MAX_TERMS or _is_power(left) or _towers(left, abs(power)):
                 raise self._refusal(node, f"no powers of powers, and at most {_MAX_TERMS} terms")
             return self._apply(node, lambda a: a**power, left), n
         right, m = self._read(node.right)

@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from remat import checkpointing as checkpointing
+    from remat import sac as sac
     from remat.api import frontier as frontier
     from remat.api import instance as instance
     from remat.api import knapsack_fn as knapsack_fn
@@ -76,10 +78,15 @@ _HOME = {
     "Status": "remat.solvers.solution",
 }
 
-__all__ = sorted([*_HOME, "__version__"])
+#: Modules that are used by their names: ``remat.sac.apply``.
+_MODULES = ("checkpointing", "sac")
+
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"remat.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'remat' has no attribute {name!r}")

@@ -21,6 +21,7 @@ COMPOSERS = (
     "api",
     "comparison",
     "compile",
+    "checkpointing",
     "testing",
     "cli",
 )

@@ -77,14 +77,14 @@ def measure_step(
     given = list({id(t): t for t in given}.values())
     device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
     measure = _way(by, device)
-    with _as_before(given, device):
+    with as_before(given, device):
         for _ in range(_WARM_UP):
             before = _graphs_compiled()
-            _backward(_forward(fn, args, named))
+            run_backward(run_forward(fn, args, named))
             _forget_gradients(given)
             if _graphs_compiled() == before:
                 break
-        return measure(lambda: _forward(fn, args, named), given, device)
+        return measure(lambda: run_forward(fn, args, named), given, device)
 
 
 def _graphs_compiled() -> int:
@@ -108,7 +108,7 @@ def _way(by: str | None, device: torch.device) -> _Way:
     return known[by]
 
 
-def _forward(
+def run_forward(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, torch.Tensor]:
     """What a call returns, and a seed from which backward through all of it starts."""
@@ -123,7 +123,7 @@ def _forward(
     return out, seed
 
 
-def _backward(result: tuple[Any, torch.Tensor]) -> None:
+def run_backward(result: tuple[Any, torch.Tensor]) -> None:
     seed = result[1]
     seed.backward(seed.detach())  # type: ignore[no-untyped-call]
 
@@ -142,7 +142,7 @@ class _Seed(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
+def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
     """Puts values of what needs no gradient, gradients and random states back."""
     values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
@@ -173,7 +173,7 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
     with tracker:
         result = step()
         forward_peak = tracker.peak
-        _backward(result)
+        run_backward(result)
     return Measured(
         peak_bytes=tracker.peak,
         forward_peak_bytes=forward_peak,
@@ -189,7 +189,7 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
     with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
         result = step()
         with torch.profiler.record_function("remat::backward"):
-            _backward(result)
+            run_backward(result)
     events: Any = profile.profiler.kineto_results.events()
     current = peak = forward_peak = input_bytes
     for event in sorted(events, key=lambda e: e.start_ns()):
@@ -213,7 +213,7 @@ def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) 
     torch.cuda.reset_peak_memory_stats(device)
     result = step()
     forward_peak = torch.cuda.max_memory_allocated(device)
-    _backward(result)
+    run_backward(result)
     return Measured(
         peak_bytes=torch.cuda.max_memory_allocated(device) - others,
         forward_peak_bytes=forward_peak - others,

@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._check_device(op, results)
         node = self._nodes.call(op, args, kwargs, out)
         reads = frozenset(k for t in tensors_in((args, kwargs)) for k, _, _ in storages(t))
-        written = _written(op, args, kwargs)
+        changed = written(op, args, kwargs)
         returned = {k: allocated_bytes(n, d) for t in results for k, n, d in storages(t)}
         self.calls.append(
             Call(
@@ -122,11 +122,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 node=node,
                 parts=(node,) if parts is None else parts,
                 reads=reads,
-                writes=tuple(dict.fromkeys(k for t in written for k, _, _ in storages(t))),
+                writes=tuple(dict.fromkeys(k for t in changed for k, _, _ in storages(t))),
                 returns=tuple(returned),
                 made=tuple((k, n) for k, n in returned.items() if k not in reads),
                 skipped=skipped,
-                is_view=not written and bool(returned) and reads.issuperset(returned),
+                is_view=not changed and bool(returned) and reads.issuperset(returned),
                 is_random=ops.is_random(node),
             )
         )
@@ -230,7 +230,7 @@ def allocated_bytes(nbytes: int, device: torch.device) -> int:
     return math.ceil(nbytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
 
 
-def _written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The arguments whose numbers an operator changes."""
     if op in _STATISTICS:
         places, switch = _STATISTICS[op]

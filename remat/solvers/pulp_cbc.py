@@ -46,7 +46,7 @@ class PulpCbc(PeelingSolver):
     @classmethod
     def cannot_run(cls) -> str | None:
         """CBC is a binary of its own, which not every build of PuLP brings."""
-        if _engine(_CBC).available():
+        if pulp_engine(_CBC).available():
             return None
         return "PuLP is installed, but no CBC binary: pip install 'pulp[cbc]'"
 
@@ -54,10 +54,10 @@ class PulpCbc(PeelingSolver):
         """Refuse to ask a solver that PuLP does not know or that is not installed."""
         if self.solver == _CBC:
             return None
-        known = _pulp().listSolvers()
+        known = load_pulp().listSolvers()
         if self.solver not in known:
             return f"PuLP knows no solver '{self.solver}': it knows {', '.join(known)}"
-        if not _engine(self.solver).available():
+        if not pulp_engine(self.solver).available():
             return f"PuLP's solver '{self.solver}' is not installed here"
         return None
 
@@ -69,7 +69,7 @@ class PulpCbc(PeelingSolver):
         self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
     ) -> Attempt:
         started = time.monotonic()
-        pulp = _pulp()
+        pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)
         new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
         picks = [new(f"x{i}", cat=pulp.LpBinary) for i in range(len(problem))]
@@ -84,7 +84,7 @@ class PulpCbc(PeelingSolver):
             if time_limit is not None:
                 left = time_limit - (time.monotonic() - started)
                 limits = {"timeLimit": max(0.01, left)}
-            engine = _engine(self.solver, gapRel=0.0, threads=1, **limits)
+            engine = pulp_engine(self.solver, gapRel=0.0, threads=1, **limits)
             engine.tmpDir = folder
             model.solve(engine)
         optimal = model.sol_status == pulp.LpSolutionOptimal
@@ -93,9 +93,9 @@ class PulpCbc(PeelingSolver):
         return Attempt(picked=picked, upper=upper, finished=optimal)
 
 
-def _engine(name: str, **options: Any) -> Any:
+def pulp_engine(name: str, **options: Any) -> Any:
     """One of PuLP's solvers, with those options that it takes; CBC with the binary PuLP brings."""
-    pulp = _pulp()
+    pulp = load_pulp()
     if name == _CBC:  # or with one on the path where PuLP brings none
         own = getattr(getattr(pulp, "PULP_CBC_CMD", None), "pulp_cbc_path", None)
         # CBC runs in one thread unless told; told to use one, it may sleep ten seconds at the end.
@@ -104,7 +104,7 @@ def _engine(name: str, **options: Any) -> Any:
     return pulp.getSolver(name, msg=False, **{k: v for k, v in options.items() if k in taken})
 
 
-def _pulp() -> Any:
+def load_pulp() -> Any:
     """Import PuLP without ``highspy``, unless somebody has imported that already."""
     if "pulp" in sys.modules or "highspy" in sys.modules:
         return importlib.import_module("pulp")

@@ -1,0 +1,223 @@
+"""The command ``remat sac``: checkpointing for eager code, from the model to the code to paste."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import echo_json, json_option, main, time_limit_option
+from remat.cli.models import Example, load
+from remat.cli.progress import Progress
+from remat.errors import BudgetError, CaptureError
+from remat.files import write_whole
+
+if TYPE_CHECKING:
+    from remat.checkpointing import Checked
+    from remat.sac.plan import SACPlan
+
+MODES = ("operator-level-cost-model", "operator-level-benchmark")
+
+
+class MemoryType(params._Checked):
+    """``12GiB``, a number of bytes, or a share such as ``0.5``."""
+
+    name = "memory"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | float:
+        from remat.checkpointing import read_memory
+
+        with self._refused(param, ctx):
+            return read_memory(value)
+        raise AssertionError("unreachable")
+
+
+class NamesType(click.ParamType if not TYPE_CHECKING else params.ParamType):  # type: ignore[misc]
+    """Names or patterns with commas between them."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
+        if not isinstance(value, str):
+            return tuple(value)
+        names = tuple(part.strip() for part in value.split(",") if part.strip())
+        return names or self.fail(f"'{value}' names nothing", param, ctx)
+
+
+@main.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@click.option(
+    "--memory",
+    type=MemoryType(),
+    required=True,
+    help="what a step may take at its peak: 12GiB, bytes, or a share of the peak such as 0.5",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(MODES),
+    default=MODES[0],
+    show_default=True,
+    help="how runtimes are found: modelled, or measured operator by operator",
+)
+@click.option("--cost", type=params.CostType(), help="another cost model for the mode")
+@click.option(
+    "--world-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="ranks that parameters and gradients are spread over, by FSDP",
+)
+@click.option(
+    "--units",
+    type=NamesType(),
+    help="modules that may be checkpointed: names or patterns such as model.layers.*, with commas",
+)
+@click.option("--fsdp-units", type=NamesType(), default=(), help="modules that FSDP gathers as one")
+@click.option(
+    "--solver",
+    type=params.SolverName(),
+    default="auto",
+    show_default=True,
+    help="a knapsack solver to decide within modules; auto: all best choices are computed",
+)
+@click.option(
+    "--backend",
+    default="cbc",
+    show_default=True,
+    help="who solves the program over the modules: cbc, or PuLP's name of another solver",
+)
+@time_limit_option
+@click.option(
+    "--fake/--real",
+    default=None,
+    help="estimate on fake tensors, or by a real step [default: real if everything lies on the CPU]",
+)
+@click.option("--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]")
+@click.option(
+    "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
+)
+@click.option("--run", "run_it", is_flag=True, help="run steps without and with the plan; measure")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="draw the memory of the step to this file, .svg or .png",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="write the plan to this file, as JSON",
+)
+@json_option
+def sac(
+    model: str,
+    overrides: tuple[str, ...],
+    memory: int | float,
+    batch: int | None,
+    seq: int | None,
+    run_it: bool,
+    plot: Path | None,
+    output: Path | None,
+    as_json: bool,
+    solver: str,
+    fake: bool | None,
+    mode: str,
+    cost: Any,
+    **options: Any,
+) -> None:
+    """Choose the modules of MODEL to checkpoint, and what each of them stores.
+
+    For eager code: the plan is applied with torch.utils.checkpoint, by the code that is printed.
+    """
+    from torch import nn
+
+    from remat import checkpointing
+
+    if plot is not None:
+        from remat.cli.frontier import _check_picture
+
+        _check_picture(plot)
+    checked = None
+    with Progress() as progress:
+        progress.step("building the model")
+        example = _load(model, overrides, batch, seq, real=run_it or fake is False)
+        if not isinstance(example.model, nn.Module):
+            raise CaptureError(
+                f"MODEL '{model}' is a {type(example.model).__name__}; expected a torch.nn.Module: "
+                "what is checkpointed are its modules"
+            )
+        given = example.model, example.args, example.kwargs
+        progress.step("estimating")
+        tree = checkpointing.estimate(*given, mode=mode, cost=cost, fake=fake)
+        progress.step("choosing")
+        try:
+            plan = checkpointing.plan(tree, memory=memory, solver=solver, **options)
+        except BudgetError as error:
+            raise BudgetError(f"{example.title}: {error}") from None
+        if plot is not None:
+            from remat.sac.step_drawing import draw_plan
+
+            progress.step("drawing")
+            draw_plan(tree, plan, plot, title=example.title)
+        if output is not None:
+            write_whole(output, plan.to_json())
+        if run_it:
+            progress.step("running")
+            checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
+    if as_json:
+        measured = None if checked is None else asdict(checked)
+        echo_json({"plan": json.loads(plan.to_json()), "code": plan.code(), "measured": measured})
+        return
+    _show(example, plan, checked)
+    for what, path in (("drawn", plot), ("plan", output)):
+        if path is not None:
+            click.echo(f"{what}: {path}")
+
+
+def _load(
+    spec: str, overrides: tuple[str, ...], batch: int | None, seq: int | None, *, real: bool
+) -> Example:
+    """MODEL; one of transformers' with weights if it is to run."""
+    kind = spec.removeprefix("hf:")
+    if not real or kind == spec:
+        return load(spec, overrides, batch=batch, seq=seq)
+    from remat.cli.hf import build
+
+    return build(kind, overrides, batch=batch, seq=seq, device="cpu")
+
+
+def _show(example: Example, plan: SACPlan, checked: Checked | None) -> None:
+    click.echo(f"{example.title}\n")
+    click.echo(plan.explain())
+    if checked is not None:
+        _show_measured(plan, checked)
+    if plan.modules:
+        click.echo(f"\n{plan.code()}")
+
+
+def _show_measured(plan: SACPlan, checked: Checked) -> None:
+    """Estimated beside measured."""
+    from remat.cli import tables
+    from remat.graph.budget import format_bytes
+
+    table = tables.new_table()
+    table.add_column("")
+    for name in ("estimated", "measured"):
+        table.add_column(name, justify="right")
+    rows = (
+        ("peak, no checkpointing", plan.plain_peak_bytes, checked.plain_peak_bytes),
+        ("peak under the plan", plan.peak_bytes, checked.peak_bytes),
+    )
+    for label, *sizes in rows:
+        table.add_row(label, *map(format_bytes, sizes))
+    more = checked.ms - checked.plain_ms
+    table.add_row("time more for a step", f"{plan.recompute_ms:.4g} ms", f"{more:.4g} ms")
+    table.add_row("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms")
+    click.echo("")
+    tables.show(table)
+    click.echo(f"gradients differ by {checked.gradient_distance:.1e} of their norm")

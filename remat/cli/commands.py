@@ -137,7 +137,7 @@ time_limit_option = click.option(
 @solver_option
 @click.option(
     "--save",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.OutputFile(),
     help="write the plan to this file, to be reused with options={'plan': FILE}",
 )
 @click.option(
@@ -162,21 +162,13 @@ def plan(
     """Plan one training step of MODEL under a memory budget."""
     from remat import api
     from remat.cli import tables
-    from remat.files import write_whole
 
-    if save is not None and not save.resolve().parent.is_dir():
-        raise click.BadParameter(
-            f"there is no folder '{save.resolve().parent}'", param_hint="'--save'"
-        )
     with Progress() as progress:
         example, joint, captured = capture_model(progress, model, overrides, **options)
         progress.step("planning")
         made = api.plan(joint, budget, solver, cost, time_limit, hooks=hooks)
     if save is not None:
-        try:
-            write_whole(save, made.to_json())
-        except OSError as error:
-            raise RematError(f"plan '{save}' cannot be written: {error.strerror}") from error
+        params.write(save, made.to_json(), "plan")
     if as_json:
         click.echo(made.to_json(), nl=False)
         return

@@ -42,7 +42,7 @@ ROWS = 20
 )
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.PictureFile(),
     help="draw the frontiers to this file, .svg or .png",
 )
 def frontier(
@@ -63,8 +63,6 @@ def frontier(
     """
     from remat import api
 
-    if plot is not None:
-        _check_picture(plot)
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []
@@ -101,21 +99,6 @@ def frontier(
             click.echo(f"drawn: {plot}")
     if not made:
         raise RematError("no solver found a frontier; the reasons stand above")
-
-
-def _check_picture(path: Path) -> None:
-    """Refuses, before any work, what could not be drawn after it."""
-    from remat.graph.drawing import FORMATS
-
-    if path.suffix.lower() not in FORMATS:
-        raise click.BadParameter(
-            f"'{path}' ends with '{path.suffix}'; expected {' or '.join(FORMATS)}",
-            param_hint="'--plot'",
-        )
-    if not path.resolve().parent.is_dir():
-        raise click.BadParameter(
-            f"there is no folder '{path.resolve().parent}'", param_hint="'--plot'"
-        )
 
 
 def _json(

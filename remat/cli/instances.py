@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.OutputFile(),
     required=True,
     help="write to this file; one that ends with .joint is written as graph text, for `remat opt`",
 )
@@ -57,10 +57,6 @@ def capture(
     from remat.graph.text import SUFFIX
     from remat.solvers.instances import save_instance
 
-    if not output.resolve().parent.is_dir():
-        raise click.BadParameter(
-            f"there is no folder '{output.resolve().parent}'", param_hint="'--output'"
-        )
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         if output.suffix == SUFFIX:

@@ -23,7 +23,7 @@ from remat.cli.commands import (
     tracing_options,
 )
 from remat.cli.progress import Progress
-from remat.errors import ProblemError, RematError
+from remat.errors import ProblemError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -59,7 +59,7 @@ class _OptCommand(click.Command):
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.OutputFile(),
     help="write the graph to this file instead of to standard output",
 )
 @click.option("--print-pipeline", is_flag=True, help="print the pipeline")
@@ -95,10 +95,6 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     from remat.passes.instruments.dumps import state_text
 
     output = options.pop("output")
-    if output is not None and not output.resolve().parent.is_dir():
-        raise click.BadParameter(
-            f"there is no folder '{output.resolve().parent}'", param_hint="'--output'"
-        )
     manager = _manager(options)
     watch = _Watch.of(manager, options)
     with Progress() as progress:
@@ -111,7 +107,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
         progress.step("printing the graph")
         text = state_text(result.state)
     if output is not None:
-        _write(output, text)
+        params.write(output, text, "graph")
     watch.tell()
     if as_json:
         echo_json(watch.to_dict(manager, result) | {"text": None if output else text})
@@ -237,15 +233,6 @@ class _Watch:
             "timing": [] if self.timing is None else self.timing.to_dict(),
             "bisect": [] if self.bisected is None else self.bisected.lines,
         }
-
-
-def _write(output: Path, text: str) -> None:
-    from remat.files import write_whole
-
-    try:
-        write_whole(output, text)
-    except OSError as error:
-        raise RematError(f"graph '{output}' cannot be written: {error.strerror}") from error
 
 
 def _note(text: str) -> None:

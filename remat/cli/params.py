@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,6 +111,52 @@ class PipelineType(_Checked):
             return PassManager.parse(value)
         except RematError as error:
             self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
+
+
+class OutputFile(click.Path):
+    """A file to write, in a folder that exists: known before any work is done."""
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, path_type=Path)
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = Path(str(super().convert(value, param, ctx)))
+        folder = path.resolve().parent
+        if not folder.is_dir():
+            self.fail(f"there is no folder '{folder}'", param, ctx)
+        return path
+
+
+class PictureFile(OutputFile):
+    """A file to draw to."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        from remat.graph.drawing import FORMATS
+
+        path = super().convert(value, param, ctx)
+        if path.suffix.lower() not in FORMATS:
+            expected = " or ".join(FORMATS)
+            self.fail(f"'{path}' ends with '{path.suffix}'; expected {expected}", param, ctx)
+        return path
+
+
+def write(path: Path, text: str, what: str) -> None:
+    """Writes what was asked for with an `OutputFile`.
+
+    Args:
+        path: where to.
+        text: the content.
+        what: what it is, for the message.
+
+    Raises:
+        RematError: it cannot be written.
+    """
+    from remat.files import write_whole
+
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise RematError(f"{what} '{path}' cannot be written: {error.strerror}") from error
 
 
 class DeviceType(ParamType):

@@ -14,7 +14,6 @@ from remat.cli.commands import echo_json, json_option, main, time_limit_option
 from remat.cli.models import Example, load
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError
-from remat.files import write_whole
 
 if TYPE_CHECKING:
     from remat.checkpointing import Checked
@@ -33,10 +32,9 @@ class MemoryType(params._Checked):
 
         with self._refused(param, ctx):
             return read_memory(value)
-        raise AssertionError("unreachable")
 
 
-class NamesType(click.ParamType if not TYPE_CHECKING else params.ParamType):  # type: ignore[misc]
+class NamesType(params.ParamType):
     """Names or patterns with commas between them."""
 
     name = "names"
@@ -104,13 +102,13 @@ class NamesType(click.ParamType if not TYPE_CHECKING else params.ParamType):  # 
 @click.option("--run", "run_it", is_flag=True, help="run steps without and with the plan; measure")
 @click.option(
     "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.PictureFile(),
     help="draw the memory of the step to this file, .svg or .png",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.OutputFile(),
     help="write the plan to this file, as JSON",
 )
 @json_option
@@ -138,10 +136,6 @@ def sac(
 
     from remat import checkpointing
 
-    if plot is not None:
-        from remat.cli.frontier import _check_picture
-
-        _check_picture(plot)
     checked = None
     with Progress() as progress:
         progress.step("building the model")
@@ -165,7 +159,7 @@ def sac(
             progress.step("drawing")
             draw_plan(tree, plan, plot, title=example.title)
         if output is not None:
-            write_whole(output, plan.to_json())
+            params.write(output, plan.to_json(), "plan")
         if run_it:
             progress.step("running")
             checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
@@ -216,7 +210,8 @@ def _show_measured(plan: SACPlan, checked: Checked) -> None:
     for label, *sizes in rows:
         table.add_row(label, *map(format_bytes, sizes))
     more = checked.ms - checked.plain_ms
-    table.add_row("time more for a step", f"{plan.recompute_ms:.4g} ms", f"{more:.4g} ms")
+    modelled = " modelled" if plan.mode == MODES[0] else ""
+    table.add_row("time more for a step", f"{plan.recompute_ms:.4g} ms{modelled}", f"{more:.4g} ms")
     table.add_row("step, no checkpointing", "", f"{checked.plain_ms:.4g} ms")
     click.echo("")
     tables.show(table)

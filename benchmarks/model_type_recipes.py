@@ -161,7 +161,7 @@ RECIPES: Mapping[str, Recipe] = {
         "n_groups=1 chunk_size=8"
     ),
     "rwkv": Recipe(
-        config="vocab_size=99 hidden_size=64 num_hidden_layers=1 attention_hidden_size=64 "
+        config="vocab_size=99 hidden_size=64 num_hidden_layers=2 attention_hidden_size=64 "
         "intermediate_size=96 context_length=64",
         first=Size(batch=6, seq=12),  # it is a loop over the sequence, unrolled
         second=Size(batch=5, seq=16),

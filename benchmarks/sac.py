@@ -106,16 +106,16 @@ def main() -> None:
     logging.disable(logging.WARNING)
     console = Console(width=None if sys.stdout.isatty() else 140)
     started = time.perf_counter()
-    rows, notes = [], {}
+    rows = []
     for name, make in list(MODELS.items())[: 1 if given.quick else None]:
         torch.manual_seed(0)
         model, kwargs = make()
-        notes[name] = estimator_says(name)
         rows += measure(name, model.train(), kwargs, SHARES[:1] if given.quick else SHARES)
     console.print(table(rows))
     large = program(8 if given.quick else given.layers) if given.layers else {}
-    for name, note in notes.items():
-        console.print(f"PyTorch's SACEstimator on {name}: {note}", highlight=False)
+    says = estimator_says()
+    for mode, said in says.items():
+        console.print(f"PyTorch's SACEstimator, {mode}: {said}", highlight=False)
     console.print(json.dumps(large, indent=2), highlight=False)
     found = {
         "benchmark": "sac",
@@ -127,7 +127,7 @@ def main() -> None:
         "elapsed_s": round(time.perf_counter() - started, 1),
         "limits": {"bytes_off": BYTES_OFF, "time_off": TIME_OFF},
         "rows": [asdict(r) for r in rows],
-        "torch_estimator": notes,
+        "torch_estimator": says,
         "large_program": large,
     }
     output = given.output or (RESULTS.with_suffix(".quick.json") if given.quick else RESULTS)

@@ -56,7 +56,7 @@ def plan(
     *,
     memory: int | float | str,
     solver: Solver | str | None = None,
-    backend: str = "cbc",
+    backend: str | None = None,
     mode: str = "operator-level-cost-model",
     cost: CostModel | None = None,
     fake: bool | None = None,

@@ -85,9 +85,8 @@ class NamesType(params.ParamType):
 )
 @click.option(
     "--backend",
-    default="cbc",
-    show_default=True,
-    help="who solves the program over the modules: cbc, or PuLP's name of another solver",
+    help="who solves the program over the modules, through PuLP: cbc, or another of its solvers "
+    "[default: HiGHS, through SciPy]",
 )
 @time_limit_option
 @click.option(

@@ -204,14 +204,18 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
 
 
 def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, CheckpointPolicy]:
-    """Tags of storages: a tag on a view that must be saved holds for the memory it looks at."""
+    """Tags of storages: a tag on a view that must be saved holds for the memory it looks at.
+
+    Where that must be recomputed itself, the view alone is saved.
+    """
     tags: dict[int, CheckpointPolicy] = {}
     for i, node in enumerate(index.nodes):
         if node.meta.get("recompute") is None:
             continue
         owner = storages.owner[i]
-        if must_save(node) and not must_recompute(index.nodes[owner]):
-            tags[owner] = CheckpointPolicy.MUST_SAVE
+        if must_save(node):
+            apart = must_recompute(index.nodes[owner])
+            tags[i if apart else owner] = CheckpointPolicy.MUST_SAVE
         elif must_recompute(node):
             tags.setdefault(i, CheckpointPolicy.MUST_RECOMPUTE)
     return tags

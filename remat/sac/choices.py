@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import ProblemError
-from remat.sac.modules import CallStats, ModuleTree
+from remat.sac.calls import CallStats
+from remat.sac.modules import ModuleTree
 from remat.sac.optimum import as_knapsack
 from remat.sac.stats import SACStats, group
 from remat.solvers.base import Solver
@@ -52,18 +53,21 @@ class Choices:
     floors: tuple[int, ...]
 
 
-def choices(stats: SACStats, most_kept: int, solver: Solver | None = None) -> Choices:
+def choices(
+    stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
+) -> Choices:
     """The choices for a module that keep less than so many bytes.
 
     Args:
         stats: its operators.
         most_kept: bytes from which on checkpointing frees nothing.
         solver: who finds them; None: all that are Pareto-optimal, by `knapsack_frontier`.
+        overhead_ps: picoseconds that running again takes besides, whatever is stored.
     """
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
-    views_ps = sum(round(stats.runtimes[i] * 10**9) for i in grouping.recomputed)
+    views_ps = overhead_ps + sum(round(stats.runtimes[i] * 10**9) for i in grouping.recomputed)
     free_ps = sum(item.runtime_ps for item in grouping.free)
     room = most_kept - fixed - 1
     if room < 0:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from remat.sac.calls import Bytes
 from remat.sac.choices import Choice, rerun_peak
-from remat.sac.modules import Bytes, ModuleTree
+from remat.sac.modules import ModuleTree
 from remat.sac.placing import Decision, ModuleClass
 
 

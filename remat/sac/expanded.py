@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from remat.sac.calls import Bytes
 from remat.sac.choices import Choice, rerun_peak
-from remat.sac.modules import Bytes, ModuleTree
+from remat.sac.modules import ModuleTree
 from remat.sac.peaks import moments_of_interest
 from remat.sac.placing import Decision, ModuleClass
 from remat.solvers.pulp_cbc import load_pulp

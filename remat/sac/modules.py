@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -16,39 +14,13 @@ from torch.utils import _pytree as pytree
 
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
+from remat.sac.calls import Bytes, CallStats, LifeTable
 from remat.sac.estimator import SACEstimator
+from remat.sac.fakes import buffers_as_before, fake_of, fake_parameters
+from remat.sac.in_place import in_place, overhead_ms, time_steps
 from remat.sac.lifetimes import Lifetimes, Span, loss_only, record_step
+from remat.sac.runtimes import BENCHMARK
 from remat.sac.stats import SACStats
-
-Bytes = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CallStats:
-    """One call of a module in the step. Moments are those of `Lifetimes`.
-
-    Attributes:
-        begin: first moment of its forward.
-        end: first moment after it.
-        back: when backward first asks for something that was saved in it: when it would run again.
-        activation_bytes: memory that it makes, does not return, and backward reads.
-        input_bytes: inputs that nothing keeps until ``back``, unless the module is checkpointed.
-        output_bytes: memory behind what it returned.
-        gradient_bytes: by how much memory rises at most from ``back`` to the end of its backward.
-        made: bytes alive of all that it made, by moment of its forward.
-        freed_at: moment at which each of its operators' memory is made, and at which it is freed;
-            None where they cannot be told apart.
-    """
-
-    begin: int
-    end: int
-    back: int
-    activation_bytes: int
-    input_bytes: int
-    output_bytes: int
-    gradient_bytes: int
-    made: Bytes
-    freed_at: tuple[tuple[int, int], ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,6 +38,8 @@ class ModuleStats:
             backward have their bytes, and what comes after the last saved tensor takes no time:
             running again stops before it.
         why_not: why it cannot be checkpointed; empty if it can.
+        overhead_ms: milliseconds that running it again takes beyond its operators: policies, and what
+            PyTorch does about them. 0 where it was not measured.
     """
 
     name: str
@@ -75,6 +49,7 @@ class ModuleStats:
     calls: tuple[CallStats, ...]
     stats: SACStats | None = field(repr=False)
     why_not: str = ""
+    overhead_ms: float = 0.0
 
     @property
     def fqn(self) -> str:
@@ -158,7 +133,8 @@ def collect_modules(
         model: in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: how runtimes are found; see `SACEstimator`.
+        mode: how runtimes are found; see `SACEstimator`. In ``"operator-level-benchmark"``, steps on
+            real CPU tensors are timed as a whole, operator by operator (`remat.sac.in_place`).
         cost: another cost model for the mode.
         fake: whether to run on fake tensors, which takes neither memory nor a GPU. Some models run
             other operators then (see `SACEstimator`), and a plan made from those is refused when it
@@ -176,27 +152,46 @@ def collect_modules(
         )
     given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((tuple(args), named))]
     if fake is None:
-        fake = any(isinstance(t, torch.Tensor) and t.device.type != "cpu" for t in given)
+        fake = not on_the_cpu(given)
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
         if fake:
             faker = FakeTensorMode(allow_non_fake_inputs=True)
             args, named = pytree.tree_map_only(
-                torch.Tensor, lambda t: _fake(t, faker), (tuple(args), named)
+                torch.Tensor, lambda t: fake_of(t, faker), (tuple(args), named)
             )
-            stack.enter_context(_fake_parameters(model, faker))
+            stack.enter_context(fake_parameters(model, faker))
             stack.enter_context(faker)
         # Buffers are changed by a real run.
-        with _buffers_as_before(model, fake), estimator(mode, cost, fake=fake):
+        with buffers_as_before(model, fake), estimator(mode, cost, fake=fake):
             out = loss_only(model)(*args, **named)
         del out
         lifetimes = record_step(model, args, named)
-    return build_tree(model, estimator, lifetimes)
+        timed = mode == BENCHMARK and cost is None and not fake and on_the_cpu(given)
+        steps = time_steps(model, args, named) if timed else []
+    return build_tree(model, estimator, lifetimes, steps)
 
 
-def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) -> ModuleTree:
-    """Joins what the estimator knows of operators with what is known of memory."""
-    table = _Table(lifetimes)
+def on_the_cpu(values: Iterable[object]) -> bool:
+    """Whether all tensors among some values lie on the CPU."""
+    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+
+
+def build_tree(
+    model: nn.Module,
+    estimator: SACEstimator,
+    lifetimes: Lifetimes,
+    steps: Sequence[tuple[str, float]] = (),
+) -> ModuleTree:
+    """Joins what the estimator knows of operators with what is known of memory.
+
+    Args:
+        model: the model.
+        estimator: its operators.
+        lifetimes: a step of it.
+        steps: what `time_steps` says, if that was asked.
+    """
+    table = LifeTable(lifetimes)
     spans = lifetimes.spans
     order: dict[str, list[Span]] = {}
     for span in spans:
@@ -206,12 +201,20 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
         name: sum(p.untyped_storage().nbytes() for p in {id(p): p for p in m.parameters()}.values())
         for name, m in model.named_modules()
     }
+    run = {
+        name: next((s for s in calls if s.back_begin >= 0), None) for name, calls in order.items()
+    }
+    again = in_place(estimator.sac_mod_stats, run, table, steps, spans)
     modules = []
     for name, calls in order.items():
-        stats = estimator.sac_mod_stats.get(name)
+        stats, overhead = estimator.sac_mod_stats.get(name), 0.0
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
-            stats = table.as_checkpointed(with_backward[0], stats)
+            first = with_backward[0]
+            if name in again:
+                stats = again[name]
+                overhead = overhead_ms() * sum(t < first.last_saved for t, _ in first.ops)
+            stats = table.as_checkpointed(first, stats)
         parent = calls[0].parent
         modules.append(
             ModuleStats(
@@ -222,6 +225,7 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
                 calls=tuple(table.call(s, stats) for s in with_backward),
                 stats=stats,
                 why_not=_why_not(name, calls, estimator, lifetimes),
+                overhead_ms=overhead,
             )
         )
     ended = sorted(order, key=lambda name: (order[name][0].end, -places[name]))
@@ -257,143 +261,3 @@ def _why_not(
     ):
         return "what it returns is written to after that, and may not be stored then"
     return ""
-
-
-class _Table:
-    """The lives of memories as arrays, for sums over them."""
-
-    def __init__(self, lifetimes: Lifetimes) -> None:
-        self._of = lifetimes
-        self._born = np.array(lifetimes.born, dtype=np.int64)
-        self._died = np.array(lifetimes.died, dtype=np.int64)
-        self._nbytes = np.array(lifetimes.nbytes, dtype=np.int64)
-        self._total = self.alive(range(len(self._born)))
-
-    def alive(self, memories: Any) -> Bytes:
-        """Bytes alive of some memories, by moment."""
-        chosen = np.fromiter(memories, dtype=np.int64)
-        change = np.zeros(self._of.moments + 1, dtype=np.int64)
-        np.add.at(change, np.maximum(self._born[chosen], 0), self._nbytes[chosen])
-        np.subtract.at(change, self._died[chosen], self._nbytes[chosen])
-        return np.cumsum(change)[:-1]
-
-    def other(self) -> Bytes:
-        """Bytes alive by moment of all but parameters and their gradients."""
-        left = self._of.resident | self._of.gradients
-        return self.alive([k for k in range(len(self._born)) if k not in left])
-
-    def call(self, span: Span, stats: SACStats | None) -> CallStats:
-        made = self._made(span)
-        inner = made.copy()
-        inner[list(span.outputs)] = False
-        crosses = inner & (self._died > span.back_begin)
-        lost = [k for k in span.inputs if self._born[k] >= 0 and self._died[k] <= span.back_begin]
-        back = self._total[span.back_begin : span.back_end + 1]
-        return CallStats(
-            begin=span.begin,
-            end=span.end,
-            back=span.back_begin,
-            activation_bytes=int(self._nbytes[crosses].sum()),
-            input_bytes=int(self._nbytes[lost].sum()),
-            output_bytes=int(self._nbytes[list(span.outputs)].sum()),
-            gradient_bytes=int(back.max() - back[0]),
-            made=self.alive(np.flatnonzero(made))[span.begin : span.end],
-            freed_at=None if stats is None else self._lives(span, stats, made),
-        )
-
-    def as_checkpointed(self, span: Span, stats: SACStats) -> SACStats:
-        """What a checkpointed call keeps and runs again, by operator."""
-        lives = self._lives(span, stats, self._made(span))
-        if lives is None:
-            return stats
-        lost = {
-            int(self._born[k]): int(self._nbytes[k])
-            for k in sorted(span.outputs)
-            if span.begin <= self._born[k] and self._died[k] <= span.back_begin
-        }
-        moments = [moment for moment, _ in lives]
-        return replace(
-            stats,
-            memory=[n + lost.get(t, 0) for n, t in zip(stats.memory, moments, strict=True)],
-            runtimes=[
-                ms if t < span.last_saved else 0.0
-                for ms, t in zip(stats.runtimes, moments, strict=True)
-            ],
-        )
-
-    def _made(self, span: Span) -> npt.NDArray[np.bool_]:
-        return (self._born >= span.begin) & (self._born < span.end)
-
-    def _lives(
-        self, span: Span, stats: SACStats, made: npt.NDArray[np.bool_]
-    ) -> tuple[tuple[int, int], ...] | None:
-        """When the memory of each operator in the statistics is made and when freed."""
-        died = dict.fromkeys(range(span.begin, span.end), -1)
-        for k in np.flatnonzero(made).tolist():
-            died[int(self._born[k])] = max(died[int(self._born[k])], int(self._died[k]))
-        found = []
-        ops = iter(span.ops)
-        for name in stats.func_names:  # replayed views ran here and are not in the statistics
-            moment = next((t for t, op in ops if op == name), None)
-            if moment is None:
-                return None
-            found.append((moment, died[moment] if died[moment] >= 0 else moment + 1))
-        return tuple(found)
-
-
-@contextlib.contextmanager
-def _buffers_as_before(model: nn.Module, fake: bool) -> Iterator[None]:
-    """A real forward leaves buffers and random generators as they were."""
-    if fake:
-        yield
-        return
-    values = [(b, b.detach().clone()) for b in model.buffers()]
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
-
-
-def _fake(tensor: torch.Tensor, faker: FakeTensorMode) -> torch.Tensor:
-    """A fake of a tensor; of one on the meta device, as if it lay on the CPU.
-
-    Operators choose by device what they run: attention on the meta device is not what runs.
-    """
-    if not tensor.is_meta or tensor.layout is not torch.strided:
-        made: torch.Tensor = faker.from_tensor(tensor)
-        return made
-    with faker:
-        return torch.empty_strided(
-            tensor.size(),
-            tensor.stride(),
-            dtype=tensor.dtype,
-            device="cpu",
-            requires_grad=tensor.requires_grad and tensor.is_leaf,
-        )
-
-
-@contextlib.contextmanager
-def _fake_parameters(model: nn.Module, faker: FakeTensorMode) -> Iterator[None]:
-    """Puts fake tensors in the place of parameters and buffers; tied ones stay tied."""
-    put: list[tuple[dict[str, Any], str, Any]] = []
-    known: dict[int, Any] = {}
-    for module in model.modules():
-        for slots in (module._parameters, module._buffers):
-            for name, tensor in slots.items():
-                if tensor is None:
-                    continue
-                if id(tensor) not in known:
-                    fake = _fake(tensor, faker)
-                    if isinstance(tensor, nn.Parameter) and not isinstance(fake, nn.Parameter):
-                        fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
-                    known[id(tensor)] = fake
-                put.append((slots, name, tensor))
-                slots[name] = known[id(tensor)]
-    try:
-        yield
-    finally:
-        for slots, name, tensor in put:
-            slots[name] = tensor

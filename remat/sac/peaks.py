@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from remat.sac.calls import Bytes
 from remat.sac.choices import Choice, held_longer, rerun_peak
-from remat.sac.modules import Bytes, ModuleTree
+from remat.sac.modules import ModuleTree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

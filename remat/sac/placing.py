@@ -33,12 +33,15 @@ class ModuleClass:
     floors: tuple[int, ...]
 
 
-def classes(tree: ModuleTree, options: Mapping[int, Choices]) -> tuple[ModuleClass, ...]:
+def classes(
+    tree: ModuleTree, options: Mapping[int, Choices], *, apart: bool = False
+) -> tuple[ModuleClass, ...]:
     """Puts equal modules together: same operators, same memory, same modules below, same above.
 
     Args:
         tree: the modules.
         options: what may be chosen, by candidate; parents come before what is below them.
+        apart: make each module a class by itself.
     """
     above = {k: _above(tree, k, options) for k in options}
     below: dict[int, list[int]] = {k: [] for k in options}
@@ -57,7 +60,7 @@ def classes(tree: ModuleTree, options: Mapping[int, Choices]) -> tuple[ModuleCla
     for k in sorted(options):
         parent = class_of.get(above[k], -1)
         # Calls that come twice free memory at two times: such a module is a class by itself.
-        alone = k if len(tree.modules[k].calls) > 1 else -1
+        alone = k if apart or len(tree.modules[k].calls) > 1 else -1
         kind = (signs[k], parent, alone)
         if kind not in known:
             known[kind] = len(members)

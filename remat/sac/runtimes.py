@@ -13,9 +13,11 @@ from remat.graph.costs import CostModel, Profile, Roofline
 from remat.sac.recording import Call
 from remat.sac.stats import PS_PER_MS
 
+#: The mode in which operators really run.
+BENCHMARK = "operator-level-benchmark"
 #: Names of the modes, with the cost model behind each.
 MODES: dict[str, type[CostModel]] = {
-    "operator-level-benchmark": Profile,
+    BENCHMARK: Profile,
     "operator-level-cost-model": Roofline,
 }
 

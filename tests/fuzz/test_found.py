@@ -39,3 +39,22 @@ def test_elements_of_a_list_of_views_may_be_tagged() -> None:
     plan = remat.plan(joint, 0)
     assert {"mm"} == set(plan.saved) - {"primals_1"}
     assert plan.saved_bytes == 16
+
+
+@pytest.mark.parametrize("pipeline", ["solve-graph(solver=lagrangian,budget=0)", "min-cut"])
+def test_a_view_must_be_saved_though_its_memory_must_be_recomputed(pipeline: str) -> None:
+    """Both tags hold: backward gets the view, and runs the product again where it reads that."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        return (y @ (y @ w)).sum()
+
+    joint = joint_of(f, weight(2, 30, 30), weight(30, 30))
+    (product, view) = (
+        next(n for n in joint.graph.nodes if n.name == name) for name in ("mm", "_unsafe_view")
+    )
+    product.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+    view.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    plan = remat.plan(joint, pipeline=f"{pipeline},partition")
+    assert "_unsafe_view" in {*plan.saved}
+    assert "_unsafe_view" not in plan.recomputed

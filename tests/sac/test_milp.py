@@ -17,8 +17,10 @@ from remat.sac.choices import Choice, candidates, choices
 from remat.sac.milp import _options, plan_modules
 from remat.sac.modules import ModuleTree, collect_modules
 from remat.sac.peaks import simulate
+from remat.sac.program import Backend
 from remat.solvers.greedy import Greedy
 from remat.solvers.native import Native
+from remat.solvers.pulp_cbc import load_pulp
 
 
 class Part(nn.Module):
@@ -207,6 +209,71 @@ def test_choices_are_better_the_more_they_keep() -> None:
     assert [c.recompute_ps for c in found.all] == sorted(c.recompute_ps for c in found.all)
     assert found.floors == tuple(c.recompute_ps for c in found.all)
     assert choices(replace(stats, inplace_ops=[(1, 1)]), 0).all == ()
+
+
+@pytest.mark.parametrize("made", TREES, ids=str)
+@pytest.mark.parametrize("share", [0.9, 0.7])
+@pytest.mark.usefixtures("few_choices")
+def test_the_backend_finds_what_merging_finds(
+    made: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(*made)
+    budget = int(share * tree.peak_bytes())
+    expected = least_time(tree, budget)
+    asked = []
+    run = Backend.run
+    monkeypatch.setattr(Backend, "run", lambda *given: asked.append(given) or run(*given))
+    monkeypatch.setattr("remat.sac.labels.MOST_PAIRS", 0)
+    if expected is None:
+        with pytest.raises(BudgetError, match="no plan fits"):
+            plan_modules(tree, budget, backend="cbc")
+    else:
+        assert round(plan_modules(tree, budget, backend="cbc").recompute_ms * 1e9) == expected
+    assert asked
+
+
+@pytest.mark.parametrize("made", TREES, ids=str)
+@pytest.mark.parametrize("share", [0.9, 0.7])
+@pytest.mark.usefixtures("few_choices")
+def test_highs_finds_what_merging_finds(
+    made: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(*made)
+    budget = int(share * tree.peak_bytes())
+    expected = least_time(tree, budget)
+    monkeypatch.setattr("remat.sac.labels.MOST_PAIRS", 0)
+    monkeypatch.setattr("remat.sac.linear._FIRST", 2)  # so that more must be shown
+    if expected is None:
+        with pytest.raises(BudgetError, match="no plan fits"):
+            plan_modules(tree, budget)
+    else:
+        found = plan_modules(tree, budget)
+        assert round(found.recompute_ms * 1e9) == expected
+        assert found.bound_ms <= found.recompute_ms
+
+
+def test_what_two_equal_modules_get_is_proven_best() -> None:
+    """Backward within one of them is what the budget is short for: counting cannot tell."""
+    tree = tree_of(3, 64)
+    for share in (0.66, 0.7, 0.74, 0.78):
+        plan = plan_modules(tree, int(share * tree.peak_bytes()))
+        assert plan.peak_bytes <= plan.budget_bytes
+        assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-9)
+
+
+def test_another_backend_solves_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.sac.labels.MOST_PAIRS", 0)
+    tree = tree_of(3, 64)
+    budget = int(0.8 * tree.peak_bytes())
+    best = plan_modules(tree, budget)
+    there = load_pulp().listSolvers(onlyAvailable=True)
+    for backend, name in (("scip", "SCIP_CMD"), ("GLPK_CMD", "GLPK_CMD"), ("highs", "HiGHS_CMD")):
+        if name in there:
+            found = plan_modules(tree, budget, backend=backend)
+            assert found.recompute_ms == pytest.approx(best.recompute_ms, rel=1e-6)
+        else:
+            with pytest.raises(SolverError, match=rf"backend '{backend}': .*'{name}'"):
+                plan_modules(tree, budget, backend=backend)
 
 
 def test_what_is_refused() -> None:

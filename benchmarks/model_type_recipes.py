@@ -181,7 +181,7 @@ RECIPES: Mapping[str, Recipe] = {
     "deberta-v2": _text(f"{_ENCODER} relative_attention=true pos_att_type=['p2c','c2p']"),
     "modernbert": _text(
         f"{_ENCODER.replace('layers=1', 'layers=2')} pad_token_id=0 local_attention=8 "
-        "mlp_dropout=0.1 attention_dropout=0.1 embedding_dropout=0.1 global_attn_every_n_layers=2"
+        "mlp_dropout=0.1 attention_dropout=0.1 embedding_dropout=0.1"
     ),
     "longformer": _text(f"{_ENCODER} attention_window=[8]"),
     # Encoders with decoders

@@ -59,6 +59,11 @@ OPTIONS = (
 )
 
 
+#: Inductor's vectorised ends of loops on a CPU. In PyTorch 2.13 they compute wrong gradients of a Mamba
+#: whose scan is recomputed; without them the ends run one by one, and all is right.
+_MASKED_TAILS = "cpp.enable_loop_tail_vec"
+
+
 class BudgetWarning(UserWarning):
     """A budget that does not mean what one may think."""
 
@@ -417,7 +422,8 @@ def _compile_inductor(
                 f"option '{name}' is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
                 "(torch._inductor.list_options() lists its options)"
             )
-    patches = dict(list_mode_options(mode)) if mode else {}
+    patches: dict[str, Any] = {_MASKED_TAILS: False} if _MASKED_TAILS in known else {}
+    patches.update(list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     patches["custom_partitioner_fn"] = partition
     if not partition.cacheable:

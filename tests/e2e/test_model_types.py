@@ -11,8 +11,12 @@ import torch
 from benchmarks.model_type_recipes import make
 from benchmarks.model_type_steps import LIMIT, Bench, Case, Result, errors
 
-# Importing Inductor imports a deprecated corner of torch.jit.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+pytestmark = [
+    # Importing Inductor imports a deprecated corner of torch.jit.
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    # The models of transformers remember things, and Dynamo says that it looks past that.
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a .functools.lru_cache.:UserWarning"),
+]
 
 #: Routed experts, an encoder with a decoder, and convolutions with dropped paths.
 TYPES = ("mixtral", "bart", "convnext")
@@ -48,7 +52,12 @@ def test_two_steps_are_the_same_at_every_budget(name: str, shapes: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shapes", "budget"),
-    [("mixtral", "static", 0.2), ("bart", "static", 0.5), ("convnext", "dynamic", 1.0)],
+    [
+        ("mixtral", "static", 0.2),
+        ("bart", "static", 0.5),
+        ("convnext", "dynamic", 1.0),
+        ("mamba", "static", 0.5),  # wrong with Inductor's vectorised ends of loops
+    ],
 )
 def test_two_steps_under_inductor(name: str, shapes: str, budget: float) -> None:
     run(name, "inductor", shapes, budget)

@@ -445,6 +445,8 @@ def _compile_inductor(
 def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compiles one half of a step with Inductor, keeping the order of random draws.
 
+    Inductor rewrites what it compiles; it gets a copy, since the plan shows the half as it is.
+
     To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
     the generator too; which ones depends on what else is in the graph. The numbers of a step would
     then depend on the plan. Where more than one operator draws, the order is kept.
@@ -452,6 +454,7 @@ def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwarg
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
 
+    gm = copy_module(gm)
     draws = sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes)
     if draws < 2:
         return compile_fx_inner(gm, example_inputs, **kwargs)

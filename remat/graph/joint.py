@@ -80,7 +80,9 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     Copier(graph, module.graph).copy(module.graph.nodes)
     graph._codegen = module.graph._codegen
-    return make_module(module, graph)
+    copied = make_module(module, graph)
+    copied.meta.update(module.meta)
+    return copied
 
 
 def make_module(owner: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:

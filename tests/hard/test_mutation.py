@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
 from remat.graph.storages import aliased_argument, storage_key
@@ -73,7 +74,9 @@ def test_of_an_input(program: Callable[..., Any]) -> None:
 
 
 def test_under_inductor() -> None:
-    check(with_buffer(in_part), budgets=(0,), lower="inductor", tolerance=1e-4)
+    # Inductor rewrites what it compiles anew; the plan must still be able to explain itself.
+    with inductor_config.patch(fx_graph_cache=False):
+        check(with_buffer(in_part), budgets=(0,), lower="inductor", tolerance=1e-4)
 
 
 def test_a_plan_of_a_captured_graph_fits() -> None:

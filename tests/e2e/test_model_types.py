@@ -15,7 +15,9 @@ pytestmark = [
     # Importing Inductor imports a deprecated corner of torch.jit.
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
     # The models of transformers remember things, and Dynamo says that it looks past that.
-    pytest.mark.filterwarnings("ignore:Dynamo detected a call to a .functools.lru_cache.:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Dynamo detected a call to a .functools.lru_cache.:UserWarning"
+    ),
 ]
 
 #: Routed experts, an encoder with a decoder, and convolutions with dropped paths.

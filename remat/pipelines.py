@@ -96,7 +96,8 @@ def shaped(joint: JointGraph, *, in_place: bool, count_outputs: bool) -> State:
     registry().learn_operators()
     state = State(joint=joint if in_place else joint.copy(), count_outputs=count_outputs)
     separate_calls(state.joint.graph)
-    repair_aliases(state.joint.graph, state.joint.memories)
+    memories = state.joint.memories
+    repair_aliases(state.joint.graph, memories, by_kernel=joint.lower == "eager")
     return state
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,15 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from remat.graph.memories import Memories
-from remat.graph.storages import aliased_arguments, storage_key
+from remat.graph.storages import aliased_arguments, storage_bytes, storage_key, tensor_bytes
+
+_aten = torch.ops.aten
+_SCATTERS = (
+    _aten.select_scatter.default,
+    _aten.slice_scatter.default,
+    _aten.diagonal_scatter.default,
+    _aten.as_strided_scatter.default,
+)
 
 
 def refresh(node: fx.Node) -> None:
@@ -21,21 +30,26 @@ def refresh(node: fx.Node) -> None:
     )
     if fake is None:
         return
-    env = getattr(fake, "shape_env", None)
-    quiet = env.suppress_guards() if env is not None else contextlib.nullcontext()
-    with fake, quiet, torch.no_grad():
+    with _quietly(fake):
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def repair_aliases(graph: fx.Graph, memories: Memories | None = None) -> int:
+def repair_aliases(
+    graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
+) -> int:
     """Refreshes every view whose fake value does not share its base's memory.
 
     Passes that swap a view's base (Inductor's pattern matcher, for one) leave the view's value on
     the memory of a node that is gone.
 
+    A scatter into a view is in PyTorch's kernel a copy of all the memory that the view looks into,
+    and the same view of that copy; the fake kernel knows only of the view's own elements.
+
     Args:
         graph: the graph.
         memories: the memory behind its values, as far as it is known.
+        by_kernel: give scatters the memory that PyTorch's kernels give them, for a graph that runs
+            operator by operator; Inductor's kernels write what is asked for and no more.
 
     Returns:
         How many values were refreshed.
@@ -44,7 +58,12 @@ def repair_aliases(graph: fx.Graph, memories: Memories | None = None) -> int:
     nodes = list(graph.nodes)
     found = (memories or Memories()).of_all([n.meta.get("val") for n in nodes])
     key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
+    kernels = _SCATTERS if by_kernel else ()
+    scatters = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
+        if node in scatters and _scatter_whole(node):
+            key_of[node] = storage_key(node.meta.get("val"))
+            repaired += 1
         if base is None or (key_of[node] is not None and key_of[node] == key_of[base]):
             continue
         mine, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
@@ -53,6 +72,27 @@ def repair_aliases(graph: fx.Graph, memories: Memories | None = None) -> int:
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
     return repaired
+
+
+def _scatter_whole(node: fx.Node) -> bool:
+    """Gives a scatter the memory behind the view that it writes to; False: it has as much already."""
+    base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
+    nbytes = storage_bytes(base)
+    if nbytes <= max(storage_bytes(node.meta.get("val")), tensor_bytes(base)):
+        return False
+    with _quietly(base.fake_mode):
+        whole = base.new_empty(base.untyped_storage().nbytes() // base.element_size())
+        node.meta["val"] = whole.as_strided(base.size(), base.stride(), base.storage_offset())
+    return True
+
+
+@contextlib.contextmanager
+def _quietly(fake: Any) -> Iterator[None]:
+    """Runs operators on fake tensors, and guards against nothing that they ask."""
+    env = getattr(fake, "shape_env", None)
+    quiet = env.suppress_guards() if env is not None else contextlib.nullcontext()
+    with fake, quiet, torch.no_grad():
+        yield
 
 
 def _keys(value: Any) -> set[int]:

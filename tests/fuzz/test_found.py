@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import remat
+from tests.fuzz.captured import memories
 from tests.graphs import joint_of, weight
 
 
@@ -58,3 +59,28 @@ def test_a_view_must_be_saved_though_its_memory_must_be_recomputed(pipeline: str
     plan = remat.plan(joint, pipeline=f"{pipeline},partition")
     assert "_unsafe_view" in {*plan.saved}
     assert "_unsafe_view" not in plan.recomputed
+
+
+@pytest.mark.parametrize("name", ["select", "slice", "diagonal", "as_strided"])
+def test_a_scatter_into_a_view_holds_all_the_memory_behind_the_view(name: str) -> None:
+    """PyTorch's kernel copies it whole; its fake kernel does not know that."""
+    where: dict[str, tuple[int | list[int], ...]] = {
+        "select": (0, 0),
+        "slice": (0, 0, 4),
+        "diagonal": (),
+        "as_strided": ([8], [1], 8),
+    }
+    into = {"select": (0,), "slice": slice(4), "diagonal": 0, "as_strided": 0}[name]
+    scatter = getattr(torch, f"{name}_scatter")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        view = (x @ x)[8:16, :8]
+        return (scatter(view, view[into].sin(), *where[name]) @ view).sin().sum()
+
+    x = weight(40, 40)
+    plan = remat.plan(joint_of(f, x), 1)
+    assert f"{name}_scatter" in plan.saved
+    with torch.no_grad():
+        _, *handed = plan.forward(x)
+    kept = {k: nbytes for k, nbytes in memories(handed).items() if k not in memories([x])}
+    assert sum(kept.values()) == plan.saved_bytes

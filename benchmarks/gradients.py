@@ -12,7 +12,6 @@ solvers and budgets is shown. Solvers that decide alike are compiled once.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import sys
@@ -29,7 +28,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
-from benchmarks.machine import describe_cpu
+from benchmarks.machine import header
 from benchmarks.models import ZOO, Outcome, Step, build
 
 BUDGETS = (0, 0.05, 0.2, 0.5, 0.8, 1)
@@ -244,12 +243,7 @@ def _format(row: Row) -> str:
 
 def report(rows: Sequence[Row], budgets: Sequence[float]) -> dict[str, Any]:
     return {
-        "benchmark": "gradients",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "remat": remat.__version__,
-        "cpu": describe_cpu(),
-        "threads": torch.get_num_threads(),
+        **header("gradients"),
         "budgets": list(budgets),
         "solvers": list(remat.solver_names()),
         "limits": LIMIT,

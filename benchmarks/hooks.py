@@ -18,7 +18,6 @@ It is not measured here.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
 import sys
@@ -36,7 +35,7 @@ from torch import fx
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
-from benchmarks.machine import describe_cpu
+from benchmarks.machine import header
 from benchmarks.models import Outcome, Step
 from remat.graph.budget import format_bytes
 from remat.graph.measure import measure_step
@@ -211,12 +210,7 @@ def report(rows: Sequence[Row], seconds: float) -> dict[str, Any]:
             off = max(off, abs(measured / simulated - 1) if simulated else math.inf)
     ours = [r for r in rows if r.hooks == "float8" and r.by == "remat" and r.budget == 1]
     return {
-        "benchmark": "hooks",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "remat": remat.__version__,
-        "cpu": describe_cpu(),
-        "threads": torch.get_num_threads(),
+        **header("hooks"),
         "elapsed_s": round(seconds, 1),
         "limits": {"share": SHARE, "off": OFF},
         "share": max(r.saved / plain_of(r, rows).saved for r in ours),

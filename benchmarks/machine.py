@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import torch
+
+import remat
 
 
 @contextlib.contextmanager
@@ -32,3 +38,15 @@ def describe_cpu() -> str:
         return platform.processor()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, platform.processor())
+
+
+def header(benchmark: str) -> dict[str, Any]:
+    """What every report says first: which benchmark, when, of what, and where."""
+    return {
+        "benchmark": benchmark,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "remat": remat.__version__,
+        "cpu": describe_cpu(),
+        "threads": torch.get_num_threads(),
+    }

@@ -15,7 +15,6 @@ step takes is held against what was asked; ``--asked-only`` does only that, for 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
 import time
@@ -33,7 +32,7 @@ from scipy.stats import kendalltau, spearmanr
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
-from benchmarks.machine import describe_cpu, quiet
+from benchmarks.machine import header, quiet
 from benchmarks.models import ZOO, build
 from remat.graph.measure import measure_step
 
@@ -224,12 +223,7 @@ def report(cells: Sequence[Cell], asked: Sequence[Asked], seconds: float) -> dic
         for name in dict.fromkeys(c.model for c in cells)
     ]
     return {
-        "benchmark": "peak",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "torch": torch.__version__,
-        "remat": remat.__version__,
-        "cpu": describe_cpu(),
-        "threads": torch.get_num_threads(),
+        **header("peak"),
         "elapsed_s": round(seconds, 1),
         "limits": {"error": LIMIT, "rank_correlation": CORRELATION},
         "largest_error": max(abs(c.error) for c in cells),

@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from remat.api import solve as solve
     from remat.api import solver_names as solver_names
     from remat.comparison import compare as compare
-    from remat.compile import partitioner as partitioner
-    from remat.compile import plans as plans
-    from remat.compile import torch_solver as torch_solver
     from remat.errors import RematError as RematError
     from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
+    from remat.partitioning import partitioner as partitioner
+    from remat.partitioning import plans as plans
     from remat.passes.analysis import Analysis as Analysis
     from remat.passes.base import Pass as Pass
     from remat.passes.packing import SavedTensorHooks as SavedTensorHooks
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from remat.solvers.solution import Solution as Solution
     from remat.solvers.solution import Status as Status
     from remat.together import PlanSet as PlanSet
+    from remat.torch_knapsack import torch_solver as torch_solver
 
 __version__ = "0.1.0"
 
@@ -55,9 +55,9 @@ _HOME = {
     "plan": "remat.api",
     "solve": "remat.api",
     "solver_names": "remat.api",
-    "partitioner": "remat.compile",
-    "plans": "remat.compile",
-    "torch_solver": "remat.compile",
+    "partitioner": "remat.partitioning",
+    "plans": "remat.partitioning",
+    "torch_solver": "remat.torch_knapsack",
     "RematError": "remat.errors",
     "Peak": "remat.graph.budget",
     "capture": "remat.graph.capture",

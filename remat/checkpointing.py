@@ -33,20 +33,8 @@ from remat.solvers.base import Solver
 REPEATS = 5
 
 
-def estimate(
-    model: nn.Module,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    mode: str = "operator-level-cost-model",
-    cost: CostModel | None = None,
-    fake: bool | None = None,
-) -> ModuleTree:
-    """Estimates what checkpointing each module of a model frees and takes.
-
-    The arguments and errors are those of `remat.sac.modules.collect_modules`.
-    """
-    return collect_modules(model, args, kwargs, mode=mode, cost=cost, fake=fake)
+#: Estimates what checkpointing each module of a model frees and takes.
+estimate = collect_modules
 
 
 def plan(

@@ -8,12 +8,9 @@ files are in ``test_distributed.py``.
 from __future__ import annotations
 
 import json
-import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +23,7 @@ import remat
 from remat.graph.costs import CostModel
 from remat.passes import ranks
 from remat.passes.control import Group
+from tests.rank_cases import Case, outcome, run_all
 
 WORLD = 2
 #: Rank 0 is up at once in these cases; where it is not, the case says so.
@@ -330,31 +328,18 @@ def case_collective(rank: int) -> Any:
 
 
 def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    cases = {k[5:]: f for k, f in list(globals().items()) if k.startswith("case_")}
-    for name, case in cases.items():
-        ranks._TOLD.clear()
-        torch._dynamo.reset()
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store-{name}",
-            rank=rank,
-            world_size=WORLD,
-            timeout=timedelta(seconds=60),
-        )
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            try:
-                result = {"result": case(rank)}
-            except Exception:
-                result = {"traceback": traceback.format_exc()}
-        told = [str(w.message) for w in caught if issubclass(w.category, ranks.RankWarning)]
-        text = json.dumps({**result, "told": told})
-        (folder / f"{name}.{rank}.part").write_text(text)
-        (folder / f"{name}.{rank}.part").rename(folder / f"{name}.{rank}.json")
-        dist.destroy_process_group()
-    # PyTorch's own threads do not always end in good order; everything is on disk by now.
-    os._exit(0)
+    run_all(globals(), folder, rank, WORLD, outcome_and_told)
+
+
+def outcome_and_told(case: Case, rank: int) -> dict[str, Any]:
+    """What a case comes to, and what the ranks were told meanwhile."""
+    ranks._TOLD.clear()
+    torch._dynamo.reset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = outcome(case, rank)
+    told = [str(w.message) for w in caught if issubclass(w.category, ranks.RankWarning)]
+    return {**found, "told": told}
 
 
 if __name__ == "__main__":

@@ -104,22 +104,31 @@ def recording_backend(recorded: Recorded, partition: Any) -> Half:
 
         return make_boxed_func(run)
 
+    def take(tangents: Sequence[Any]) -> None:
+        recorded.tangents = _copies(tangents)
+
+    return aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=showing_tangents(take),
+        partition_fn=split,
+        keep_inference_input_mutations=True,
+    )
+
+
+def showing_tangents(show: Callable[[Sequence[Any]], None]) -> Callable[..., Half]:
+    """A compiler that runs backward as it is, and shows first which tangents it was given."""
+
     def backward(module: fx.GraphModule, _: Any) -> Half:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         count = sum(role_of(n) is Role.TANGENT for n in placeholders)
 
         def run(*args: Any) -> Any:
-            recorded.tangents = _copies(args[len(args) - count :])
+            show(args[len(args) - count :])
             return module(*args)
 
         return make_boxed_func(run)
 
-    return aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=backward,
-        partition_fn=split,
-        keep_inference_input_mutations=True,
-    )
+    return backward
 
 
 def _storages(values: Sequence[Any]) -> dict[int, int]:

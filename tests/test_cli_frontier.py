@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,35 +19,16 @@ from remat.comparison import Comparison, ComparisonRow
 from remat.errors import SolverError
 from remat.graph.budget import Budget
 from remat.plugins.registry import registry
+from tests.cli_models import BLOCK, folder_with
 
-MODELS = '''
-import torch
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(16, 48), torch.nn.Linear(48, 16)
-
-    def forward(self, x):
-        h = self.up(x)
-        return x + self.down(torch.tanh(h) * torch.sigmoid(h))
-
+MODELS = BLOCK + '''
 def blocks():
     with torch.device("meta"):
         return torch.nn.Sequential(*(Block() for _ in range(4))), (torch.zeros(512, 16),)
 
 '''  # fmt: skip
 MODEL = "some_blocks.py:blocks"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a model in it, and an interpreter that forgets it."""
-    (tmp_path / "some_blocks.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("some_blocks", None)
+folder = folder_with("some_blocks", MODELS)
 
 
 def run(*args: str) -> Result:

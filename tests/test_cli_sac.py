@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,19 +13,9 @@ from remat.checkpointing import plan as make_plan
 from remat.cli import main
 from remat.errors import BudgetError, SolverError
 from remat.sac import SACPlan
+from tests.cli_models import BLOCK, folder_with
 
-MODELS = '''
-import torch
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = torch.nn.Linear(16, 48), torch.nn.Linear(48, 16)
-
-    def forward(self, x):
-        h = self.up(x)
-        return x + self.down(torch.tanh(h) * torch.sigmoid(h))
-
+MODELS = BLOCK + '''
 def blocks():
     torch.manual_seed(0)
     return torch.nn.Sequential(*(Block() for _ in range(4))), (torch.randn(128, 16),)
@@ -36,16 +24,7 @@ def function():
     return torch.sin, (torch.zeros(3, requires_grad=True),)
 '''  # fmt: skip
 MODEL = "sac_blocks.py:blocks"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a model in it, and an interpreter that forgets it."""
-    (tmp_path / "sac_blocks.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield tmp_path
-    sys.modules.pop("sac_blocks", None)
+folder = folder_with("sac_blocks", MODELS)
 
 
 def sac(*args: str) -> Result:

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 import remat
 from remat import planning
 from remat.cli import main
-from remat.compile import Partitioner
 from remat.errors import BudgetError, PassError, ProblemError, VerifyError
+from remat.partitioning import Partitioner
 from remat.passes.base import PassResult, State
 from remat.passes.instruments.unexpected import folder_for
 from remat.passes.partition import Partition

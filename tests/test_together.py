@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import remat
-from remat.compile import BudgetWarning
 from remat.errors import BudgetError, PlanError
+from remat.partitioning import BudgetWarning
 
 #: Dynamo looks at .grad of what one graph hands to the next.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

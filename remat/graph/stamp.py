@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -32,12 +34,12 @@ class Stamp:
     def difference(self, later: Stamp) -> str | None:
         """The first thing that is different later, in words; None where nothing is."""
         for before, after in zip(self.rows, later.rows, strict=False):
-            if before is after or all(map(_same, before, after)):
+            if before is after or all(map(alike, before, after, repeat(_same_value))):
                 continue
             if before[0] is not after[0]:
                 return f"'{before[1]}' stood where '{after[1]}' stands now"
             for what, old, new in zip(_FIELDS, before[1:], after[1:], strict=True):
-                if not _same(old, new):
+                if not alike(old, new, _same_value):
                     return f"{what} of '{before[1]}' was {_short(old)}, is {_short(new)} now"
         count = len(later.rows) - len(self.rows)
         if count:
@@ -48,21 +50,32 @@ class Stamp:
 _FIELDS = ("the name", "the target", "the arguments", "the keyword arguments", "the recompute tag")
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same_value(a: Any, b: Any) -> bool:
     """Whether two arguments are the same; symbols are compared by their text, which guards nothing."""
+    if isinstance(a, (float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return repr(a) == repr(b)
+    return bool(a == b)
+
+
+def alike(a: Any, b: Any, same_value: Callable[[Any, Any], bool]) -> bool:
+    """Whether two values are the same one, or of one type and the same all the way down.
+
+    Args:
+        a: a value: tuples, lists and dicts are looked into; a node is the same as itself alone.
+        b: the other one.
+        same_value: tells for two of one type that are none of these.
+    """
     if a is b:
         return True
     if type(a) is not type(b):
         return False
     if isinstance(a, (tuple, list)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(alike, a, b, repeat(same_value)))
     if isinstance(a, dict):
-        return list(a) == list(b) and all(_same(a[k], b[k]) for k in a)
+        return list(a) == list(b) and all(alike(a[k], b[k], same_value) for k in a)
     if isinstance(a, fx.Node):
         return False
-    if isinstance(a, (float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return repr(a) == repr(b)
-    return bool(a == b)
+    return same_value(a, b)
 
 
 def _short(value: object) -> str:

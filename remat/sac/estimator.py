@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import nn
 from torch._guards import active_fake_mode
 
 from remat.errors import ProblemError
@@ -19,7 +17,7 @@ from remat.sac.estimate import Estimate
 from remat.sac.recording import Recorder, storages, tensors_in
 from remat.sac.replays import without_replays
 from remat.sac.runtimes import model_of, runtimes
-from remat.sac.tracking import watching
+from remat.sac.tracking import ModuleCall, watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,39 +124,32 @@ class SACEstimator(Estimate):
         self._saved.update(key for key, _, _ in storages(self._recorder.fake(x)))
         return x
 
-    def _around(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _around(self, call: ModuleCall) -> Any:
         """Runs the forward of a module, and remembers which operators were its."""
-        if torch._C._current_graph_task_id() != -1:
-            return forward(*args, **kwargs)  # backward runs it again
+        if call.in_backward:
+            return call.run()
         recorder = self._recorder
         if not recorder.inside:
-            check_fake(name, module)
+            check_fake(call.name, call.module)
             for earlier in (recorder.calls, self._spans, self._returned):
                 earlier.clear()
         begin = len(recorder.calls)
-        recorder.inside.append(name)
+        recorder.inside.append(call.name)
         try:
-            out = forward(*args, **kwargs)
+            out = call.run()
         finally:
             recorder.inside.pop()
         returned = tensors_in(out)
         self._returned += returned
-        if next(module.children(), None) is not None:
+        if not call.is_leaf:
             outputs = frozenset(k for t in returned for k, _, _ in storages(t))
             self._spans.append(
                 _Span(
-                    name=name,
+                    name=call.name,
                     begin=begin,
                     end=len(recorder.calls),
                     outputs=outputs,
-                    no_tensor=not tensors_in((args, kwargs)),
+                    no_tensor=not tensors_in((call.args, call.kwargs)),
                 )
             )
         if not recorder.inside:

@@ -11,16 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch._guards import active_fake_mode
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat.graph.measure import as_before, run_backward, run_forward
 from remat.graph.memories import storage_of
-from remat.sac.recording import allocated_bytes, tensors_in, written
+from remat.sac.recording import allocated_bytes, plain_parts, tensors_in, written
 from remat.sac.skipped import is_skipped
-from remat.sac.tracking import watching
+from remat.sac.tracking import ModuleCall, watching
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,27 +171,20 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written=self.written,
         )
 
-    def _around(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        if torch._C._current_graph_task_id() != -1:
-            return forward(*args, **kwargs)  # backward runs it again
+    def _around(self, call: ModuleCall) -> Any:
+        if call.in_backward:
+            return call.run()
         span = Span(
-            name=name,
+            name=call.name,
             parent=self._inside[-1] if self._inside else -1,
-            is_leaf=next(module.children(), None) is None,
+            is_leaf=call.is_leaf,
             begin=self.now,
-            inputs=self._of(tensors_in((args, kwargs))),
+            inputs=self._of(tensors_in((call.args, call.kwargs))),
         )
         self._inside.append(len(self.spans))
         self.spans.append(span)
         try:
-            out = forward(*args, **kwargs)
+            out = call.run()
         finally:
             self._inside.pop()
             span.end = self.now
@@ -252,12 +242,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storages(x: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     """The storages behind a tensor; of all in a tensor subclass."""
-    if is_traceable_wrapper_subclass_type(type(x)):
-        for name in x.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            inner = getattr(x, name)
-            if isinstance(inner, torch.Tensor):
-                yield from _storages(inner)
-        return
-    storage = storage_of(x)
-    if storage is not None:
-        yield storage
+    for part in plain_parts(x):
+        storage = storage_of(part)
+        if storage is not None:
+            yield storage

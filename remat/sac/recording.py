@@ -210,17 +210,23 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 def storages(x: torch.Tensor) -> Iterator[tuple[int, int, torch.device]]:
     """Identity, bytes and device of each storage behind a tensor; of all in a tensor subclass."""
-    if is_traceable_wrapper_subclass_type(type(x)):
-        for name in x.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-            inner = getattr(x, name)
-            if isinstance(inner, torch.Tensor):
-                yield from storages(inner)
+    for part in plain_parts(x):
+        storage = storage_of(part)
+        if storage is None:
+            yield id(part), tensor_bytes(part), part.device
+        else:
+            yield storage._cdata, hint(storage.nbytes()), part.device
+
+
+def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The plain tensors that a tensor consists of: itself, or all that are in a tensor subclass."""
+    if not is_traceable_wrapper_subclass_type(type(x)):
+        yield x
         return
-    storage = storage_of(x)
-    if storage is None:
-        yield id(x), tensor_bytes(x), x.device
-    else:
-        yield storage._cdata, hint(storage.nbytes()), x.device
+    for name in x.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
+        inner = getattr(x, name)
+        if isinstance(inner, torch.Tensor):
+            yield from plain_parts(inner)
 
 
 def allocated_bytes(nbytes: int, device: torch.device) -> int:

@@ -5,23 +5,48 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 
-class Around(Protocol):
-    """What is called in place of a module's ``forward``; it returns what ``forward(...)`` does."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModuleCall:
+    """One call of a module's ``forward``, about to run.
 
-    def __call__(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any: ...
+    Attributes:
+        name: what the module is called; see `watching`.
+        module: the module.
+        forward: its ``forward``, as it was before it was watched.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+
+    name: str
+    module: nn.Module
+    forward: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        """Runs it."""
+        return self.forward(*self.args, **self.kwargs)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the module has no children."""
+        return next(self.module.children(), None) is None
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it is backward that runs it, once more."""
+        return torch._C._current_graph_task_id() != -1
+
+
+#: What is called in place of a module's ``forward``; it returns what running the call does.
+Around = Callable[[ModuleCall], Any]
 
 
 @contextlib.contextmanager
@@ -100,7 +125,9 @@ class _Watch:
 
         @functools.wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            return self._around(name, module, forward, args, kwargs)
+            return self._around(
+                ModuleCall(name=name, module=module, forward=forward, args=args, kwargs=kwargs)
+            )
 
         module.__dict__["forward"] = watched
         self._put.append((module, watched, before))

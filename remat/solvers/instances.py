@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remat.errors import ProblemError, RematError
-from remat.files import write_whole
+from remat.files import read_as, write_whole
 from remat.solvers import instance_format as form
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import INT64_MAX, KnapsackProblem
@@ -131,16 +131,4 @@ def load_instance(source: str | os.PathLike[str]) -> Instance:
     """
     if isinstance(source, str) and source.lstrip().startswith("{"):
         return Instance.from_json(source)
-    try:
-        with Path(source).open("rb") as file:
-            data = file.read(form.MAX_BYTES + 1)
-        if len(data) > form.MAX_BYTES:
-            raise ProblemError(f"it is larger than the {form.MAX_BYTES} bytes that are read")
-        return Instance.from_json(data.decode())
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except UnicodeDecodeError as error:
-        reason = f"it is no text in UTF-8: byte {error.start}"
-    except ValueError as error:  # a ProblemError; a path with a null in it
-        reason = str(error)
-    raise ProblemError(f"instance '{source}' cannot be read: {reason}")
+    return read_as("instance", source, Instance.from_json, form.MAX_BYTES)

@@ -14,10 +14,11 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function
 
 import remat
-from remat.graph.joint import Role, role_of, split_outputs
+from remat.graph.joint import split_outputs
 from remat.graph.storages import is_input_mutation
 from tests.fuzz import functions
 from tests.fuzz.program import Program, run_step
+from tests.steps import showing_tangents
 
 #: Splits a joint graph into forward and backward.
 Split = Callable[[remat.JointGraph], tuple[fx.GraphModule, fx.GraphModule]]
@@ -78,15 +79,8 @@ def run_through(program: Program, way: Way, split: Split) -> Captured:
 
         return make_boxed_func(run)
 
-    def backward(module: fx.GraphModule, _: Any) -> Any:
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        count = sum(role_of(n) is Role.TANGENT for n in placeholders)
-
-        def run(*args: Any) -> Any:
-            found.tangents = copies(args[len(args) - count :])
-            return module(*args)
-
-        return make_boxed_func(run)
+    def take(tangents: Sequence[Any]) -> None:
+        found.tangents = copies(tangents)
 
     table = None
     if way.decompose:
@@ -95,7 +89,7 @@ def run_through(program: Program, way: Way, split: Split) -> Captured:
         table = select_decomp_table()
     options: dict[str, Any] = {
         "fw_compiler": forward,
-        "bw_compiler": backward,
+        "bw_compiler": showing_tangents(take),
         "partition_fn": partition,
         "decompositions": table,
         "keep_inference_input_mutations": way.writes_in_graph,

@@ -8,18 +8,13 @@ read the files are in ``test_distributed.py``.
 from __future__ import annotations
 
 import copy
-import json
-import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -28,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from remat.errors import PolicyError
 from remat.sac import apply
+from tests.rank_cases import Case, outcome, run_all
 from tests.sac.planned import Block, Stack, plan_for
 
 WORLD = 2
@@ -135,27 +131,14 @@ def case_sharded_within(rank: int) -> Any:
 
 
 def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    cases = {k[5:]: f for k, f in list(globals().items()) if k.startswith("case_")}
-    for name, case in cases.items():
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/store-{name}",
-            rank=rank,
-            world_size=WORLD,
-            timeout=timedelta(seconds=60),
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                result = {"result": case(rank)}
-            except Exception:
-                result = {"traceback": traceback.format_exc()}
-        (folder / f"{name}.{rank}.part").write_text(json.dumps(result))
-        (folder / f"{name}.{rank}.part").rename(folder / f"{name}.{rank}.json")
-        dist.destroy_process_group()
-    # PyTorch's own threads do not always end in good order; everything is on disk by now.
-    os._exit(0)
+    run_all(globals(), folder, rank, WORLD, quiet_outcome)
+
+
+def quiet_outcome(case: Case, rank: int) -> dict[str, Any]:
+    """What a case comes to; no warning is shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return outcome(case, rank)
 
 
 if __name__ == "__main__":

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from remat.sac.tracking import watching
+from remat.sac.tracking import ModuleCall, watching
 
 
 class Seen:
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def __call__(
-        self,
-        name: str,
-        module: nn.Module,
-        forward: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        self.events.append(f"{name}({len(args)}, {', '.join(kwargs)})")
-        return forward(*args, **kwargs)
+    def __call__(self, call: ModuleCall) -> Any:
+        self.events.append(f"{call.name}({len(call.args)}, {', '.join(call.kwargs)})")
+        return call.run()
 
 
 class Twice(nn.Module):

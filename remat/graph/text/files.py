@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from remat.errors import ProblemError, RematError
-from remat.files import write_whole
+from remat.errors import RematError
+from remat.files import read_as, write_whole
 from remat.graph.joint import JointGraph
 from remat.graph.text.parser import parse_joint
 from remat.graph.text.printer import print_joint
@@ -38,16 +38,4 @@ def read_joint(path: str | os.PathLike[str]) -> JointGraph:
         ProblemError: there is no such file, or it holds no joint graph; the message says where in
             the file what was expected.
     """
-    try:
-        with Path(path).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ProblemError(f"it is larger than the {MAX_BYTES} bytes that are read")
-        return parse_joint(data.decode())
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except UnicodeDecodeError as error:
-        reason = f"it is no text in UTF-8: byte {error.start}"
-    except ValueError as error:  # a ProblemError; a path with a null in it
-        reason = str(error)
-    raise ProblemError(f"joint graph '{path}' cannot be read: {reason}")
+    return read_as("joint graph", path, parse_joint, MAX_BYTES)

@@ -13,7 +13,7 @@ from remat.errors import PassError, ProblemError
 from remat.graph import ops
 from remat.graph.differences import first_difference
 from remat.graph.running import MAX_BYTES, Trial
-from remat.graph.stamp import Stamp
+from remat.graph.stamp import Stamp, alike
 from remat.graph.structure import check_structure
 from remat.passes.analysis import Known
 from remat.passes.control import Composite
@@ -207,22 +207,16 @@ def same_result(one: Any, other: Any) -> bool:
     Dataclasses are compared field by field, also where they do not define equality; objects that
     cannot be compared count as the same.
     """
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(same_result, one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same_result(one[k], other[k]) for k in one)
+    return alike(one, other, _same_value)
+
+
+def _same_value(one: Any, other: Any) -> bool:
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
         return all(
             same_result(getattr(one, f.name), getattr(other, f.name))
             for f in dataclasses.fields(one)
             if f.compare
         )
-    if isinstance(one, fx.Node):
-        return False  # not the same one
     if isinstance(one, torch.Tensor) or type(one).__eq__ is _BY_IDENTITY:
         return True
     return bool(one == other)

@@ -1,0 +1,301 @@
+"""The partitioner: splits joint graphs where AOTAutograd or Inductor would call PyTorch's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+import remat
+from remat import api, pipelines, sweep
+from remat.errors import ProblemError
+from remat.graph.budget import Budget
+from remat.graph.joint import JointGraph
+from remat.graph.regions import is_region, split_region
+from remat.graph.roles import has_tangents
+from remat.graph.verify import Split, verify
+from remat.passes.agree_ranks import WAIT_S, AgreeRanks
+from remat.passes.eager_hooks import register
+from remat.passes.instruments.unexpected import folder_for, report
+from remat.passes.packing import Pack, SavedTensorHooks, Unpack
+from remat.passes.saved_tensor_hooks import PackSaved
+from remat.planning import Plan
+from remat.plugins.identity import identity
+from remat.plugins.registry import registry
+from remat.saved_plans import plan_for, read_plan
+from remat.solvers.base import Solver
+from remat.solvers.run import check_time_limit
+
+if TYPE_CHECKING:
+    from remat.graph.costs import CostModel
+    from remat.passes.manager import PassManager
+    from remat.together import PlanSet
+
+_PLANS: list[Plan] = []
+_LOCK = threading.Lock()
+
+
+class BudgetWarning(UserWarning):
+    """A budget that does not mean what one may think."""
+
+
+def plans() -> tuple[Plan, ...]:
+    """The plans that compiled models of this process run on, newest last."""
+    with _LOCK:
+        return tuple(_PLANS)
+
+
+class Partitioner(CustomPartitionerFn):
+    """Partitions joint graphs under a memory budget.
+
+    It is a ``partition_fn`` of ``aot_autograd`` and Inductor's ``custom_partitioner_fn``. A joint
+    graph whose forward mutates, draws or returns nothing differentiable is handled as PyTorch's own
+    partitioner would: forward is what the user wrote.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget: float | int | str | Budget = 0.5,
+        solver: str | Solver = "auto",
+        cost: str | CostModel = "roofline",
+        time_limit: float | None = None,
+        plan: Plan | PlanSet | str | Path | None = None,
+        pipeline: str | PassManager | None = None,
+        lower: str = "eager",
+        rank_wait_s: float | None = WAIT_S,
+        hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+        repro: str | Path | bool | None = None,
+    ) -> None:
+        self.budget = Budget.parse(budget)
+        self.solver = registry().solver(solver)
+        self.cost = api.cost_model(cost)
+        check_time_limit(time_limit)
+        self.time_limit = time_limit
+        self.plan = None if plan is None else read_plan(plan)
+        self.pipeline = None if pipeline is None else pipelines.read_pipeline(pipeline)
+        if self.pipeline is not None and (budget, solver, cost, time_limit, plan) != (
+            0.5, "auto", "roofline", None, None,
+        ):  # fmt: skip
+            raise ProblemError(
+                "budget, solver, cost, time_limit and plan do not go together with a pipeline, whose "
+                f"passes carry them, for example '{pipelines.default_pipeline()}'"
+            )
+        self.hooks = None if hooks is None else SavedTensorHooks.of(hooks)
+        if self.hooks is not None and pipeline is not None:
+            raise ProblemError(
+                "hooks do not go together with a pipeline: end it with the pass "
+                "'saved-tensor-hooks(pair=float8)'"
+            )
+        self.hooks_key = "".join(map(register, self._all_hooks()))
+        self.lower = lower
+        self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
+        self.repro = folder_for(repro)
+        self.siblings: set[str] = set()  # digests of the graphs planned under these options
+
+    def __call__(
+        self,
+        gm: fx.GraphModule,
+        joint_inputs: Sequence[object],
+        **convention: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Splits a joint graph; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
+
+        Args:
+            gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
+            joint_inputs: none for a nested region, which is split without a budget.
+            convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
+                AOTAutograd describes the graph; more is ignored.
+        """
+        if is_region(gm, joint_inputs):
+            return split_region(gm, **convention)
+        joint = JointGraph(
+            graph_module=gm,
+            num_fwd_outputs=int(convention["num_fwd_outputs"]),
+            static_inputs=tuple(convention.get("static_lifetime_input_indices") or ()),
+            lower=self.lower,
+            name=_name_of(gm),
+        )
+        try:
+            return self._split(joint)
+        except Exception as error:
+            report(error, joint, self.repro, self._described)
+            raise
+
+    def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if not has_tangents(joint):
+            state = pipelines.split(pipelines.prepare(joint, in_place=True))
+            assert state.forward is not None
+            assert state.backward is not None
+            verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
+            return state.forward, state.backward
+        if self.plan is not None:
+            plan = plan_for(joint, self.plan)
+            made = pipelines.apply_plan(joint, plan, in_place=True, hooks=self.hooks)
+        elif self.pipeline is not None:
+            pipeline = self.pipeline
+            if self.agree is not None:
+                pipeline = pipelines.with_agreement(pipeline, self.agree)
+            made = pipelines.plan_by_pipeline(
+                joint, pipeline, in_place=True, fingerprint=joint.fingerprint
+            )
+        else:
+            digest = joint.fingerprint
+            self._count_graph(digest)
+            made = sweep.plan_prepared(
+                pipelines.prepare(joint, in_place=True, hooks=self.hooks),
+                budget=self.budget,
+                solver=self.solver,
+                cost=self.cost,
+                time_limit=self.time_limit,
+                fingerprint=digest,
+                agree=self.agree,
+            )
+        with _LOCK:
+            _PLANS.append(made)
+        return made.forward, made.backward
+
+    def _described(self) -> tuple[str, dict[str, str], str]:
+        """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
+        if self.pipeline is not None:
+            return str(self.pipeline), {}, ""
+        if self.plan is not None:
+            text = f"{pipelines.PREPARE},{pipelines.SPLIT}"
+            return text, {}, "It was split by a saved plan, whose decision is not in here."
+        known = registry().solvers.get(self.solver.name) is type(self.solver)
+        kind = type(self.solver)
+        given = {
+            "budget": str(self.budget),
+            "solver": self.solver.name if known else f"{kind.__module__}:{kind.__qualname__}",
+            "cost": str(self.cost),
+        }
+        if self.time_limit is not None:
+            given["time_limit"] = str(self.time_limit)
+        if self.hooks is not None:
+            given["hooks"] = self.hooks.name
+        if self.budget.peak_bytes is not None:
+            return "", given, ""
+        made = pipelines.default_pipeline(self.budget, self.solver, self.cost, self.time_limit)
+        return str(made), given, ""
+
+    def _agreement(self, wait_s: float) -> AgreeRanks:
+        """The pass by which the ranks of a job agree on what is asked for here."""
+        asked = (
+            f"budget {self.budget}, solver {self.solver.name}, cost {self.cost}, time limit "
+            f"{self.time_limit}"
+        )
+        if self.pipeline is not None:
+            asked = f"pipeline {self.pipeline}"
+        return AgreeRanks(
+            asked=f"{asked}, lowering {self.lower}, remat {remat.__version__}",
+            wait_s=wait_s,
+            capacity_too=self.budget.peak_bytes is not None,
+        )
+
+    def _all_hooks(self) -> list[SavedTensorHooks]:
+        found = [] if self.hooks is None else [self.hooks]
+        passes = () if self.pipeline is None else self.pipeline.flat()
+        return found + [p.hooks for p in passes if isinstance(p, PackSaved)]
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether another process can know that it would compile the same."""
+        return all(h.cache_key is not None for h in self._all_hooks())
+
+    def _count_graph(self, digest: str) -> None:
+        """Says once that a budget in bytes is each graph's own; the same graph again is no second one."""
+        known = digest in self.siblings
+        self.siblings.add(digest)
+        if not known and len(self.siblings) == 2 and self.budget.share is None:
+            warnings.warn(
+                f"a second graph is compiled under the budget {self.budget}: each graph gets it by "
+                "itself, so together they may keep more. For one budget over all graphs of a model, "
+                "plan them together and reuse the plans: "
+                "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
+                'options={"plan": plans}',
+                BudgetWarning,
+                stacklevel=2,
+            )
+
+    def uuid(self) -> str:
+        """Identifies every option, every plugin's version and ours, for the keys of caches."""
+        options = {
+            "remat": remat.__version__,
+            "budget": str(self.budget),
+            "solver": identity(self.solver),
+            "cost": f"{identity(self.cost)} {self.cost.key()}",
+            "time_limit": self.time_limit,
+            "plan": None if self.plan is None else self.plan.to_json(),
+            "pipeline": None if self.pipeline is None else str(self.pipeline),
+            "lower": self.lower,
+            "hooks": self.hooks_key,
+        }
+        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+        return f"remat-{remat.__version__}-{digest.hexdigest()}"
+
+
+def partitioner(
+    budget: float | int | str | Budget = 0.5,
+    solver: str | Solver = "auto",
+    cost: str | CostModel = "roofline",
+    time_limit: float | None = None,
+    *,
+    plan: Plan | str | Path | None = None,
+    pipeline: str | PassManager | None = None,
+    rank_wait_s: float | None = WAIT_S,
+    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+    repro: str | Path | bool | None = None,
+) -> Partitioner:
+    """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
+
+    Args:
+        budget: as in `remat.plan`.
+        solver: as in `remat.plan`.
+        cost: as in `remat.plan`.
+        time_limit: as in `remat.plan`.
+        plan: a saved plan to reuse: a `remat.Plan`, its JSON text, or a path to it. A graph that it
+            was not made for is refused.
+        pipeline: as in `remat.plan`.
+        rank_wait_s: with several ranks, how long the others wait for rank 0, whose decision they
+            share where the graph is the same; None: every rank decides by itself.
+        hooks: as in `remat.plan`.
+        repro: the folder that a reproducer is written to where planning fails and should not; False
+            for none, None for what the variable ``REMAT_REPRO_DIR`` names, else for one among the
+            temporary files.
+
+    Raises:
+        RematError: an option that cannot be meant, at once and not at the first compilation.
+    """
+    return Partitioner(
+        budget=budget,
+        solver=solver,
+        cost=cost,
+        time_limit=time_limit,
+        plan=plan,
+        pipeline=pipeline,
+        rank_wait_s=rank_wait_s,
+        hooks=hooks,
+        repro=repro,
+    )
+
+
+def _name_of(gm: fx.GraphModule) -> str:
+    """The class of the user's module where Dynamo recorded one for the whole graph, and its number."""
+    from torch._guards import CompileContext
+
+    where = CompileContext.current_compile_id()
+    stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)
+    roots = {next(iter(stack.items())) for stack in stacks if stack}
+    label = "graph"
+    if len(roots) == 1:
+        kind = roots.pop()[1][1]
+        name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+        label = name.rpartition(".")[2]
+    return label if where is None else f"{label} {where}"

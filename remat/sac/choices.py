@@ -97,8 +97,12 @@ def choices(
         return Choices(all=kept, floors=tuple(c.recompute_ps for c in kept))
     # Between two choices there may be others, each slower than the one that keeps more.
     slack = math.ceil(frontier.tolerance * free_ps)
-    best = views_ps + free_ps - int(frontier.values[-1])
-    faster = [best, *(c.recompute_ps for c in kept[:-1])]
+    if solver is None:
+        fastest = [*(p - 1 for p in points[1:]), len(frontier) - 1]
+        faster = [views_ps + free_ps - int(frontier.values[p]) for p in reversed(fastest)]
+    else:
+        best = views_ps + free_ps - int(frontier.values[-1])
+        faster = [best, *(c.recompute_ps for c in kept[:-1])]
     return Choices(all=kept, floors=tuple(max(0, ps - slack) for ps in faster))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,15 @@ import numpy.typing as npt
 from remat.sac.cuts import Cut
 from remat.sac.placing import ModuleClass
 
-#: Pairs of labels that are merged at once, at most, with one cut, and a quarter of them with more;
-#: where there would be more pairs, others must solve it.
+#: Pairs of labels that are merged at once, at most; where there would be more, others must solve it.
 MOST_PAIRS = 1_200_000
 #: How far above the bound labels are kept at first, relative to it, and by how much that grows.
 _FIRST, _GROWTH, _TRIES = 1e-4, 3.0, 10
-#: Labels that a label is compared with, at most, to see whether it is beaten.
-_COMPARED = 200
+#: Labels that are kept at each merge where a good decision is wanted and not the best.
+_FEW = 128
+#: Labels that are compared each with each; else labels that many are compared with, at most, and how
+#: many at once.
+_BLOCK, _COMPARED, _ROWS = 48, 200, 4096
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -34,7 +37,16 @@ Counts = tuple[tuple[int, ...], ...]
 
 
 class TooManyLabelsError(Exception):
-    """There are too many labels near the bound."""
+    """There are too many labels near the bound.
+
+    Attributes:
+        good: counts that meet all cuts, and their time; None where none were found.
+        bound: time that nothing gets below.
+    """
+
+    def __init__(self, good: tuple[Counts, int] | None = None, bound: float = 0.0) -> None:
+        super().__init__()
+        self.good, self.bound = good, bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,9 +63,10 @@ def cheapest(
     cuts: Sequence[Cut],
     times: Sequence[Ints],
     prices: Floats,
-    at_least: int,
-) -> tuple[Counts, int]:
-    """The counts of least time that meet all cuts, and that time.
+    at_least: float = 0.0,
+    gap: float = 0.0,
+) -> tuple[Counts, int, float]:
+    """The counts of least time that meet all cuts.
 
     Args:
         found: the classes.
@@ -61,20 +74,33 @@ def cheapest(
         times: picoseconds of each choice, by class.
         prices: of each cut's bytes; any that are not negative will do.
         at_least: picoseconds that are known to be needed.
+        gap: how far below the time its bound may be, relative to it.
+
+    Returns:
+        The counts, their time, and what no time is below: the same where they are the best.
 
     Raises:
         TooManyLabelsError: too many labels are near the bound.
     """
     merging = _Merging(found, cuts, times, prices)
-    bound = max(merging.bound, float(at_least))
+    bound = max(merging.bound, at_least)
+    good = merging.within(np.inf, _FEW)
+    if good is not None and bound >= (1.0 - gap) * good[1]:
+        return *good, min(bound, good[1])
+    tries = [] if good is None else [float(good[1])]
     most = float(sum(t.max(initial=0) * len(c.members) for t, c in zip(times, found, strict=True)))
     above = _FIRST * max(bound, 0.01 * most)
-    for _ in range(_TRIES):
-        best = merging.within(bound + above)
+    tries += [bound + above * _GROWTH**k for k in range(_TRIES)]
+    for k, threshold in enumerate(tries):
+        try:
+            best = merging.within(threshold)
+        except TooManyLabelsError:
+            if k or good is None:
+                break
+            continue
         if best is not None:
-            return best
-        above *= _GROWTH
-    raise TooManyLabelsError
+            return *best, best[1]
+    raise TooManyLabelsError(good, bound)
 
 
 class _Merging:
@@ -85,7 +111,7 @@ class _Merging:
         times: Sequence[Ints],
         prices: Floats,
     ) -> None:
-        self._found, self._times, self._prices = found, times, prices
+        self._found, self._times, self._prices, self._few = found, times, prices, 0
         self._needs = np.array([c.need for c in cuts], dtype=np.int64)
         self._gains = [np.zeros((len(t), len(cuts)), dtype=np.int64) for t in times]
         for i, cut in enumerate(cuts):
@@ -103,8 +129,14 @@ class _Merging:
         #: Time that nothing gets below.
         self.bound = float(self._all + prices @ self._needs)
 
-    def within(self, threshold: float) -> tuple[Counts, int] | None:
-        """The best counts of no more time than a threshold."""
+    def within(self, threshold: float, few: int = 0) -> tuple[Counts, int] | None:
+        """The best counts of no more time than a threshold.
+
+        Args:
+            threshold: picoseconds.
+            few: labels that are kept at each merge, at most, which may lose the best; 0: all.
+        """
+        self._few = few
         above = threshold - self.bound
         above += 1.0 + 1e-9 * (abs(threshold) + abs(self._all))  # sums of floats
         labels = self._side_by_side(
@@ -134,6 +166,7 @@ class _Merging:
         gains = np.concatenate([self._gains[c], inside.gains])
         left = np.flatnonzero(self._worth(time, gains) <= self._least[c] + above)
         left = left[_unbeaten(time[left], gains[left])]
+        left = left[self._fewest(time[left], gains[left])]
 
         def trace(i: int) -> list[tuple[int, int]]:
             at = int(left[i])
@@ -158,13 +191,30 @@ class _Merging:
                     power = self._merge(power, power, above)
         return whole
 
+    def _fewest(self, time: Ints, gains: Ints) -> Any:
+        """Of labels that free about the same, those of least excess, where not all are kept."""
+        if not self._few or len(time) <= self._few:
+            return slice(None)
+        worth = self._worth(time, gains)
+        order = np.argsort(worth, kind="stable")
+        _, first = np.unique(self._rank(time - worth)[order], return_index=True)
+        fewest: Ints = order[np.sort(first)][: self._few]
+        return fewest
+
+    def _rank(self, bytes_worth: Floats) -> Ints:
+        """Which of some steps from the least to the most that bytes are worth."""
+        low, high = bytes_worth.min(), bytes_worth.max()
+        share = (bytes_worth - low) / max(1.0, high - low)
+        step: Ints = (share * (self._few - 1)).astype(np.int64)
+        return step
+
     def _merge(self, a: _Labels, b: _Labels, above: float) -> _Labels:
         worth_a, worth_b = self._worth(a.time, a.gains), self._worth(b.time, b.gains)
         order = np.argsort(worth_b, kind="stable")
         room = worth_a.min() + worth_b[order[0]] + above - worth_a
         reach = np.searchsorted(worth_b[order], room, side="right")
         pairs = int(reach.sum())
-        if pairs > (MOST_PAIRS if len(self._needs) == 1 else MOST_PAIRS // 4):
+        if pairs > MOST_PAIRS:
             raise TooManyLabelsError
         left = np.repeat(np.arange(len(reach)), reach)
         right = order[np.arange(pairs) - np.repeat(np.cumsum(reach) - reach, reach)]
@@ -173,6 +223,7 @@ class _Merging:
             left, right = left[once], right[once]
         time, gains = a.time[left] + b.time[right], a.gains[left] + b.gains[right]
         kept = _unbeaten(time, gains)
+        kept = kept[self._fewest(time[kept], gains[kept])]
         left, right = left[kept], right[kept]
         return _Labels(
             time=time[kept],
@@ -190,21 +241,35 @@ def _unbeaten(time: Ints, gains: Ints) -> Ints:
         rises = np.ones(len(order), dtype=bool)
         rises[1:] = first[1:] > np.maximum.accumulate(first)[:-1]
         return order[rises]
-    rest = gains[order][:, columns]
-    kept: list[Ints] = []
-    best = np.empty((0, len(columns)), dtype=np.int64)
-    at = np.arange(len(order))
-    while len(at):
-        block, at = at[:64], at[64:]
-        mine = rest[block]
-        beats = (mine[None] >= mine[:, None]).all(2) & (block[None] < block[:, None])
-        mine_left = block[~beats.any(1)]
-        kept.append(mine_left)
-        best = rest[mine_left]
-        for strong in best:  # what is left gets shorter, so that later blocks are few
-            if sum(map(len, kept)) <= _COMPARED:
-                at = at[(rest[at] > strong).any(1)]
-    return order[np.concatenate(kept)] if kept else order
+    return order[_front(gains[order][:, columns], np.arange(len(order)))]
+
+
+def _front(gains: Ints, at: Ints) -> Ints:
+    """Positions, of some in the order of their time, that none before them is better than."""
+    if len(at) <= _BLOCK:
+        mine = gains[at]
+        beats = (mine[None] >= mine[:, None]).all(2)
+        left: Ints = at[~np.any(np.tril(beats, -1), axis=1)]
+        return left
+    half = len(at) // 2
+    first, second = _front(gains, at[:half]), at[half:]
+    second = second[~_beaten(gains[second], gains[first])]
+    return np.concatenate([first, _front(gains, second)])
+
+
+def _beaten(gains: Ints, by: Ints) -> npt.NDArray[np.bool_]:
+    """Which of some gains others reach everywhere; of three columns and more, maybe not all."""
+    if gains.shape[1] == 2:
+        order = np.argsort(-by[:, 0], kind="stable")
+        most = np.maximum.accumulate(by[order, 1])
+        reach = np.searchsorted(-by[order, 0], -gains[:, 0], side="right")
+        beaten: npt.NDArray[np.bool_] = most[np.maximum(reach - 1, 0)] >= gains[:, 1]
+        return beaten & (reach > 0)
+    found = np.zeros(len(gains), dtype=bool)
+    for start in range(0, len(gains), _ROWS):
+        rows = gains[start : start + _ROWS, None]
+        found[start : start + _ROWS] = np.any(np.all(by[None, :_COMPARED] >= rows, axis=2), axis=1)
+    return found
 
 
 def _different(gains: Ints) -> list[int]:

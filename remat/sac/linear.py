@@ -124,7 +124,7 @@ class Linear:
         return self.relaxed.duals[: self.cuts] * self.unit / self.size
 
     def solve(
-        self, gap: float, nodes: int, time_limit: float | None
+        self, gap: float, nodes: int, time_limit: float | None, at_most: float = np.inf
     ) -> tuple[Counts, float] | None:
         """Counts by class and choice, and picoseconds that nothing gets below.
 
@@ -135,6 +135,7 @@ class Linear:
             gap: relative gap at which HiGHS may stop.
             nodes: branch-and-bound nodes, at most, where there is no time limit.
             time_limit: seconds.
+            at_most: picoseconds of an answer that is known.
 
         Returns:
             None if nothing meets the cuts.
@@ -148,6 +149,9 @@ class Linear:
         options |= {"node_limit": nodes} if time_limit is None else {"time_limit": time_limit}
         least, reduced = self.relaxed.value, self.relaxed.reduced
         shown, reach = _FIRST, 0.0
+        if at_most < np.inf:
+            reach = (at_most / self.unit - least) * (1.0 + 1e-9)
+            shown = min(len(reduced), int((reduced <= reach).sum()))
         while True:
             every = shown >= len(reduced)
             reach = np.inf if every else max(reach, float(np.partition(reduced, shown)[shown]))

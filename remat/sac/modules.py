@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ from remat.graph.costs import CostModel
 from remat.sac.calls import Bytes, CallStats, LifeTable
 from remat.sac.estimator import SACEstimator
 from remat.sac.fakes import buffers_as_before, fake_of, fake_parameters
-from remat.sac.in_place import in_place, overhead_ms, time_steps
 from remat.sac.lifetimes import Lifetimes, Span, loss_only, record_step
+from remat.sac.reruns import time_reruns
 from remat.sac.runtimes import BENCHMARK
 from remat.sac.stats import SACStats
 
@@ -133,8 +134,8 @@ def collect_modules(
         model: in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: how runtimes are found; see `SACEstimator`. In ``"operator-level-benchmark"``, steps on
-            real CPU tensors are timed as a whole, operator by operator (`remat.sac.in_place`).
+        mode: how runtimes are found; see `SACEstimator`. In ``"operator-level-benchmark"``, modules on
+            real CPU tensors are timed while they run again, operator by operator (`remat.sac.reruns`).
         cost: another cost model for the mode.
         fake: whether to run on fake tensors, which takes neither memory nor a GPU. Some models run
             other operators then (see `SACEstimator`), and a plan made from those is refused when it
@@ -168,8 +169,8 @@ def collect_modules(
         del out
         lifetimes = record_step(model, args, named)
         timed = mode == BENCHMARK and cost is None and not fake and on_the_cpu(given)
-        steps = time_steps(model, args, named) if timed else []
-    return build_tree(model, estimator, lifetimes, steps)
+        tree = build_tree(model, estimator, lifetimes)
+        return with_reruns(tree, model, args, named) if timed else tree
 
 
 def on_the_cpu(values: Iterable[object]) -> bool:
@@ -177,19 +178,13 @@ def on_the_cpu(values: Iterable[object]) -> bool:
     return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
 
 
-def build_tree(
-    model: nn.Module,
-    estimator: SACEstimator,
-    lifetimes: Lifetimes,
-    steps: Sequence[tuple[str, float]] = (),
-) -> ModuleTree:
+def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) -> ModuleTree:
     """Joins what the estimator knows of operators with what is known of memory.
 
     Args:
         model: the model.
         estimator: its operators.
         lifetimes: a step of it.
-        steps: what `time_steps` says, if that was asked.
     """
     table = LifeTable(lifetimes)
     spans = lifetimes.spans
@@ -201,20 +196,12 @@ def build_tree(
         name: sum(p.untyped_storage().nbytes() for p in {id(p): p for p in m.parameters()}.values())
         for name, m in model.named_modules()
     }
-    run = {
-        name: next((s for s in calls if s.back_begin >= 0), None) for name, calls in order.items()
-    }
-    again = in_place(estimator.sac_mod_stats, run, table, steps, spans)
     modules = []
     for name, calls in order.items():
-        stats, overhead = estimator.sac_mod_stats.get(name), 0.0
+        stats = estimator.sac_mod_stats.get(name)
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
-            first = with_backward[0]
-            if name in again:
-                stats = again[name]
-                overhead = overhead_ms() * sum(t < first.last_saved for t, _ in first.ops)
-            stats = table.as_checkpointed(first, stats)
+            stats = table.as_checkpointed(with_backward[0], stats)
         parent = calls[0].parent
         modules.append(
             ModuleStats(
@@ -225,7 +212,6 @@ def build_tree(
                 calls=tuple(table.call(s, stats) for s in with_backward),
                 stats=stats,
                 why_not=_why_not(name, calls, estimator, lifetimes),
-                overhead_ms=overhead,
             )
         )
     ended = sorted(order, key=lambda name: (order[name][0].end, -places[name]))
@@ -240,6 +226,52 @@ def build_tree(
         step_ms=3 * sum(sum(s.runtimes) for s in roots),
         mode=estimator.mode,
         cost=str(estimator.cost),
+    )
+
+
+def with_reruns(
+    tree: ModuleTree, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> ModuleTree:
+    """The tree with what running modules again really takes, on the CPU.
+
+    Modules that lie in one another are checkpointed in steps of their own. Those with the same
+    operators get the same times, the median of theirs: so they stay equal.
+    """
+    levels: dict[int, list[str]] = {0: []}
+    can = [m.fqn != "" and not m.why_not and m.stats is not None for m in tree.modules]
+    for k, module in enumerate(tree.modules):
+        if can[k]:
+            levels.setdefault(sum(can[a] for a in tree.ancestors(k)), []).append(module.fqn)
+    runs = [time_reruns(model, args, kwargs, names) for names in levels.values()]
+    found = {name: rerun for run in runs if run is not None for name, rerun in run.modules.items()}
+    alike: dict[Any, list[tuple[list[float], float]]] = {}
+    for module in tree.modules:
+        if module.fqn in found and module.stats is not None:
+            rerun, stats = found[module.fqn], module.stats
+            times = rerun.runtimes(stats.func_names, stats.runtimes)
+            alike.setdefault(_kind(stats), []).append((times, rerun.overhead_ms))
+    forward_ms = [run.forward_ms for run in runs if run is not None]
+    return replace(
+        tree,
+        modules=tuple(_as_alike(m, alike) if m.fqn in found else m for m in tree.modules),
+        step_ms=3 * statistics.median(forward_ms) if forward_ms else tree.step_ms,
+    )
+
+
+def _kind(stats: SACStats) -> tuple[Any, ...]:
+    return tuple(stats.func_names), tuple(stats.memory)
+
+
+def _as_alike(
+    module: ModuleStats, alike: Mapping[Any, Sequence[tuple[list[float], float]]]
+) -> ModuleStats:
+    assert module.stats is not None
+    times, overheads = zip(*alike[_kind(module.stats)], strict=True)
+    typical = [statistics.median(each) for each in zip(*times, strict=True)]
+    return replace(
+        module,
+        stats=replace(module.stats, runtimes=typical),
+        overhead_ms=statistics.median(overheads),
     )
 
 

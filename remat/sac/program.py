@@ -7,7 +7,6 @@ exact for the cuts that are given.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from remat.errors import SolverError
 from remat.sac.cuts import Cut
 from remat.sac.labels import TooManyLabelsError, cheapest
-from remat.sac.linear import Linear
+from remat.sac.linear import Ints, Linear
 from remat.sac.placing import ModuleClass
 from remat.solvers.pulp_cbc import load_pulp, pulp_engine
 
@@ -85,7 +84,6 @@ def solve(
     *,
     at_least: float = 0.0,
     merging: bool = True,
-    floors: bool = False,
 ) -> Answer | None:
     """Finds the counts of least time; None if none meet the cuts.
 
@@ -93,29 +91,27 @@ def solve(
         found: the classes.
         cuts: what the memory demands.
         backend: who is asked where merging is not enough.
-        gap: at which that one may stop.
+        gap: relative gap that may be left.
         at_least: picoseconds that fewer cuts took at least.
         merging: whether to try that first.
-        floors: count for each choice what all that it stands for take at least.
 
     Raises:
         SolverError: the backend ended without an answer.
     """
-    times = [
-        np.array(c.floors if floors else [x.recompute_ps for x in c.choices], dtype=np.int64)
-        * len(c.gains[0])
-        for c in found
-    ]
+    times = [_times(c, [x.recompute_ps for x in c.choices]) for c in found]
     linear = Linear.of(found, cuts, times) if found else None
     prices = linear.prices() if linear is not None and merging else None
+    at_most = np.inf
     if prices is not None:
-        with contextlib.suppress(TooManyLabelsError):
-            counts, best = cheapest(found, cuts, times, prices, round(at_least))
-            return Answer(counts=counts, bound=best, exact=True)
+        try:
+            counts, best, bound = cheapest(found, cuts, times, prices, at_least, gap)
+            return Answer(counts=counts, bound=bound, exact=bound == best)
+        except TooManyLabelsError as many:
+            at_most = np.inf if many.good is None else float(many.good[1])
     if linear is None or backend.name is not None:
         return _through_pulp(found, cuts, times, backend, gap)
     try:
-        answer = linear.solve(gap, HIGHS_NODES, backend.time_limit)
+        answer = linear.solve(gap, HIGHS_NODES, backend.time_limit, at_most)
     except TimeoutError:
         raise SolverError("highs", "no answer within its limit; give more time, or a gap") from None
     if answer is None:
@@ -125,6 +121,43 @@ def solve(
     # One picosecond of each choice taken is for sums of floats.
     exact = spent - bound <= max(1.0, 1e-7 * spent)
     return Answer(counts=counts, bound=min(bound, float(spent)), exact=exact)
+
+
+def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
+    """Picoseconds that nothing gets below, those choices included that were left out for being many.
+
+    What takes a choice whose floor has a reduced cost beyond the bound is not below the bound. All else
+    is below it by no more than the choices that it takes are above their floors.
+
+    Args:
+        found: the classes.
+        cuts: what the memory demands.
+        bound: picoseconds that the choices which are there take at least.
+    """
+    times = [_times(c, [x.recompute_ps for x in c.choices]) for c in found]
+    floors = [_times(c, c.floors) for c in found]
+    slack = [t - f for t, f in zip(times, floors, strict=True)]
+    if not any(s.any() for s in slack):
+        return bound
+    linear = Linear.of(found, cuts, floors)
+    if linear.relaxed is not None:
+        reach = bound / linear.unit - linear.relaxed.value
+        for c, reduced in enumerate(np.split(linear.relaxed.reduced, linear.starts[1:-1])):
+            slack[c][reduced > reach * (1.0 + 1e-9)] = 0
+    most = [0] * len(found)  # for a member, and all that is below it instead
+    total = 0
+    for c in reversed(range(len(found))):
+        most[c] = max(most[c], int(slack[c].max(initial=0)))
+        if found[c].parent >= 0:
+            most[found[c].parent] += found[c].each * most[c]
+        else:
+            total += len(found[c].members) * most[c]
+    return bound - total
+
+
+def _times(one: ModuleClass, ps: Sequence[int]) -> Ints:
+    """Picoseconds of each choice of a class, for all calls of a member."""
+    return np.array(ps, dtype=np.int64) * len(one.gains[0])
 
 
 def _through_pulp(

@@ -14,7 +14,7 @@ from remat.sac.expanded import Expanded, seen
 from remat.sac.modules import ModuleTree
 from remat.sac.peaks import Simulated, moments_of_interest, simulate
 from remat.sac.placing import Decision, ModuleClass, classes, place
-from remat.sac.program import Answer, Backend, solve
+from remat.sac.program import Answer, Backend, floor, solve
 from remat.solvers.pulp_cbc import load_pulp
 
 #: Branch-and-bound nodes where each module is a part of the program by itself.
@@ -26,7 +26,7 @@ LOWERED = 6
 #: Choices in all modules together beyond which equal modules are not told apart by cuts.
 MOST_APART = 6_000
 #: Gap at which programs stop as long as their answers only show what is missing.
-_LOOSE = 0.01
+_LOOSE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,22 +99,15 @@ class Search:
             decision = place(found, answer.counts)
             simulated = simulate(self._tree, decision, self._plain)
             if simulated.peak_bytes <= budget and last:
-                bound = self._floor(found, cuts, bound)
+                bound = floor(found, cuts, bound)
                 return Found(decision=decision, simulated=simulated, bound_ps=bound), bound
             fresh = self._fails(found, cutter, decision, simulated, budget, answer)
             if not fresh and last:
-                return None, self._floor(found, cuts, bound)
+                return None, floor(found, cuts, bound)
             cuts += fresh
             merging = bool(fresh)  # of the same cuts, merging has failed
             gap = gap if fresh else self._backend.gap
-        return None, self._floor(found, cuts, bound)
-
-    def _floor(self, found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
-        """The bound for all choices, those included that were left out because they are many."""
-        if all(c.floors == tuple(o.recompute_ps for o in c.choices) for c in found):
-            return bound
-        answer = solve(found, cuts, self._backend, self._backend.gap, floors=True)
-        return bound if answer is None else min(bound, answer.bound)
+        return None, floor(found, cuts, bound)
 
     def _by_module(self, budget: int | None) -> tuple[Decision, Simulated] | None:
         """The program with every module by itself; without a budget, for the lowest peak."""

@@ -19,7 +19,7 @@ from remat.solvers.frontier import knapsack_frontier
 from remat.solvers.run import run
 
 #: Choices for one module, at most; of more, every so-manyth by memory is considered.
-MOST_CHOICES = 1_000
+MOST_CHOICES = 3_000
 #: Choices where a solver is asked for each.
 ASKED = 24
 

@@ -133,7 +133,8 @@ class Linear:
 
         Args:
             gap: relative gap at which HiGHS may stop.
-            nodes: branch-and-bound nodes, at most, where there is no time limit.
+            nodes: branch-and-bound nodes, at most, where there is no time limit; down to a tenth of
+                them where there are many choices.
             time_limit: seconds.
             at_most: picoseconds of an answer that is known.
 
@@ -146,7 +147,8 @@ class Linear:
         if self.relaxed is None:
             return None
         options: dict[str, float] = {"mip_rel_gap": gap}
-        options |= {"node_limit": nodes} if time_limit is None else {"time_limit": time_limit}
+        if time_limit is not None:
+            options |= {"time_limit": time_limit}
         least, reduced = self.relaxed.value, self.relaxed.reduced
         shown, reach = _FIRST, 0.0
         if at_most < np.inf:
@@ -156,6 +158,10 @@ class Linear:
             every = shown >= len(reduced)
             reach = np.inf if every else max(reach, float(np.partition(reduced, shown)[shown]))
             near = np.flatnonzero(reduced <= reach)
+            if time_limit is None:  # a node takes the longer the more choices there are
+                options["node_limit"] = max(
+                    nodes // 10, min(nodes, 3 * nodes * _FIRST // len(near))
+                )
             solved = self._highs(near, options)
             if solved.x is None:
                 if every:

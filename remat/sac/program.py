@@ -25,7 +25,7 @@ from remat.solvers.pulp_cbc import load_pulp, pulp_engine
 #: PuLP's names of solvers that have another one here.
 BACKENDS = {"cbc": "COIN_CMD", "highs": "HiGHS_CMD", "scip": "SCIP_CMD", "gurobi": "GUROBI_CMD"}
 #: Branch-and-bound nodes for one program, where no time limit is given: of HiGHS, and of others.
-HIGHS_NODES, NODES = 3_000, 1_000
+HIGHS_NODES, NODES = 10_000, 1_000
 #: The same where a gap is left: such an answer only shows what is missing.
 FEW_NODES = 200
 #: Programs count microseconds, doubles being what they are.

@@ -13,12 +13,7 @@ from remat.graph import ops
 from remat.graph.capture import LOWERINGS
 from remat.graph.joint import copy_module
 from remat.graph.regions import calls_regions
-from remat.partitioning import BudgetWarning as BudgetWarning
-from remat.partitioning import Partitioner as Partitioner
-from remat.partitioning import partitioner as partitioner
-from remat.partitioning import plans as plans
-from remat.torch_knapsack import TorchSolver as TorchSolver
-from remat.torch_knapsack import torch_solver as torch_solver
+from remat.partitioning import Partitioner
 
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}

@@ -135,9 +135,7 @@ def candidates(
             if why:
                 raise ProblemError(f"module '{unit}' cannot be checkpointed: {why}")
     return tuple(
-        k
-        for k, m in enumerate(tree.modules)
-        if k in wanted and k not in above and m.fqn and not m.why_not and m.stats is not None
+        k for k, m in enumerate(tree.modules) if k in wanted and k not in above and m.can_run_again
     )
 
 

@@ -17,7 +17,7 @@ from remat.sac.estimate import Estimate
 from remat.sac.recording import Recorder, storages, tensors_in
 from remat.sac.replays import without_replays
 from remat.sac.runtimes import model_of, runtimes
-from remat.sac.tracking import ModuleCall, watching
+from remat.sac.tracking import ModuleCall, in_backward, watching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class SACEstimator(Estimate):
 
     def _around(self, call: ModuleCall) -> Any:
         """Runs the forward of a module, and remembers which operators were its."""
-        if call.in_backward:
+        if in_backward():
             return call.run()
         recorder = self._recorder
         if not recorder.inside:

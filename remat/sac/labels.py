@@ -11,6 +11,7 @@ same is known for the knapsack with multiple choices (Pisinger 1995), whose core
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,12 +42,11 @@ class TooManyLabelsError(Exception):
 
     Attributes:
         good: counts that meet all cuts, and their time; None where none were found.
-        bound: time that nothing gets below.
     """
 
-    def __init__(self, good: tuple[Counts, int] | None = None, bound: float = 0.0) -> None:
+    def __init__(self, good: tuple[Counts, int] | None = None) -> None:
         super().__init__()
-        self.good, self.bound = good, bound
+        self.good = good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,20 +87,19 @@ def cheapest(
     good = merging.within(np.inf, _FEW)
     if good is not None and bound >= (1.0 - gap) * good[1]:
         return *good, min(bound, good[1])
-    tries = [] if good is None else [float(good[1])]
+    if good is not None:  # nothing slower is of interest
+        with contextlib.suppress(TooManyLabelsError):
+            best = merging.within(float(good[1]))
+            if best is not None:
+                return *best, best[1]
     most = float(sum(t.max(initial=0) * len(c.members) for t, c in zip(times, found, strict=True)))
     above = _FIRST * max(bound, 0.01 * most)
-    tries += [bound + above * _GROWTH**k for k in range(_TRIES)]
-    for k, threshold in enumerate(tries):
-        try:
-            best = merging.within(threshold)
-        except TooManyLabelsError:
-            if k or good is None:
-                break
-            continue
-        if best is not None:
-            return *best, best[1]
-    raise TooManyLabelsError(good, bound)
+    with contextlib.suppress(TooManyLabelsError):
+        for k in range(_TRIES):
+            best = merging.within(bound + above * _GROWTH**k)
+            if best is not None:
+                return *best, best[1]
+    raise TooManyLabelsError(good)
 
 
 class _Merging:

@@ -17,7 +17,7 @@ from remat.graph.measure import as_before, run_backward, run_forward
 from remat.graph.memories import storage_of
 from remat.sac.recording import allocated_bytes, plain_parts, tensors_in, written
 from remat.sac.skipped import is_skipped
-from remat.sac.tracking import ModuleCall, watching
+from remat.sac.tracking import ModuleCall, in_backward, watching
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _around(self, call: ModuleCall) -> Any:
-        if call.in_backward:
+        if in_backward():
             return call.run()
         span = Span(
             name=call.name,
@@ -229,7 +229,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         for tensor in tensors_in(out):
             self._add(tensor, self.now)
-        if func._schema.is_mutable and torch._C._current_graph_task_id() == -1:
+        if func._schema.is_mutable and not in_backward():
             self.written.update(
                 dict.fromkeys(self._of(written(func, args, kwargs or {})), self.now)
             )

@@ -58,6 +58,11 @@ class ModuleStats:
         return self.name.partition(".")[2]
 
     @property
+    def can_run_again(self) -> bool:
+        """Whether it may be checkpointed: not the model itself, no leaf, and nothing speaks against it."""
+        return bool(self.fqn) and not self.why_not and self.stats is not None
+
+    @property
     def activation_bytes(self) -> int:
         """Memory that its calls make, do not return, and backward reads."""
         return sum(call.activation_bytes for call in self.calls)
@@ -235,10 +240,11 @@ def with_reruns(
     """The tree with what running modules again really takes, on the CPU.
 
     Modules that lie in one another are checkpointed in steps of their own. Those with the same
-    operators get the same times, the median of theirs: so they stay equal.
+    operators get the same times, the median of theirs: so they stay equal. Where a module fails when it
+    runs again, those of its steps keep the times of operators one by one.
     """
     levels: dict[int, list[str]] = {0: []}
-    can = [m.fqn != "" and not m.why_not and m.stats is not None for m in tree.modules]
+    can = [m.can_run_again for m in tree.modules]
     for k, module in enumerate(tree.modules):
         if can[k]:
             levels.setdefault(sum(can[a] for a in tree.ancestors(k)), []).append(module.fqn)

@@ -23,6 +23,7 @@ from remat.graph import ops
 from remat.graph.memories import storage_of
 from remat.graph.storages import hint, tensor_bytes
 from remat.sac.skipped import is_skipped
+from remat.sac.tracking import in_backward
 
 #: What CUDA's caching allocator rounds up to.
 CUDA_BLOCK_BYTES = 512
@@ -90,7 +91,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch._C._current_graph_task_id() != -1:
+        if in_backward():
             return func(*args, **kwargs)
         if self._converts is not None and not is_skipped(func):
             # Real parameters: what the mode puts in their place must be the same every time.

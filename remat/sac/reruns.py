@@ -28,6 +28,7 @@ from remat.sac.lifetimes import loss_only
 from remat.sac.recording import tensors_in
 from remat.sac.region import context_fn
 from remat.sac.skipped import is_skipped
+from remat.sac.tracking import in_backward
 
 #: Timed steps, after one that does not count.
 STEPS = 7
@@ -80,7 +81,8 @@ def time_reruns(
 ) -> Reruns | None:
     """Runs steps on the CPU in which modules run again, and takes the time.
 
-    Medians of `STEPS` steps in which they store nothing, and of as many in which they store all. Buffers, gradients and random states are afterwards as before.
+    Medians of `STEPS` steps in which they store nothing, and of as many in which they store all.
+    Buffers, gradients and random states are afterwards as before.
 
     Args:
         model: the model.
@@ -159,7 +161,7 @@ class _Watch:
 
     def call(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Runs a module; in backward, takes its time."""
-        if not _in_backward():
+        if not in_backward():
             return forward(*args, **kwargs)
         self._timer.again = []
         start = time.perf_counter()
@@ -216,15 +218,11 @@ class _Timer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         start = time.perf_counter()
         out = func(*args, **kwargs)
         end = time.perf_counter()
-        if not _in_backward():
+        if not in_backward():
             self.forward_ms += 1e3 * (end - start)
         elif not is_skipped(func):
             self.again.append((str(func), start, end))
         return out
-
-
-def _in_backward() -> bool:
-    return int(torch._C._current_graph_task_id()) != -1
 
 
 @functools.cache

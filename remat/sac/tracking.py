@@ -39,14 +39,14 @@ class ModuleCall:
         """Whether the module has no children."""
         return next(self.module.children(), None) is None
 
-    @property
-    def in_backward(self) -> bool:
-        """Whether it is backward that runs it, once more."""
-        return torch._C._current_graph_task_id() != -1
-
 
 #: What is called in place of a module's ``forward``; it returns what running the call does.
 Around = Callable[[ModuleCall], Any]
+
+
+def in_backward() -> bool:
+    """Whether it is backward that runs what runs now: a checkpointed module, once more."""
+    return int(torch._C._current_graph_task_id()) != -1
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.capture import LOWERINGS
@@ -88,7 +89,7 @@ def _siblings(options: Mapping[str, Any]) -> set[str]:
 def _compile_eager(
     gm: fx.GraphModule, example_inputs: Sequence[Any], partition: Partitioner
 ) -> Callable[..., Any]:
-    from torch._dynamo.backends.common import aot_autograd
+    from remat.torch_compat import aot_autograd
 
     compiled = aot_autograd(
         fw_compiler=lambda module, _: _boxed(module),
@@ -103,16 +104,14 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     Called with arguments of their own, the caller would keep what was saved to the end of backward.
     """
-    from torch.fx.graph import _BoxedCodeGen
-
     graph = copy_module(module).graph
-    graph.set_codegen(_BoxedCodeGen())
+    graph.set_codegen(torch_compat.BoxedCodeGen())
     half = fx.GraphModule(module, graph)
 
     def run(arguments: list[Any]) -> Any:
         return half.forward(arguments)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    torch_compat.mark_boxed(run)
     return run
 
 
@@ -123,9 +122,7 @@ def _compile_inductor(
     options: dict[str, Any],
     mode: str | None,
 ) -> Callable[..., Any]:
-    from torch._functorch import config as functorch_config
-    from torch._inductor import list_mode_options, list_options
-    from torch._inductor.compile_fx import compile_fx
+    from remat.torch_compat import compile_fx, functorch_config, list_mode_options, list_options
 
     known = list_options()
     for name in options:
@@ -163,8 +160,7 @@ def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwarg
     the generator too; which ones depends on what else is in the graph. The numbers of a step would
     then depend on the plan. Where more than one operator draws, the order is kept.
     """
-    from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx_inner
+    from remat.torch_compat import compile_fx_inner, inductor_config
 
     gm = copy_module(gm)
     draws = sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes)

@@ -36,6 +36,10 @@ class PluginError(RematError):
     """A plugin that cannot be loaded, or that registers something unusable."""
 
 
+class TorchVersionError(RematError):
+    """A version of PyTorch that lacks something private that remat needs."""
+
+
 class CaptureError(RematError):
     """A model whose training step cannot be captured as joint graphs."""
 

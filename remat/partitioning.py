@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 import remat
-from remat import api, pipelines, sweep
+from remat import api, pipelines, sweep, torch_compat
 from remat.errors import ProblemError
 from remat.graph.budget import Budget
 from remat.graph.joint import JointGraph
@@ -52,7 +51,7 @@ def plans() -> tuple[Plan, ...]:
         return tuple(_PLANS)
 
 
-class Partitioner(CustomPartitionerFn):
+class Partitioner(torch_compat.CustomPartitionerFn):
     """Partitions joint graphs under a memory budget.
 
     It is a ``partition_fn`` of ``aot_autograd`` and Inductor's ``custom_partitioner_fn``. A joint
@@ -288,7 +287,7 @@ def partitioner(
 
 def _name_of(gm: fx.GraphModule) -> str:
     """The class of the user's module where Dynamo recorded one for the whole graph, and its number."""
-    from torch._guards import CompileContext
+    from remat.torch_compat import CompileContext
 
     where = CompileContext.current_compile_id()
     stacks = (node.meta.get("nn_module_stack") for node in gm.graph.nodes)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.errors import BudgetError, PlanError
 from remat.graph.budget import Budget, format_bytes
@@ -17,6 +16,7 @@ from remat.graph.storages import storage_bytes
 from remat.pipelines import prepare
 from remat.planning import Plan, format_cost
 from remat.sweep import Decided, Sweep
+from remat.torch_compat import pytree
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
-from torch._inductor.custom_graph_pass import CustomKnapsackSolver
 
 import remat
+from remat import torch_compat
 from remat.graph.costs import count_flops
 from remat.plugins.identity import identity
 from remat.plugins.registry import registry
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat.solvers.base import Solver
 
 
-class TorchSolver(CustomKnapsackSolver):
+class TorchSolver(torch_compat.CustomKnapsackSolver):
     """One of our solvers in the place of PyTorch's ``activation_memory_budget_solver``."""
 
     def __init__(self, solver: Solver) -> None:
@@ -48,8 +48,8 @@ def _runtime(node: fx.Node) -> float:
     PyTorch counts FLOPs by running the operator on uninitialised arguments, which an operator that
     takes indices does not survive; the formulas are asked without running anything.
     """
-    from torch._functorch import config
-    from torch._functorch.partitioners import estimate_runtime
+    from remat.torch_compat import estimate_runtime
+    from remat.torch_compat import functorch_config as config
 
     if config.activation_memory_budget_runtime_estimator == "flops":
         return float(max(1, count_flops(node)))

@@ -32,10 +32,11 @@ COMPOSERS = (
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
+    "torch_compat": set(),
     "solvers": set(),
-    "graph": {"solvers"},
-    "passes": {"graph", "solvers"},
-    "sac": {"graph", "solvers"},
+    "graph": {"solvers", "torch_compat"},
+    "passes": {"graph", "solvers", "torch_compat"},
+    "sac": {"graph", "solvers", "torch_compat"},
     "plugins": {"graph", "passes", "solvers"},
 }
 ROOMS = set(MAY_IMPORT)
@@ -45,6 +46,7 @@ MAY_IMPORT["cli"] -= {"testing"}
 NEVER = {room: {"torch"} for room in ("errors", "files", "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
+    "torch_compat": {"torch"},
     "solvers": {"ortools", "scipy", "pulp", "highspy", "numpy"},
     "plugins": {"torch"},
     "testing": {"torch"},

@@ -130,8 +130,9 @@ def _literal(text: str) -> Any:
 def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
     """The model on a device; for the meta device, over fake tensors where its constructor reads values."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from remat.torch_compat import FakeTensorMode
 
     try:
         with torch.device(device):

@@ -17,11 +17,12 @@ from typing import Any, Literal, overload
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
+from remat.torch_compat import pytree
 
 LOWERINGS = ("inductor", "eager")
 
@@ -97,8 +98,9 @@ def capture(
         if isinstance(model, torch.nn.Module)
         else getattr(model, "__name__", type(model).__name__)
     )
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from remat.torch_compat import FakeTensorMode
 
     tensors = [t for t in _tensors_of(model, args, kwargs) if hasattr(t, "fake_mode")]
     mode = (
@@ -171,7 +173,11 @@ class _Faker:
             return model
         memo: dict[int, Any] = {}
         for module in model.modules():
-            for tensors in (module._parameters, module._buffers, module.__dict__):
+            for tensors in (
+                torch_compat.parameters_of(module),
+                torch_compat.buffers_of(module),
+                module.__dict__,
+            ):
                 for tensor in tensors.values():
                     if type(tensor) in (torch.Tensor, torch.nn.Parameter) or hasattr(
                         tensor, "fake_mode"
@@ -226,7 +232,7 @@ class _Backend:
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":
-            from torch._inductor.compile_fx import compile_fx
+            from remat.torch_compat import compile_fx
 
             compiled: Any = compile_fx(
                 module,
@@ -238,7 +244,7 @@ class _Backend:
                 },
             )
             return compiled  # type: ignore[no-any-return]
-        from torch._dynamo.backends.common import aot_autograd
+        from remat.torch_compat import aot_autograd
 
         backend = aot_autograd(
             fw_compiler=self._run_as_it_is,
@@ -269,7 +275,7 @@ class _Backend:
         self._sink.append(joint)
         if self._stop:
             raise _CapturedError
-        from torch._functorch.partitioners import default_partition
+        from remat.torch_compat import default_partition
 
         copied = joint.copy().graph_module
         return default_partition(
@@ -283,7 +289,7 @@ class _Backend:
         """Runs a graph on fake tensors: a capture computes shapes, no numbers."""
         if self._stop:
             raise _NothingToDifferentiateError
-        from torch._functorch._aot_autograd.utils import make_boxed_func
+        from remat.torch_compat import make_boxed_func
 
         return make_boxed_func(module.forward)
 
@@ -293,7 +299,7 @@ class _Backend:
 
 def _taker() -> Any:
     """A custom partitioner class around a function; defined late, as Inductor is slow to import."""
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+    from remat.torch_compat import CustomPartitionerFn
 
     class Taker(CustomPartitionerFn):
         def __init__(self, take: Callable[..., Any]) -> None:
@@ -311,7 +317,7 @@ def _taker() -> Any:
 @contextlib.contextmanager
 def _quiet_dynamo() -> Iterator[None]:
     """Captures do not count as recompilations, and what a model logs is no graph break."""
-    from torch._dynamo import config
+    from remat.torch_compat import dynamo_config as config
 
     loggers = {
         getattr(logging.Logger, n, None) for n in ("debug", "info", "warning", "warning_once")
@@ -394,9 +400,9 @@ def _fakeable_types() -> list[str]:
         "cpu": True,
         "cuda": bool(torch.backends.cuda.is_built()),  # type: ignore[no-untyped-call]
         "mps": torch.backends.mps.is_built(),
-        "xpu": torch.xpu._is_compiled(),
-        torch._C._get_privateuse1_backend_name(): hasattr(
-            torch, torch._C._get_privateuse1_backend_name()
+        "xpu": torch_compat.xpu_is_compiled(),
+        torch_compat.get_privateuse1_backend_name(): hasattr(
+            torch, torch_compat.get_privateuse1_backend_name()
         ),
     }
     return [name for name, there in built.items() if there]

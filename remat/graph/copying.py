@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
-from torch import _C, fx
+from torch import fx
+
+from remat import torch_compat
 
 #: Finds, for a node that a copied node reads, what the copy reads instead.
 Lookup = Callable[[fx.Node], Any]
@@ -41,7 +43,7 @@ class Copier:
             quick = graph.owning_module is None and quick_way_works()
         self.copies: Copies = {}
         self._graph = graph
-        self._run = _quickly(graph, source) if quick else None
+        self._run = torch_compat.quick_copier(graph, source) if quick else None
 
     def copy(self, nodes: Iterable[fx.Node], lookup: Lookup | None = None) -> None:
         """Appends the copies of nodes, which read what ``lookup`` says, if it is given."""
@@ -62,54 +64,6 @@ class Copier:
             made.meta = dict(node.meta)
 
 
-class _Run(Protocol):
-    def __call__(
-        self, nodes: Iterable[fx.Node], find: Lookup, copies: Copies, *, taken: bool
-    ) -> None: ...
-
-
-def _quickly(graph: fx.Graph, source: fx.Graph) -> _Run:
-    """A function that appends copies of nodes, or placeholders for them, from their parts."""
-    make, initialise = fx.Node.__new__, _C._NodeBase.__init__
-    # Nodes watch over what is set on them, as their table must be kept; metadata are not in it.
-    set_meta = _C._NodeBase.meta.__set__  # type: ignore[attr-defined]
-    map_arg, append = _C._fx_map_arg, graph._root._prepend
-    namespace = graph._graph_namespace
-    names, used = namespace._obj_to_name, namespace._used_names
-    namespace._base_count.update(source._graph_namespace._base_count)
-    table = graph._find_nodes_lookup_table.table
-    calls: dict[int, dict[fx.Node, None]] = {}  # by identity: hashing an overload takes longer
-
-    def run(nodes: Iterable[fx.Node], find: Lookup, copies: Copies, *, taken: bool) -> None:
-        for node in nodes:
-            op, name, target = node.op, node.name, node.target
-            args: Any = node._args
-            kwargs: Any = node._kwargs
-            if taken:
-                op, target, args, kwargs = "placeholder", name, (), {}
-            if args:
-                args = map_arg(args, find)
-            if kwargs:
-                kwargs = map_arg(kwargs, find)
-            made = make(fx.Node)
-            if name in used:
-                name = namespace.create_name(name, None)
-            initialise(made, graph, name, op, target, node.type)
-            made._update_args_kwargs(args, kwargs)
-            set_meta(made, node.meta.copy())
-            append(made)
-            used.add(name)
-            names[made] = name
-            row = calls.get(id(target)) if op == "call_function" else table[op, None]
-            if row is None:
-                row = calls[id(target)] = table[op, target]
-            row[made] = None
-            graph._len += 1
-            copies[node] = made
-
-    return run
-
-
 @functools.cache
 def quick_way_works() -> bool:
     """Whether the quick way gives what `node_copy` gives, tried on a small graph."""
@@ -126,7 +80,7 @@ def _sample() -> fx.Graph:
     a, b = graph.placeholder("a"), graph.placeholder("b", type_expr=int)
     c = graph.call_function(max, (a, [b, (a, 2)], slice(0, None, b)), {"key": {"c": b, "d": 1.5}})
     d = graph.call_function(min, (c, c, [b]))
-    d._rename("smallest")
+    torch_compat.rename(d, "smallest")
     d.meta["val"] = [1]
     e = graph.create_node("get_attr", "a")
     graph.call_function(min, (d, e))
@@ -153,12 +107,12 @@ def _copied(sample: fx.Graph, *, quick: bool) -> fx.Graph:
 
 def _outline(graph: fx.Graph) -> list[str]:
     """What can be asked of a graph and its nodes, as text."""
-    namespace = graph._graph_namespace
-    found = [f"{len(graph.nodes)} {sorted(namespace._used_names)} {sorted(graph.nodes)}"]
+    used, names = torch_compat.used_names(graph), torch_compat.names_of(graph)
+    found = [f"{len(graph.nodes)} {sorted(used)} {sorted(graph.nodes)}"]
     for node in graph.nodes:
         call = (node.name, node.op, node.target, node.args, node.kwargs, node.type, node.meta)
         kinds = [type(x) for x in (node, node.args, node.kwargs, *node.args)]
-        around = (list(node.users), node.all_input_nodes, namespace._obj_to_name[node])
+        around = (list(node.users), node.all_input_nodes, names[node])
         found.append(repr((call, kinds, around)))
     calls = [graph.find_nodes(op="call_function", target=f) for f in (min, max, abs)]
     found.append(repr((calls, graph.find_nodes(op="placeholder"), graph.find_nodes(op="get_attr"))))

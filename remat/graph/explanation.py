@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.graph.budget import format_bytes
 from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
@@ -20,6 +19,7 @@ from remat.graph.lowering import must_recompute, must_save
 from remat.graph.sizes import Sizes
 from remat.graph.source import source_line
 from remat.solvers.graph_problem import GraphProblem
+from remat.torch_compat import pytree
 
 #: Rows of a table beyond which the smallest are summed up.
 MOST_ROWS = 40
@@ -280,6 +280,6 @@ def _op(node: fx.Node) -> str:
     target = getattr(node.target, "__name__", "")
     if target == "getitem" and isinstance(node.args[0], fx.Node):
         return _op(node.args[0])
-    if isinstance(node.target, torch._ops.OpOverload):
+    if isinstance(node.target, torch_compat.OpOverload):
         return str(node.target.overloadpacket).removeprefix("aten.")
     return target or str(node.target)

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.graph.memories import Memories
 from remat.graph.storages import aliased_arguments, storage_bytes, storage_key, tensor_bytes
+from remat.torch_compat import pytree
 
 _aten = torch.ops.aten
 _SCATTERS = (

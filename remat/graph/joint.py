@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental._backward_state import BackwardState
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.graph.collection import without_collection
 from remat.graph.copying import Copier
 from remat.graph.memories import Memories
+from remat.torch_compat import pytree
 
 
 class Role(enum.Enum):
@@ -79,7 +79,7 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     """Copies nodes and shallow metadata; submodules and constants are shared."""
     graph = fx.Graph()
     Copier(graph, module.graph).copy(module.graph.nodes)
-    graph._codegen = module.graph._codegen
+    graph.set_codegen(torch_compat.codegen_of(module.graph))
     copied = make_module(module, graph)
     copied.meta.update(module.meta)
     return copied
@@ -87,8 +87,8 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
 
 def make_module(owner: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """A graph module over ``graph`` whose code is generated only when it is first called."""
-    with fx._lazy_graph_module._use_lazy_graph_module(True):
-        return fx._lazy_graph_module._make_graph_module(owner, graph)
+    with torch_compat.use_lazy_graph_module(True):
+        return torch_compat.make_graph_module(owner, graph)
 
 
 def role_of(node: fx.Node) -> Role:
@@ -100,7 +100,7 @@ def role_of(node: fx.Node) -> Role:
         return Role.BACKWARD_SEED
     if "fwd_seed" in name or "fwd_base_offset" in name:
         return Role.FORWARD_SEED
-    if isinstance(node.meta.get("val"), BackwardState):
+    if isinstance(node.meta.get("val"), torch_compat.BackwardState):
         return Role.BACKWARD_STATE
     return Role.PRIMAL
 
@@ -176,7 +176,7 @@ def _static_looks(value: Any) -> tuple[torch.Size, torch.dtype] | None:
     """Shape and dtype of a tensor whose sizes and strides are numbers."""
     if not isinstance(value, torch.Tensor):
         return None
-    if not value._has_symbolic_sizes_strides:
+    if not torch_compat.has_symbolic_sizes(value):
         return value.shape, value.dtype
     if value.layout is not torch.strided:
         return None

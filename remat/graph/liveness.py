@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.graph.joint import leaves_of, output_node, outputs_of
 from remat.graph.lifetimes import Kind, Step
@@ -20,6 +19,7 @@ from remat.graph.memories import Memories
 from remat.graph.sizes import Sizes
 from remat.graph.source import source_line
 from remat.graph.storages import is_input_mutation
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

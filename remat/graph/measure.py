@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
+from remat.torch_compat import pytree
 
 #: Runs before the one that is measured, at most; a step may compile more than once as it changes
 #: its own state.
@@ -88,7 +88,7 @@ def measure_step(
 
 
 def _graphs_compiled() -> int:
-    from torch._dynamo.utils import counters
+    from remat.torch_compat import counters
 
     return counters["stats"]["unique_graphs"]
 
@@ -231,7 +231,7 @@ def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
     return sum(-(-n // block) * block for n in sizes.values())
 
 
-class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all storages that operators return, until they are freed.
 
     Storages from before count once they are added. Compiled code runs under it as it is: every
@@ -262,7 +262,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
         except NotImplementedError:  # sparse and other layouts without one storage
             return
-        key, nbytes = storage._cdata, storage.nbytes()
+        key, nbytes = torch_compat.storage_id(storage), storage.nbytes()
         if key not in self._alive:
             weakref.finalize(storage, self._freed, key).atexit = False
         self.current += nbytes - self._alive.get(key, 0)

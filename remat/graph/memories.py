@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from remat import torch_compat
+
 #: The memory behind a value: identity of its storage and the storage, None where there is none, and
 #: the value itself, which is kept alive, so that nothing else takes its address.
 Memory = tuple[int | None, torch.UntypedStorage | None, Any]
@@ -29,7 +31,7 @@ class Memories:
         found = self._known.get(id(value))
         if found is None:
             storage = storage_of(value)
-            key = None if storage is None else storage._cdata
+            key = None if storage is None else torch_compat.storage_id(storage)
             found = self._known[id(value)] = key, storage, value
         return found
 

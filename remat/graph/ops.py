@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat import torch_compat
+
 Target = Any
 
 #: Attention operators that draw random numbers only when asked to drop something, with the
@@ -100,14 +102,14 @@ class OpTaxonomy:
 
 def packet(target: Target) -> Target:
     """The operator packet of an overload; anything else is returned as it is."""
-    return target.overloadpacket if isinstance(target, torch._ops.OpOverload) else target
+    return target.overloadpacket if isinstance(target, torch_compat.OpOverload) else target
 
 
 @functools.cache
 def is_pointwise(target: Target) -> bool:
     """Whether any overload of the operator carries PyTorch's pointwise tag."""
     target = packet(target)
-    if not isinstance(target, torch._ops.OpOverloadPacket):
+    if not isinstance(target, torch_compat.OpOverloadPacket):
         return False
     return any(torch.Tag.pointwise in getattr(target, o).tags for o in target.overloads())  # type: ignore[no-untyped-call]
 
@@ -118,7 +120,7 @@ def is_random(node: fx.Node) -> bool:
     Operators that expand a seed they are given are pure. Attention without dropout is not random. A
     higher-order operator is what is inside of the graphs it calls.
     """
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, torch_compat.HigherOrderOperator):
         return any(map(draws_in_order, nested_nodes(node)))
     return is_random_call(node.target, node.args, node.kwargs)
 
@@ -127,7 +129,7 @@ def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any
     """As `is_random`, for an operator that is called now; false for higher-order ones."""
     if not _is_seeded(target):
         return False
-    asked = _DROPOUT_ARGUMENT.get(str(getattr(target, "_opname", "")))
+    asked = _DROPOUT_ARGUMENT.get(str(getattr(packet(target), "__name__", "")))
     if asked is None:
         return True
     position, name = asked
@@ -138,7 +140,7 @@ def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any
 @functools.cache
 def _is_seeded(target: Target) -> bool:
     return (
-        isinstance(target, torch._ops.OpOverload)
+        isinstance(target, torch_compat.OpOverload)
         and torch.Tag.nondeterministic_seeded in target.tags
     )
 
@@ -155,7 +157,7 @@ def is_plain(node: fx.Node) -> bool:
 @functools.cache
 def _is_plain(target: Target) -> bool:
     return not (
-        isinstance(target, torch._ops.HigherOrderOperator)
+        isinstance(target, torch_compat.HigherOrderOperator)
         or _is_seeded(target)
         or _writes(target)
         or _is_impure(target)
@@ -195,7 +197,7 @@ def ignores_content(node: fx.Node) -> bool:
 
 def is_collective(node: fx.Node) -> bool:
     """Whether every rank must run the node together: itself, or something in a graph that it calls."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, torch_compat.HigherOrderOperator):
         return any(map(is_collective, nested_nodes(node)))
     return _is_collective(node.target)
 
@@ -212,7 +214,9 @@ def is_mutating(node: fx.Node) -> bool:
 
 @functools.cache
 def _writes(target: Target) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+    return isinstance(target, torch_compat.OpOverload) and bool(
+        torch_compat.schema(target).is_mutable
+    )
 
 
 def is_effectful(node: fx.Node) -> bool:
@@ -223,7 +227,7 @@ def is_effectful(node: fx.Node) -> bool:
     """
     if node.op != "call_function":
         return False
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, torch_compat.HigherOrderOperator):
         return (
             node.target is torch.ops.higher_order.with_effects
             or bool(node.is_impure(impure_random=False))
@@ -235,18 +239,16 @@ def is_effectful(node: fx.Node) -> bool:
 @functools.cache
 def _is_impure(target: Target) -> bool:
     """Whether any call of a function has an effect beyond its result."""
-    from torch._library.utils import is_impure
-
     if packet(target) is getattr(torch.ops._c10d_functional, "wait_tensor", None):
         return False
-    return bool(is_impure(target, impure_random=False))
+    return bool(torch_compat.is_impure(target, impure_random=False))
 
 
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a higher-order operator is given to call, in argument order."""
     owner = node.graph.owning_module
     found: list[fx.GraphModule] = []
-    if owner is None or not isinstance(node.target, torch._ops.HigherOrderOperator):
+    if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
         return found
     for arg in node.all_input_nodes:
         if arg.op == "get_attr":

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.graph.joint import JointGraph, role_of
+from remat.torch_compat import pytree
 
 #: How many nodes of either side a difference shows.
 SHOWN = 3
@@ -140,7 +141,7 @@ def _target(node: fx.Node) -> str:
     if node.op != "call_function":
         return f"{node.op} {node.target}"
     target: Any = node.target
-    if isinstance(target, torch._ops.OperatorBase):
+    if isinstance(target, torch_compat.OperatorBase):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.storages import hint, storage_bytes, storage_key
 
@@ -96,9 +97,9 @@ def copy_of(value: Any, copies: dict[int, torch.Tensor]) -> Any:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     storage = value.untyped_storage()
-    if storage._cdata not in copies:
+    if torch_compat.storage_id(storage) not in copies:
         whole = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
-        copies[storage._cdata] = whole.clone()
+        copies[torch_compat.storage_id(storage)] = whole.clone()
     made = torch.empty(0, dtype=value.dtype, device=value.device)
-    copied = copies[storage._cdata].untyped_storage()
+    copied = copies[torch_compat.storage_id(storage)].untyped_storage()
     return made.set_(copied, value.storage_offset(), value.shape, value.stride())

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
 from remat.graph.storages import aliased_argument, storage_key
+from remat.torch_compat import pytree
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -49,8 +49,8 @@ def split_region(
     Capturing and compiling must split a region alike, or a plan for the graph around it would not
     fit; this is the split of both.
     """
-    from torch._functorch import config
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from remat.torch_compat import functorch_config as config
+    from remat.torch_compat import min_cut_rematerialization_partition
 
     # Below 1 it recomputes random operators and gives them other numbers.
     with config.patch(activation_memory_budget=1.0):

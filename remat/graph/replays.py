@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
 
 #: Bytes of a generator's state, on the devices on which PyTorch can run an operator from one.
@@ -30,7 +31,7 @@ class Replays:
 
     def __call__(self, node: fx.Node) -> bool:
         """Whether a random operator can be replayed."""
-        if not isinstance(node.target, torch._ops.OpOverload) or _is_seed_source(node):
+        if not isinstance(node.target, torch_compat.OpOverload) or _is_seed_source(node):
             return False
         if node.kwargs.get("generator") is not None:
             return False

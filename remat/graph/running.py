@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
 from remat.errors import ProblemError
 from remat.graph.budget import format_bytes
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.random_values import Maker, copy_of
 from remat.graph.storages import storage_bytes
+from remat.torch_compat import pytree
 
 #: Bytes of inputs, and of any one value, that are made for real unless more is asked for.
 MAX_BYTES = 2**30

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.graph.memories import Memories
 from remat.graph.storages import hint, tensor_bytes
+from remat.torch_compat import pytree
 
 
 class Sizes:

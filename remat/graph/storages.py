@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, split_outputs
@@ -117,8 +118,9 @@ def _may_alias(node: fx.Node) -> tuple[int, ...] | None:
     target: Any = node.target
     if node.op != "call_function":
         return ()
-    if isinstance(target, torch._ops.OpOverload):
-        returns, arguments = target._schema.returns, target._schema.arguments
+    if isinstance(target, torch_compat.OpOverload):
+        schema = torch_compat.schema(target)
+        returns, arguments = schema.returns, schema.arguments
         if len(returns) != 1 or returns[0].alias_info is None:
             return ()
         return tuple(k for k, a in enumerate(arguments) if a.alias_info is not None)
@@ -140,7 +142,7 @@ def _aliased(node: fx.Node, places: tuple[int, ...] | None) -> fx.Node | None:
 def storage_key(value: Any) -> int | None:
     """Identity of the storage behind a fake tensor, or None for what has none."""
     storage = storage_of(value)
-    return None if storage is None else int(storage._cdata)
+    return None if storage is None else torch_compat.storage_id(storage)
 
 
 def storage_bytes(value: Any) -> int:
@@ -154,7 +156,7 @@ def storage_bytes(value: Any) -> int:
 def tensor_bytes(value: Any) -> int:
     """Bytes of the elements of a value: of a tensor, or of all tensors of a tuple."""
     if isinstance(value, torch.Tensor):
-        if value.layout is torch.strided and not value._has_symbolic_sizes_strides:
+        if value.layout is torch.strided and not torch_compat.has_symbolic_sizes(value):
             return int(value.nbytes)
         return hint(value.numel()) * value.element_size()
     if isinstance(value, (tuple, list)):
@@ -177,7 +179,7 @@ def _mutated_primals(joint: JointGraph, index: GraphIndex, owner: list[int]) -> 
     for node, plain in zip(index.nodes, index.plain, strict=True):
         if plain or not ops.is_mutating(node) or belongs_to_backward(node):
             continue
-        schema = node.target._schema  # type: ignore[union-attr]
+        schema = torch_compat.schema(node.target)
         named = dict(zip([a.name for a in schema.arguments], node.args, strict=False))
         named.update(node.kwargs)
         for argument in schema.arguments:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import fx
 
+from remat import torch_compat
+
 
 def check_structure(module: fx.GraphModule) -> str | None:
     """The first fault in the structure of a graph, in words; None where it is whole.
@@ -50,7 +52,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
 def _unseen(node: fx.Node, read: fx.Node, graph: fx.Graph) -> str:
     if read.graph is not graph:
         return f"'{node.name}' reads '{read.name}' of another graph"
-    if read._erased:
+    if torch_compat.is_erased(read):
         return f"'{node.name}' reads '{read.name}', which was erased"
     return f"'{node.name}' reads '{read.name}' before it is computed"
 

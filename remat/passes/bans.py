@@ -121,7 +121,7 @@ def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
     """The producers that can write straight into a node."""
     target = node.target
     if target is torch.ops.higher_order.auto_functionalized:
-        from torch._higher_order_ops.auto_functionalize import get_mutable_args
+        from remat.torch_compat import get_mutable_args
 
         names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
         given = [node.kwargs.get(name) for name in names]

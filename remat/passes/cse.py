@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-from torch.utils import _pytree as pytree
 
 from remat.graph import ops
 from remat.graph.fake import refresh
@@ -18,6 +17,7 @@ from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
 from remat.graph.memories import Memories
 from remat.passes.base import Pass, PassResult, Stage, State
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True)

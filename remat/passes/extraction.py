@@ -12,16 +12,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
-    SavedForBackwardsAOTOutput,
-    SavedForBackwardsNoVcCheckAOTOutput,
-)
 from torch.fx.experimental.symbolic_shapes import (
     find_symbol_binding_fx_nodes,
     free_symbols,
     is_symbol_binding_fx_node,
 )
 
+from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import Copier
@@ -205,12 +202,14 @@ class Extraction:
         values = [env[o] if isinstance(o, fx.Node) else o for o in outputs]
         values += [*checked, *unchecked, *rest]
         described = list(descs)
-        described += [SavedForBackwardsAOTOutput(k) for k in range(len(checked))]
+        described += [torch_compat.SavedForBackwardsAOTOutput(k) for k in range(len(checked))]
         described += [
-            SavedForBackwardsNoVcCheckAOTOutput(len(checked) + k) for k in range(len(unchecked))
+            torch_compat.SavedForBackwardsNoVcCheckAOTOutput(len(checked) + k)
+            for k in range(len(unchecked))
         ]
         described += [
-            SavedForBackwardsAOTOutput(len(checked) + len(unchecked) + k) for k in range(len(rest))
+            torch_compat.SavedForBackwardsAOTOutput(len(checked) + len(unchecked) + k)
+            for k in range(len(rest))
         ]
         _finish(graph, values, described)
         return graph, copies
@@ -273,7 +272,7 @@ def _is_symbol(value: Any) -> bool:
 
 def _is_static(value: Any) -> bool:
     """Whether a value is seen at a glance to be a tensor without symbolic sizes."""
-    return isinstance(value, torch.Tensor) and not value._has_symbolic_sizes_strides
+    return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)
 
 
 def _skips_version_check(node: fx.Node) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 
+from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.index import are_plain
@@ -70,7 +70,7 @@ def twice_random(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, f
 
 def _save_and_replay(fwd: fx.Node, bwd: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Rewrites one pair; returns forward's state and the replay that wants it."""
-    if not isinstance(fwd.target, torch._ops.OpOverload):
+    if not isinstance(fwd.target, torch_compat.OpOverload):
         raise PlanError(
             f"'{fwd.name}' ({fwd.target}) draws random numbers inside a higher-order operator, which "
             "cannot be replayed; its result must be saved"
@@ -79,12 +79,12 @@ def _save_and_replay(fwd: fx.Node, bwd: fx.Node) -> tuple[fx.Node, fx.Node]:
     graph = fwd.graph
     with graph.inserting_before(fwd):
         run = graph.call_function(
-            torch._prims.rng_prims.run_and_save_rng_state, (fwd.target, *fwd.args), dict(fwd.kwargs)
+            torch_compat.rng_prims.run_and_save_rng_state, (fwd.target, *fwd.args), dict(fwd.kwargs)
         )
-        run._rename(f"{fwd.name}_drawn")
+        torch_compat.rename(run, f"{fwd.name}_drawn")
         run.meta = {**_provenance(fwd), "val": (sample, fwd.meta.get("val"))}
         state = graph.call_function(operator.getitem, (run, 0))
-        state._rename(f"{fwd.name}_state")
+        torch_compat.rename(state, f"{fwd.name}_state")
         state.meta = {**_provenance(fwd), "val": sample}
     # The node itself becomes the drawn value, so that it keeps its name, users and metadata.
     fwd.target, fwd.args, fwd.kwargs = operator.getitem, (run, 1), {}
@@ -110,7 +110,7 @@ def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
     descs[at:at] = [None] * len(states)
     first = state.joint.num_fwd_outputs
     for k in range(first, len(values)):
-        kind = type(descs[k]) if descs[k] is not None else SavedForBackwardsAOTOutput
+        kind = type(descs[k]) if descs[k] is not None else torch_compat.SavedForBackwardsAOTOutput
         descs[k] = kind(k - first)
     out.args = (tuple(values),)
     out.meta["desc"] = descs
@@ -130,12 +130,12 @@ def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
             taken = graph.placeholder(saved.name)
             taken.meta = {"val": saved.meta["val"]}
         bwd.args = (taken, bwd.target, *bwd.args)  # type: ignore[arg-type]
-        bwd.target = torch._prims.rng_prims.run_with_rng_state
+        bwd.target = torch_compat.rng_prims.run_with_rng_state
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
     """Gives both runs a generator of their own, which AOTAutograd keeps in step."""
-    from torch._functorch._aot_autograd.utils import get_default_generator
+    from remat.torch_compat import get_default_generator
 
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):
@@ -146,13 +146,13 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
             generator.meta["val"] = get_default_generator(device).clone_state()
         node.args = (node.target, *node.args)  # type: ignore[arg-type]
         node.kwargs = {**node.kwargs, "rng_state": generator}
-        node.target = torch._prims.rng_prims.graphsafe_run_with_rng_state
+        node.target = torch_compat.rng_prims.graphsafe_run_with_rng_state
 
 
 def _use_graphsafe(nodes: list[fx.Node]) -> bool:
     """Whether the graph-safe form applies: at most one such device, and eager's numbers not asked for."""
-    from torch._functorch import config
-    from torch._inductor import config as inductor
+    from remat.torch_compat import functorch_config as config
+    from remat.torch_compat import inductor_config as inductor
 
     devices = {d for d in map(random_device, nodes) if _supports_graphsafe(d)}
     return (
@@ -166,14 +166,14 @@ def _use_graphsafe(nodes: list[fx.Node]) -> bool:
 
 
 def _supports_graphsafe(device: torch.device) -> bool:
-    from torch._functorch._aot_autograd.utils import supports_graphsafe_rng
+    from remat.torch_compat import supports_graphsafe_rng
 
     return bool(supports_graphsafe_rng(device))
 
 
 def _sample_state(node: fx.Node) -> torch.Tensor:
     """A fake tensor of the size of the generator's state, in memory of its own."""
-    from torch.utils import _pytree as pytree
+    from remat.torch_compat import pytree
 
     device = random_device(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]

@@ -13,11 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
-    SavedForBackwardsAOTOutput,
-    SavedForBackwardsNoVcCheckAOTOutput,
-)
 
+from remat import torch_compat
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
 from remat.graph.sizes import Sizes
@@ -111,7 +108,7 @@ class Inlining:
                 continue
             if node is not saved and node not in handed:
                 suffix = f"_{k}" if len(results) > 1 else ""
-                node._rename(self._unused(f"{saved.name}_packed{suffix}"))
+                torch_compat.rename(node, self._unused(f"{saved.name}_packed{suffix}"))
             if symbol is not None:
                 self._size_of[symbol] = node
                 self._new_sizes.append(node)
@@ -122,7 +119,7 @@ class Inlining:
 
     def _unused(self, name: str) -> str:
         """A name that neither half has given out."""
-        spaces = [m.graph._graph_namespace._used_names for m in (self._forward, self._backward)]
+        spaces = [torch_compat.used_names(m.graph) for m in (self._forward, self._backward)]
         candidate, count = name, 0
         while any(candidate in s for s in spaces):
             count += 1
@@ -168,7 +165,7 @@ class Inlining:
             mode=_mode_of(taken),
         )
         if value.op == "call_function":
-            value._rename(self._unused(f"{taken.name}_unpacked"))
+            torch_compat.rename(value, self._unused(f"{taken.name}_unpacked"))
         taken.replace_all_uses_with(value, delete_user_cb=users.__contains__)
         self._unpacked[value] = None
         if not taken.users and taken not in given:
@@ -183,9 +180,9 @@ class Inlining:
         own = list(out.meta.get("desc") or [None] * len(self._outputs))[: self._own]
         out.args = ((*self._outputs[: self._own], *values),)
         out.meta["desc"] = own + [
-            SavedForBackwardsNoVcCheckAOTOutput(k)
+            torch_compat.SavedForBackwardsNoVcCheckAOTOutput(k)
             if v.meta.get(_UNCHECKED, False)
-            else SavedForBackwardsAOTOutput(k)
+            else torch_compat.SavedForBackwardsAOTOutput(k)
             for k, v in enumerate(values)
         ]
         out.meta["output_stack_traces"] = [
@@ -224,7 +221,7 @@ def _inline(
             break
         with half.graph.inserting_before(before):
             copied = half.graph.node_copy(node, env.__getitem__)
-        copied._rename(f"{prefix}_{node.name}")
+        torch_compat.rename(copied, f"{prefix}_{node.name}")
         if node.op == "get_attr":
             copied.target = copied.name
             setattr(half, copied.name, getattr(body, str(node.target)))

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.errors import PlanError, RematError
 from remat.graph import ops
 from remat.graph.joint import output_node
 from remat.graph.sizes import Sizes
 from remat.graph.storages import hint
 from remat.passes.packing import SavedTensorHooks
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,7 +149,7 @@ def _graph(
                 "backward still reads would change: write to a clone"
             )
     for node in traced.graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
+        if isinstance(node.target, torch_compat.HigherOrderOperator):
             raise UntraceableError(f"it calls the higher-order operator {node.target}")
         if lower == "inductor" and node.op == "call_function" and ops.is_random(node):
             raise UntraceableError(
@@ -167,7 +167,7 @@ def _traced(
 ) -> fx.GraphModule:
     table = None
     if lower == "inductor":
-        from torch._inductor.decomposition import select_decomp_table
+        from remat.torch_compat import select_decomp_table
 
         table = select_decomp_table()
     trace_it = make_fx(function, table, _disable_torch_fn_metadata_mode=True)
@@ -186,7 +186,7 @@ def _tracing(mode: Any) -> Iterator[None]:
     """Operators run on fake tensors; real ones that hooks close over become constants."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(torch._C._DisableAutocast())
+        stack.enter_context(torch_compat.DisableAutocast())
         if mode is not None:
             before = mode.allow_non_fake_inputs
             mode.allow_non_fake_inputs = True
@@ -194,7 +194,7 @@ def _tracing(mode: Any) -> Iterator[None]:
             stack.enter_context(mode)
             if mode.shape_env is not None:
                 stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
-        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(torch_compat.enable_python_dispatcher())
         yield
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.errors import ProblemError
 
 #: Which saved tensors hooks are for; see `SavedTensorHooks.filter`.
@@ -157,7 +158,7 @@ def _key_of(function: Callable[..., Any]) -> str | None:
 def _called(target: Any) -> str:
     if isinstance(target, str):
         return target
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(target, (torch_compat.OpOverload, torch_compat.OpOverloadPacket)):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
 

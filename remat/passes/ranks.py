@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph.budget import format_bytes
 from remat.graph.outline import Outline, first_difference
@@ -137,7 +138,7 @@ class Ranks:
         Dynamo's number for the function and for its compilation: a rank that compiles one function
         once more does not fall out of step with the others in the next one.
         """
-        from torch._guards import CompileContext
+        from remat.torch_compat import CompileContext
 
         where = str(CompileContext.current_compile_id() or "-")
         self._compiled[where] += 1
@@ -219,10 +220,8 @@ def other_ranks() -> Ranks | None:
     # A fake group is one process that plays one rank of many.
     if distributed.get_world_size() < 2 or distributed.get_backend() == "fake":
         return None
-    from torch.distributed import distributed_c10d
-
-    group: Any = distributed_c10d._get_default_group()
-    store: Any = distributed_c10d._get_default_store()
+    group: Any = distributed.group.WORLD
+    store: Any = torch_compat.get_default_store()
     if store is None:
         return None
     with _LOCK:

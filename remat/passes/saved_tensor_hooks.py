@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.errors import BudgetError
 from remat.graph import ops
 from remat.graph.budget import format_bytes
@@ -144,7 +145,7 @@ def _written(graph: fx.Graph) -> Iterator[fx.Node]:
     """What a graph writes to in place."""
     for node in graph.nodes:
         if ops.is_mutating(node):
-            arguments: Any = node.target._schema.arguments
+            arguments: Any = torch_compat.schema(node.target).arguments
             given = dict(zip([a.name for a in arguments], node.args, strict=False))
             given |= node.kwargs
             for argument in arguments:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from torch import nn
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import is_fake
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.sac.stats import SACStats
 
@@ -22,11 +21,11 @@ def difference(before: SACStats, after: SACStats) -> str | None:
 
 def check_fake(name: str, module: nn.Module) -> None:
     """Refuses real parameters: they were made outside of the fake mode."""
-    mode = active_fake_mode()
+    mode = torch_compat.active_fake_mode()
     if mode is None or mode.allow_non_fake_inputs:
         return
     for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not is_fake(tensor):
+        if not torch_compat.is_fake(tensor):
             raise ProblemError(
                 f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
                 "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"

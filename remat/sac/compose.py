@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.utils.checkpoint import CheckpointPolicy
 
+from remat import torch_compat
 from remat.errors import PolicyError, ProblemError
 
 #: ``policy(ctx, op, *args, **kwargs)``, as `torch.utils.checkpoint` calls it.
@@ -105,10 +105,10 @@ def as_policy(policy: PolicyLike) -> Policy:
             "policy(ctx, op, *args, **kwargs)"
         )
     for op in policy:
-        if isinstance(op, torch._ops.OpOverloadPacket):
+        if isinstance(op, torch_compat.OpOverloadPacket):
             known = ", ".join(f"{op}.{o}" for o in op.overloads()[:3])  # type: ignore[no-untyped-call]
             raise ProblemError(f"'{op}' stands for several operators; name one of them, as {known}")
-        if not isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        if not isinstance(op, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
             raise ProblemError(
                 f"expected operators to save, as torch.ops.aten.mm.default, got {op!r}"
             )

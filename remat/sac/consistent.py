@@ -16,13 +16,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
+from remat import torch_compat
 from remat.errors import PolicyError
 from remat.graph.ops import is_random_call
 from remat.sac.compose import MUST, SAVE
 from remat.sac.recording import declared_writes, storages, tensors_in
+from remat.torch_compat import pytree
 
 _CONSTANT = torch.ops.aten.lift_fresh.default
 
@@ -150,7 +151,7 @@ class Writes:
                 if not isinstance(value, torch.Tensor):
                     continue
                 if self._written.issuperset(key for key, _, _ in storages(value)):
-                    entry.version = None if in_place else value._version
+                    entry.version = None if in_place else torch_compat.version(value)
 
 
 def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
@@ -159,7 +160,7 @@ def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[
 
 @functools.cache
 def _is_in_place(op: Any) -> bool:
-    return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
+    return isinstance(op, torch_compat.OpOverload) and torch_compat.schema(op).is_mutable
 
 
 def _keys(values: Iterable[Any]) -> list[int]:
@@ -171,7 +172,7 @@ def _keys(values: Iterable[Any]) -> list[int]:
     for x in values:
         plain = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
         if plain and x.layout is torch.strided:
-            found[x.untyped_storage()._cdata] = None
+            found[torch_compat.storage_id(x.untyped_storage())] = None
         elif isinstance(x, (torch.Tensor, list, tuple)):
             found.update((k, None) for t in tensors_in(x) for k, _, _ in storages(t))
     return list(found)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch._guards import active_fake_mode
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
 from remat.sac.checks import check_fake
@@ -90,12 +90,12 @@ class SACEstimator(Estimate):
             ProblemError: there is no ``FakeTensorMode`` around it, and a real run was not asked for;
                 or there is one, and it was.
         """
-        if not self._needs_fake and active_fake_mode() is not None:
+        if not self._needs_fake and torch_compat.active_fake_mode() is not None:
             raise ProblemError(
                 "SACEstimator was asked for a real run (fake=False) within a FakeTensorMode; leave "
                 "the mode, or leave out fake=False"
             )
-        if self._needs_fake and active_fake_mode() is None:
+        if self._needs_fake and torch_compat.active_fake_mode() is None:
             raise ProblemError(
                 "SACEstimator was entered without a FakeTensorMode around it; write "
                 "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "

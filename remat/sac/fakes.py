@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+from remat import torch_compat
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def buffers_as_before(model: nn.Module, fake: bool) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def fake_of(tensor: torch.Tensor, faker: FakeTensorMode) -> torch.Tensor:
+def fake_of(tensor: torch.Tensor, faker: torch_compat.FakeTensorMode) -> torch.Tensor:
     """A fake of a tensor; of one on the meta device, as if it lay on the CPU.
 
     Operators choose by device what they run: attention on the meta device is not what runs.
@@ -46,12 +47,12 @@ def fake_of(tensor: torch.Tensor, faker: FakeTensorMode) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def fake_parameters(model: nn.Module, faker: FakeTensorMode) -> Iterator[None]:
+def fake_parameters(model: nn.Module, faker: torch_compat.FakeTensorMode) -> Iterator[None]:
     """Puts fake tensors in the place of parameters and buffers; tied ones stay tied."""
     put: list[tuple[dict[str, Any], str, Any]] = []
     known: dict[int, Any] = {}
     for module in model.modules():
-        for slots in (module._parameters, module._buffers):
+        for slots in (torch_compat.parameters_of(module), torch_compat.buffers_of(module)):
             for name, tensor in slots.items():
                 if tensor is None:
                     continue

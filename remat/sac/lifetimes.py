@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import active_fake_mode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from remat import torch_compat
 from remat.graph.measure import as_before, run_backward, run_forward
 from remat.graph.memories import storage_of
 from remat.sac.recording import allocated_bytes, plain_parts, tensors_in, written
@@ -96,7 +95,9 @@ def record_step(
     named = dict(kwargs or {})
     given = [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), named))]
     device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
-    kept = _without_gradients(given) if active_fake_mode() else as_before(given, device)
+    kept = (
+        _without_gradients(given) if torch_compat.active_fake_mode() else as_before(given, device)
+    )
     with kept:
         recorder = _Recorder(given)
         with recorder.recording():
@@ -134,7 +135,7 @@ def _without_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
             leaf.grad = gradient
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The clock, the memories, and the calls of modules."""
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
@@ -209,12 +210,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return x
 
     def _of(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-        keys = [s._cdata for t in tensors for s in _storages(t)]
+        keys = [torch_compat.storage_id(s) for t in tensors for s in _storages(t)]
         return frozenset(self._alive[k] for k in keys if k in self._alive)
 
     def _add(self, tensor: torch.Tensor, moment: int) -> None:
         for storage in _storages(tensor):
-            key = storage._cdata
+            key = torch_compat.storage_id(storage)
             if key not in self._alive:
                 self._alive[key] = len(self.born)
                 self.born.append(moment)
@@ -229,7 +230,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         for tensor in tensors_in(out):
             self._add(tensor, self.now)
-        if func._schema.is_mutable and not in_backward():
+        if torch_compat.schema(func).is_mutable and not in_backward():
             self.written.update(
                 dict.fromkeys(self._of(written(func, args, kwargs or {})), self.now)
             )

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
 from remat.sac.calls import Bytes, CallStats, LifeTable
@@ -22,6 +21,7 @@ from remat.sac.lifetimes import Lifetimes, Span, loss_only, record_step
 from remat.sac.reruns import time_reruns
 from remat.sac.runtimes import BENCHMARK
 from remat.sac.stats import SACStats
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -162,7 +162,7 @@ def collect_modules(
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
         if fake:
-            faker = FakeTensorMode(allow_non_fake_inputs=True)
+            faker = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
             args, named = pytree.tree_map_only(
                 torch.Tensor, lambda t: fake_of(t, faker), (tuple(args), named)
             )

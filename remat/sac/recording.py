@@ -10,20 +10,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import is_fake
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    is_traceable_wrapper_subclass_type,
-)
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.memories import storage_of
 from remat.graph.storages import hint, tensor_bytes
 from remat.sac.skipped import is_skipped
 from remat.sac.tracking import in_backward
+from remat.torch_compat import pytree
 
 #: What CUDA's caching allocator rounds up to.
 CUDA_BLOCK_BYTES = 512
@@ -70,7 +65,7 @@ class Call:
         return str(self.op)
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators that run in forward; those of backward are let through.
 
     Attributes:
@@ -84,7 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inside: list[str] = []
         self._nodes = _Nodes()
         self._device: torch.device | None = None
-        mode = active_fake_mode()
+        mode = torch_compat.active_fake_mode()
         self._converts = mode if mode is not None and mode.allow_non_fake_inputs else None
 
     def __torch_dispatch__(
@@ -96,7 +91,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._converts is not None and not is_skipped(func):
             # Real parameters: what the mode puts in their place must be the same every time.
             args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if not any(map(is_traceable_wrapper_subclass_type, types)):
+        if not any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
             out = func(*args, **kwargs)
             self._add(func, args, kwargs, out, None)
             return out
@@ -134,7 +129,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def fake(self, x: torch.Tensor) -> torch.Tensor:
         """What stands for a tensor in a fake mode that takes real ones."""
-        if self._converts is None or is_fake(x):
+        if self._converts is None or torch_compat.is_fake(x):
             return x
         return self._converts.from_tensor(x)
 
@@ -152,7 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
 
 
-class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What tensor subclasses do when they are given an operator."""
 
     def __init__(self, nodes: _Nodes) -> None:
@@ -163,7 +158,7 @@ class _Parts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(map(is_traceable_wrapper_subclass_type, types)):
+        if any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
             return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -216,12 +211,12 @@ def storages(x: torch.Tensor) -> Iterator[tuple[int, int, torch.device]]:
         if storage is None:
             yield id(part), tensor_bytes(part), part.device
         else:
-            yield storage._cdata, hint(storage.nbytes()), part.device
+            yield torch_compat.storage_id(storage), hint(storage.nbytes()), part.device
 
 
 def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
     """The plain tensors that a tensor consists of: itself, or all that are in a tensor subclass."""
-    if not is_traceable_wrapper_subclass_type(type(x)):
+    if not torch_compat.is_traceable_wrapper_subclass_type(type(x)):
         yield x
         return
     for name in x.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
@@ -247,10 +242,10 @@ def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.
 
 def declared_writes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The arguments that an operator changes by its schema."""
-    if not op._schema.is_mutable or torch.Tag.inplace_view in op.tags:
+    if not torch_compat.schema(op).is_mutable or torch.Tag.inplace_view in op.tags:
         return []
     found = []
-    for k, argument in enumerate(op._schema.arguments):
+    for k, argument in enumerate(torch_compat.schema(op).arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found.append(args[k] if k < len(args) else kwargs.get(argument.name))
     return tensors_in(found)

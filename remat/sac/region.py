@@ -6,10 +6,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch._guards import TracingContext
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from remat import torch_compat
 from remat.errors import PolicyError
 from remat.sac.compose import Policy, PolicyLike, as_policy, ask, compose, end, fresh, name_of
 from remat.sac.consistent import RandomOps, Writes
@@ -60,8 +59,8 @@ def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
 
 def is_traced() -> bool:
     """Whether operators run to be compiled, and not for their results."""
-    proxies = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
-    return proxies is not None or TracingContext.try_get() is not None
+    proxies = torch_compat.get_dispatch_mode(torch_compat.TorchDispatchModeKey.PROXY)
+    return proxies is not None or torch_compat.TracingContext.try_get() is not None
 
 
 class _Run:

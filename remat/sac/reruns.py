@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint
 
+from remat import torch_compat
 from remat.errors import PolicyError
 from remat.graph.measure import as_before, run_backward, run_forward
 from remat.sac.lifetimes import loss_only
@@ -200,7 +200,7 @@ class _Watch:
         return Rerun(ops=tuple(zip(names, taken, strict=True)), overhead_ms=overhead_ms)
 
 
-class _Timer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes the time of every operator, below all that stores and recomputes.
 
     Attributes:

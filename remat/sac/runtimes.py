@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.costs import CostModel, Profile, Roofline
@@ -60,7 +60,7 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
             if not ops.is_uninitialised(part)
         ]
     found = {part: 0.0 for c in shown for part in c.parts}
-    with _disable_current_modes():  # a model may make tensors of its own
+    with torch_compat.disable_current_modes():  # a model may make tensors of its own
         costs = model.costs(asked)
     found.update((n, ps / PS_PER_MS) for n, ps in zip(asked, costs, strict=True))
     return found

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from remat import torch_compat
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleCall:
@@ -46,7 +48,7 @@ Around = Callable[[ModuleCall], Any]
 
 def in_backward() -> bool:
     """Whether it is backward that runs what runs now: a checkpointed module, once more."""
-    return int(torch._C._current_graph_task_id()) != -1
+    return int(torch_compat.current_graph_task_id()) != -1
 
 
 @contextlib.contextmanager

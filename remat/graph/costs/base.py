@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.errors import ProblemError, RematError
 from remat.graph.costs.nested import bodies, nested_cost
 from remat.graph.index import GraphIndex
@@ -230,7 +231,7 @@ def _describe(x: Any, seen: dict[fx.Node, int], known: dict[int, Any]) -> Any:
     if isinstance(x, torch.Tensor):
         shape: Any = x.shape
         stride: Any = x.stride() if x.layout is torch.strided else ()
-        if x._has_symbolic_sizes_strides:
+        if torch_compat.has_symbolic_sizes(x):
             shape, stride = str(shape), str(stride)
         return (shape, stride, x.dtype, x.device)
     if isinstance(x, (tuple, list)):

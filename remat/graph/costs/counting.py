@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.storages import hint
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True)

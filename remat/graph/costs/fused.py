@@ -9,11 +9,12 @@ from typing import ClassVar
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.roofline import Roofline, all_bytes
 from remat.graph.storages import aliased_argument, tensor_bytes
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def _may_fuse(node: fx.Node) -> bool:
     taxonomy = ops.default_taxonomy()
     return (
         node.op == "call_function"
-        and not isinstance(node.target, torch._ops.HigherOrderOperator)
+        and not isinstance(node.target, torch_compat.HigherOrderOperator)
         and taxonomy.is_fusible(node)
         and not taxonomy.is_compute_intensive(node)  # attention with dropout is random too
         and not ops.is_mutating(node)

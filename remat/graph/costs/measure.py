@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from remat import torch_compat
+
 #: Bytes overwritten before each run on a GPU, so that none finds its inputs in the cache.
 _FLUSH_BYTES = 256 * 2**20
 #: A run that takes longer than this is not repeated more than once.
@@ -129,12 +131,10 @@ def undisturbed(device: torch.device) -> Iterator[None]:
     Dispatch modes (a fake one, when planning inside of ``torch.compile``), autograd and autocast
     are off, warnings are dropped, and every generator is as it was afterwards.
     """
-    from torch.utils._python_dispatch import _disable_current_modes
-
     cuda = [device.index] if device.type == "cuda" else []
     with (
-        _disable_current_modes(),
-        torch._C.DisableTorchFunction(),
+        torch_compat.disable_current_modes(),
+        torch_compat.DisableTorchFunction(),
         torch.no_grad(),
         torch.autocast(device.type, enabled=False),
         torch.random.fork_rng(devices=cuda),

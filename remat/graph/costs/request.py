@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.measure import this_device, whole
 from remat.graph.storages import hint, tensor_bytes
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,24 +192,22 @@ def _tensor(spec: TensorSpec) -> torch.Tensor:
 
 def _refusal(node: fx.Node) -> str | None:
     """Why a node must not be run to be timed, whatever its arguments."""
-    from torch._higher_order_ops.effects import _get_effect
-
     target: Any = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, torch_compat.HigherOrderOperator):
         if str(target).startswith("triton_kernel_wrapper"):
             return None
         return "higher-order operators have no kernel of their own"
     if ops.is_collective(node):
         return "collectives need every rank"
     if (ops.is_effectful(node) and not ops.is_mutating(node)) or (
-        isinstance(target, torch._ops.OpOverload) and _get_effect(target) is not None
+        isinstance(target, torch_compat.OpOverload) and torch_compat.get_effect(target) is not None
     ):
         return "it has effects beyond its result"
     return None
 
 
 def _name(target: Any) -> str:
-    if isinstance(target, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+    if isinstance(target, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
         return str(target)
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}"
 

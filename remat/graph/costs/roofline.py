@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from remat.errors import ProblemError
 from remat.graph.costs.base import CostModel
@@ -17,6 +16,7 @@ from remat.graph.costs.calibration import calibrated, is_here
 from remat.graph.costs.counting import count_flops
 from remat.graph.costs.devices import DEVICES, Device
 from remat.graph.storages import tensor_bytes
+from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.joint import split_outputs
@@ -149,7 +150,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     """The arguments that an operator writes to, by its schema."""
     if not ops.is_mutating(node):
         return []
-    arguments = node.target._schema.arguments  # type: ignore[union-attr]
+    arguments = torch_compat.schema(node.target).arguments
     given = {**dict(zip([a.name for a in arguments], node.args, strict=False)), **node.kwargs}
     found: list[fx.Node] = []
     for argument in arguments:

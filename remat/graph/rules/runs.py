@@ -6,15 +6,13 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.lowering import must_recompute
 from remat.graph.rules.facts import Facts, Fault, called
-
-_RNG = torch._prims.rng_prims
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
@@ -85,11 +83,15 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     """What a node computes, and from what; a draw that is saved or replayed by what is drawn."""
     target: Any = node.target
     reads = list(inputs_of(node))
-    if target is operator.getitem and reads and reads[0].target is _RNG.run_and_save_rng_state:
+    if (
+        target is operator.getitem
+        and reads
+        and reads[0].target is torch_compat.rng_prims.run_and_save_rng_state
+    ):
         return reads[0].args[0], list(inputs_of(reads[0]))
-    if target is _RNG.run_with_rng_state:
+    if target is torch_compat.rng_prims.run_with_rng_state:
         return node.args[1], reads[1:]
-    if target is _RNG.graphsafe_run_with_rng_state:
+    if target is torch_compat.rng_prims.graphsafe_run_with_rng_state:
         return node.args[0], reads[:-1]
     return target, reads
 

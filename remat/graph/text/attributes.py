@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
+from remat import torch_compat
 from remat.graph.text.literals import IDENTIFIER, Reader, Writer
 from remat.graph.text.syntax import MAX_NAME, Source
 from remat.graph.text.value_reader import ValueReader
@@ -26,7 +26,7 @@ def write_numbers(tensor: torch.Tensor, literals: Writer) -> str | None:
     if real.device.type == "meta" or real.is_quantized or real.numel() > MAX_CONSTANT:
         return None
     # A graph may be printed while it is compiled, when every new tensor would be a fake one.
-    with _disable_current_modes():
+    with torch_compat.disable_current_modes():
         return literals.write(real.detach().tolist())
 
 

@@ -7,8 +7,7 @@ import dataclasses
 import functools
 from typing import Any
 
-from torch._functorch._aot_autograd import descriptors
-
+from remat import torch_compat
 from remat.graph.text.opaque import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, call_name, quoted
 
@@ -16,10 +15,10 @@ from remat.graph.text.syntax import Source, call_name, quoted
 @functools.cache
 def _classes() -> dict[str, type[Any]]:
     """Every kind of descriptor, by the name of its class."""
-    roots = (descriptors.AOTInput, descriptors.AOTOutput)
+    roots = (torch_compat.descriptors.AOTInput, torch_compat.descriptors.AOTOutput)
     return {
         name: kind
-        for name, kind in sorted(vars(descriptors).items())
+        for name, kind in sorted(vars(torch_compat.descriptors).items())
         if isinstance(kind, type) and issubclass(kind, roots) and dataclasses.is_dataclass(kind)
     }
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import sympy
-from torch.utils._sympy import functions
-from torch.utils._sympy.numbers import int_oo
 
 from remat.errors import ProblemError
 from remat.graph.text.syntax import Source, call_name
+from remat.torch_compat import int_oo
+from remat.torch_compat import sympy_functions as functions
 
 #: A size: a number, or an expression over symbols.
 Size = Any

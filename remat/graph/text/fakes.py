@@ -8,14 +8,10 @@ from typing import Any
 
 import sympy
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
-from torch.utils._sympy import functions
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
-from torch.utils._traceback import CapturedTraceback
 
+from remat import torch_compat
 from remat.graph.text.expressions import Size, size_of
 
 
@@ -56,7 +52,7 @@ class Fakes:
 
     def __init__(self, symbols: Sequence[Symbol]) -> None:
         self._env = ShapeEnv()
-        self._mode = FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        self._mode = torch_compat.FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
         self.symbols = {s.name: self._declare(s) for s in symbols}
         self._made: dict[tuple[str, Any], Any] = {}
 
@@ -66,8 +62,12 @@ class Fakes:
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
         made = sympy.Symbol(symbol.name, **kind, **positive)
-        low, high = (-sympy.oo, sympy.oo) if symbol.is_float else (-int_oo, int_oo)
-        self._env.var_to_range[made] = ValueRanges(
+        low, high = (
+            (-sympy.oo, sympy.oo)
+            if symbol.is_float
+            else (-torch_compat.int_oo, torch_compat.int_oo)
+        )
+        self._env.var_to_range[made] = torch_compat.ValueRanges(
             low if symbol.least is None else symbol.least,
             high if symbol.most is None else symbol.most,
         )
@@ -75,7 +75,7 @@ class Fakes:
         here = self._env._get_sloc("graph text")
         self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
         self._env.var_to_sources[made] = []
-        self._env.var_to_stack[made] = CapturedTraceback.extract()  # type: ignore[no-untyped-call]
+        self._env.var_to_stack[made] = torch_compat.CapturedTraceback.extract()  # type: ignore[no-untyped-call]
         if symbol.hint is not None:
             self._env.backed_var_to_val[made] = sympy.sympify(symbol.hint)
         if symbol.size_like:
@@ -126,7 +126,7 @@ class Fakes:
         *,
         device: torch.device,
         grad: bool = False,
-    ) -> FakeTensor:
+    ) -> torch_compat.FakeTensor:
         """A strided fake tensor over a piece of memory that is large enough."""
         shape = [self.size(s) for s in sizes]
         step = [self.size(s) for s in strides]
@@ -136,12 +136,14 @@ class Fakes:
             if all(type(s) is int for s in (*shape, *step, offset)):
                 meta.set_(memory, offset, shape, step)
             else:  # a view asks nothing about symbols that only a run could answer
-                count = functions.FloorDiv(size_of(memory.nbytes()), dtype.itemsize)
+                count = torch_compat.sympy_functions.FloorDiv(
+                    size_of(memory.nbytes()), dtype.itemsize
+                )
                 meta.set_(memory, 0, [self.size(size_of(count))], [1])
                 meta = meta.as_strided(shape, step, self.size(offset))
         if grad:
             meta.requires_grad_()
-        return FakeTensor(self._mode, meta, device)
+        return torch_compat.FakeTensor(self._mode, meta, device)
 
     def sparse(
         self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._dtype_abbrs import dtype_abbrs
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.text.expressions import expression_of, write_expression
 from remat.graph.text.opaque import read_opaque, write_opaque
 from remat.graph.text.syntax import INTEGERS, MAX_STRING, Source, arguments, call_name, quoted
 from remat.graph.text.targets import read_target, write_call, write_target
+from remat.torch_compat import dtype_abbrs
 
 #: Objects of PyTorch that stand by their names, such as ``torch.float32``.
 CONSTANTS: dict[str, Any] = {
@@ -50,7 +50,7 @@ class Writer:
         writer = _WRITERS.get(type(value))
         if writer is not None:
             return writer(self, value)
-        if isinstance(value, (OpOverload, HigherOrderOperator)):
+        if isinstance(value, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
             return write_call(write_target(value))
         if isinstance(value, fx.Node):
             return value.name

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
-from torch.utils._python_dispatch import _disable_current_modes
 
+from remat import torch_compat
 from remat.graph.joint import JointGraph, make_module, role_of
 from remat.graph.text.attributes import check_name, owner_of, read_constant
 from remat.graph.text.descriptors import read_descriptor
@@ -59,7 +59,7 @@ def _parse(text: str, kind: str) -> tuple[Header, fx.GraphModule]:
     values = ValueReader(source, fakes, expressions, device, kind)
     parser = _Parser(source, values, forward_outputs=header.fields.get("num_fwd_outputs"))
     # A graph may be read while another is compiled: fake values are made here, not by a mode.
-    with _disable_current_modes():
+    with torch_compat.disable_current_modes():
         return header, parser.module(statements[1 if declared is None else 2 :])
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils import _pytree as pytree
 
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, Role, output_node, role_of
@@ -23,6 +22,7 @@ from remat.graph.text.opaque import write_opaque
 from remat.graph.text.syntax import quoted
 from remat.graph.text.targets import write_target
 from remat.graph.text.value_writer import ValueWriter
+from remat.torch_compat import pytree
 
 #: What placeholders of a joint graph are called.
 ROLES = {

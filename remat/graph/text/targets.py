@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload
 
+from remat import torch_compat
 from remat.errors import ProblemError
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
@@ -27,16 +27,6 @@ _FUNCTIONS: dict[str, str] = {
     "torch": "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum _sym_sqrt _sym_cos "
     "_sym_cosh _sym_sin _sym_sinh _sym_tan _sym_tanh _sym_asin _sym_acos _sym_atan _sym_log2",
     "builtins": "abs max min pow round",
-}
-
-#: Parts of PyTorch that register operators when they are imported, by namespace.
-_REGISTERED_BY = {
-    "prims": ("torch._prims", "torch._inductor.inductor_prims"),
-    "higher_order": (
-        "torch._higher_order_ops",
-        "torch._higher_order_ops.triton_kernel_wrap",
-        "torch._prims.rng_prims",
-    ),
 }
 
 
@@ -57,10 +47,10 @@ def write_target(target: Any) -> str:
 
 @functools.cache
 def _name(target: Any) -> str | None:
-    if isinstance(target, OpOverload):
+    if isinstance(target, torch_compat.OpOverload):
         name = str(target)
-    elif isinstance(target, HigherOrderOperator):
-        name = f"higher_order.{target._name}"
+    elif isinstance(target, torch_compat.HigherOrderOperator):
+        name = f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
     else:
         return _names().get(target)
     return name if _NAME.fullmatch(name) and is_target(name) else None
@@ -114,8 +104,8 @@ def read_target(name: str) -> Any:
     if parts[0] == "higher_order":
         if len(parts) != 2:
             raise LookupError("a higher-order operator as higher_order.name")
-        found: Any = _registered(parts[0], lambda: torch._ops._higher_order_ops.get(parts[1]))
-        if isinstance(found, HigherOrderOperator):
+        found: Any = _registered(parts[0], lambda: torch_compat.higher_order_ops.get(parts[1]))
+        if isinstance(found, torch_compat.HigherOrderOperator):
             return found
         raise LookupError(
             f"a higher-order operator that is registered in this process; '{parts[1]}' is none: "
@@ -126,7 +116,7 @@ def read_target(name: str) -> Any:
     if len(parts) != 3:
         raise LookupError("an operator as namespace.name.overload")
     found = _registered(parts[0], lambda: _overload(*parts))
-    if isinstance(found, OpOverload):
+    if isinstance(found, torch_compat.OpOverload):
         return found
     there = _overloads(parts[0], parts[1])
     if there:
@@ -138,7 +128,7 @@ def read_target(name: str) -> Any:
 
 
 def _overloads(namespace: str, name: str) -> list[str]:
-    schemas = torch._C._jit_get_schemas_for_operator(f"{namespace}::{name}")
+    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{name}")
     return sorted(s.overload_name or "default" for s in schemas)
 
 
@@ -152,7 +142,7 @@ def _overload(namespace: str, name: str, overload: str) -> Any:
 def _registered(namespace: str, find: Callable[[], Any]) -> Any:
     """What is found at once, or after parts of PyTorch that register such operators were imported."""
     found = find()
-    for module in _REGISTERED_BY.get(namespace, ()):
+    for module in torch_compat.REGISTERED_BY.get(namespace, ()):
         if found is not None:
             break
         importlib.import_module(module)

@@ -10,9 +10,8 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.fx.experimental._backward_state import BackwardState
-from torch.utils._dtype_abbrs import dtype_abbrs
 
+from remat import torch_compat
 from remat.graph.storages import storage_key
 from remat.graph.text.expressions import Expressions, Size, size_of
 from remat.graph.text.fakes import Fakes
@@ -20,6 +19,7 @@ from remat.graph.text.literals import CONSTANTS, Reader
 from remat.graph.text.opaque import read_opaque
 from remat.graph.text.syntax import Source, arguments, call_name
 from remat.graph.text.values import base_of, contiguous, element, extent
+from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
 _SYMBOLIC = ("SymInt", "SymFloat", "SymBool")
@@ -111,7 +111,7 @@ class ValueReader:
         if isinstance(node, ast.Constant) and node.value is None:
             return None
         if isinstance(node, ast.Name) and node.id == "backward_state":
-            return BackwardState()
+            return torch_compat.BackwardState()
         if isinstance(node, ast.Subscript) and getattr(node.value, "id", None) in _SYMBOLIC:
             return self.symbolic(node)
         if call_name(node) == "opaque":

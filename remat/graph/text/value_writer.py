@@ -6,10 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental._backward_state import BackwardState
-from torch.utils._dtype_abbrs import dtype_abbrs
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.storages import storage_key
 from remat.graph.text.expressions import Size, size_of, write_expression
@@ -62,7 +60,7 @@ class ValueWriter:
             return self._literals.write(value)
         if type(value) in (bool, int, float, complex, str, torch.dtype, torch.device):
             return f"const({self._literals.write(value)})"
-        if isinstance(value, BackwardState):
+        if isinstance(value, torch_compat.BackwardState):
             return "backward_state"
         return write_opaque(value)
 
@@ -83,8 +81,8 @@ class ValueWriter:
         return f"{shared} @ {owner if graph == self._graph else f'{graph}.{owner}'}"
 
     def _tensor(self, tensor: torch.Tensor, *, owns: bool) -> str:
-        name = dtype_abbrs.get(tensor.dtype)
-        wrapped = bool(is_traceable_wrapper_subclass(tensor))
+        name = torch_compat.dtype_abbrs.get(tensor.dtype)
+        wrapped = bool(torch_compat.is_traceable_wrapper_subclass(tensor))
         if name is None or wrapped:
             raise ProblemError(
                 f"a {type(tensor).__name__} of {tensor.dtype} has no text form: expected a plain "

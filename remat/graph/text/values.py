@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import sympy
-import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.graph.text.expressions import Size
 
 
@@ -45,9 +45,10 @@ def element(base: Any, k: int) -> Any:
 @functools.cache
 def _aliased(target: Any) -> tuple[int, ...]:
     """Positions of the arguments that an operator's only result may alias."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch_compat.OpOverload):
         return ()
-    returns, arguments = target._schema.returns, target._schema.arguments
+    schema = torch_compat.schema(target)
+    returns, arguments = schema.returns, schema.arguments
     if len(returns) != 1 or returns[0].alias_info is None:
         return ()
     return tuple(k for k, a in enumerate(arguments) if a.alias_info is not None)

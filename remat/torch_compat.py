@@ -1,0 +1,316 @@
+"""Every private name of PyTorch that remat uses, each looked up when it is first needed.
+
+PyTorch moves and renames its private parts without notice. Here they stand in one place, so that a
+new version is one file to go through, and what a version lacks harms only what needs it: an
+unknown version runs until something is asked for that is not there, and the error then names it.
+Nothing of PyTorch is imported with this module.
+
+A name that is somewhere else in another version gets its other homes in the table, newest first.
+Attributes that PyTorch's objects keep to themselves stand behind small functions at the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import TorchVersionError
+
+if TYPE_CHECKING:
+    from torch import fx
+    from torch._C import DisableTorchFunction
+    from torch._C import _current_graph_task_id as current_graph_task_id
+    from torch._C import _DisableAutocast as DisableAutocast
+    from torch._C import _get_dispatch_mode as get_dispatch_mode
+    from torch._C import _get_privateuse1_backend_name as get_privateuse1_backend_name
+    from torch._C import _jit_get_schemas_for_operator as jit_get_schemas_for_operator
+    from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo import config as dynamo_config
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.utils import counters
+    from torch._functorch import config as functorch_config
+    from torch._functorch._aot_autograd import descriptors
+    from torch._functorch._aot_autograd.descriptors import (
+        SavedForBackwardsAOTOutput,
+        SavedForBackwardsNoVcCheckAOTOutput,
+    )
+    from torch._functorch._aot_autograd.utils import (
+        get_default_generator,
+        make_boxed_func,
+        supports_graphsafe_rng,
+    )
+    from torch._functorch.partitioners import (
+        default_partition,
+        estimate_runtime,
+        min_cut_rematerialization_partition,
+    )
+    from torch._guards import CompileContext, TracingContext, active_fake_mode
+    from torch._higher_order_ops.auto_functionalize import get_mutable_args
+    from torch._higher_order_ops.effects import _get_effect as get_effect
+    from torch._inductor import config as inductor_config
+    from torch._inductor import list_mode_options, list_options
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._library.utils import is_impure
+    from torch._ops import (
+        HigherOrderOperator,
+        OperatorBase,
+        OpOverload,
+        OpOverloadPacket,
+    )
+    from torch._ops import _higher_order_ops as higher_order_ops
+    from torch._prims import rng_prims
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, is_fake
+    from torch.distributed.distributed_c10d import _get_default_store as get_default_store
+    from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module
+    from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module
+    from torch.fx.experimental._backward_state import BackwardState
+    from torch.fx.graph import _BoxedCodeGen as BoxedCodeGen
+    from torch.utils import _pytree as pytree
+    from torch.utils._dtype_abbrs import dtype_abbrs
+    from torch.utils._python_dispatch import (
+        TorchDispatchMode,
+        is_traceable_wrapper_subclass,
+        is_traceable_wrapper_subclass_type,
+    )
+    from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+    from torch.utils._sympy import functions as sympy_functions
+    from torch.utils._sympy.numbers import int_oo
+    from torch.utils._sympy.value_ranges import ValueRanges
+    from torch.utils._traceback import CapturedTraceback
+    from torch.xpu import _is_compiled as xpu_is_compiled
+
+#: Where each name stands, as ``module:name``, or a module by itself. Several homes: by version,
+#: newest first, with a comment that says which version has which.
+HOMES: dict[str, tuple[str, ...]] = {
+    "BackwardState": ("torch.fx.experimental._backward_state:BackwardState",),
+    "BoxedCodeGen": ("torch.fx.graph:_BoxedCodeGen",),
+    "CapturedTraceback": ("torch.utils._traceback:CapturedTraceback",),
+    "CompileContext": ("torch._guards:CompileContext",),
+    "CustomKnapsackSolver": ("torch._inductor.custom_graph_pass:CustomKnapsackSolver",),
+    "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn",),
+    "DisableAutocast": ("torch._C:_DisableAutocast",),
+    "DisableTorchFunction": ("torch._C:DisableTorchFunction",),
+    "FakeTensor": ("torch._subclasses.fake_tensor:FakeTensor",),
+    "FakeTensorMode": ("torch._subclasses.fake_tensor:FakeTensorMode",),
+    "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
+    "OpOverload": ("torch._ops:OpOverload",),
+    "OpOverloadPacket": ("torch._ops:OpOverloadPacket",),
+    "OperatorBase": ("torch._ops:OperatorBase",),
+    "SavedForBackwardsAOTOutput": (
+        "torch._functorch._aot_autograd.descriptors:SavedForBackwardsAOTOutput",
+    ),
+    "SavedForBackwardsNoVcCheckAOTOutput": (
+        "torch._functorch._aot_autograd.descriptors:SavedForBackwardsNoVcCheckAOTOutput",
+    ),
+    "TorchDispatchMode": ("torch.utils._python_dispatch:TorchDispatchMode",),
+    "TorchDispatchModeKey": ("torch._C:_TorchDispatchModeKey",),
+    "TracingContext": ("torch._guards:TracingContext",),
+    "ValueRanges": ("torch.utils._sympy.value_ranges:ValueRanges",),
+    "active_fake_mode": ("torch._guards:active_fake_mode",),
+    "aot_autograd": ("torch._dynamo.backends.common:aot_autograd",),
+    "compile_fx": ("torch._inductor.compile_fx:compile_fx",),
+    "compile_fx_inner": ("torch._inductor.compile_fx:compile_fx_inner",),
+    "counters": ("torch._dynamo.utils:counters",),
+    "current_graph_task_id": ("torch._C:_current_graph_task_id",),
+    "default_partition": ("torch._functorch.partitioners:default_partition",),
+    "descriptors": ("torch._functorch._aot_autograd.descriptors",),
+    "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
+    "dtype_abbrs": ("torch.utils._dtype_abbrs:dtype_abbrs",),
+    "dynamo_config": ("torch._dynamo.config",),
+    "enable_python_dispatcher": ("torch._dispatch.python:enable_python_dispatcher",),
+    "estimate_runtime": ("torch._functorch.partitioners:estimate_runtime",),
+    "functorch_config": ("torch._functorch.config",),
+    "get_default_generator": ("torch._functorch._aot_autograd.utils:get_default_generator",),
+    "get_default_store": ("torch.distributed.distributed_c10d:_get_default_store",),
+    "get_dispatch_mode": ("torch._C:_get_dispatch_mode",),
+    "get_effect": ("torch._higher_order_ops.effects:_get_effect",),
+    "get_mutable_args": ("torch._higher_order_ops.auto_functionalize:get_mutable_args",),
+    "get_privateuse1_backend_name": ("torch._C:_get_privateuse1_backend_name",),
+    "higher_order_ops": ("torch._ops:_higher_order_ops",),
+    "inductor_config": ("torch._inductor.config",),
+    "int_oo": ("torch.utils._sympy.numbers:int_oo",),
+    "is_fake": ("torch._subclasses.fake_tensor:is_fake",),
+    "is_impure": ("torch._library.utils:is_impure",),
+    "is_traceable_wrapper_subclass": (
+        "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
+    ),
+    "is_traceable_wrapper_subclass_type": (
+        "torch.utils._python_dispatch:is_traceable_wrapper_subclass_type",
+    ),
+    "jit_get_schemas_for_operator": ("torch._C:_jit_get_schemas_for_operator",),
+    "list_mode_options": ("torch._inductor:list_mode_options",),
+    "list_options": ("torch._inductor:list_options",),
+    "make_boxed_func": ("torch._functorch._aot_autograd.utils:make_boxed_func",),
+    "make_graph_module": ("torch.fx._lazy_graph_module:_make_graph_module",),
+    "min_cut_rematerialization_partition": (
+        "torch._functorch.partitioners:min_cut_rematerialization_partition",
+    ),
+    "pytree": ("torch.utils._pytree",),
+    "rng_prims": ("torch._prims.rng_prims",),
+    "select_decomp_table": ("torch._inductor.decomposition:select_decomp_table",),
+    "supports_graphsafe_rng": ("torch._functorch._aot_autograd.utils:supports_graphsafe_rng",),
+    "sympy_functions": ("torch.utils._sympy.functions",),
+    "use_lazy_graph_module": ("torch.fx._lazy_graph_module:_use_lazy_graph_module",),
+    "xpu_is_compiled": ("torch.xpu:_is_compiled",),
+}
+
+#: Parts of PyTorch that register operators when they are imported, by namespace.
+REGISTERED_BY = {
+    "prims": ("torch._prims", "torch._inductor.inductor_prims"),
+    "higher_order": (
+        "torch._higher_order_ops",
+        "torch._higher_order_ops.triton_kernel_wrap",
+        "torch._prims.rng_prims",
+    ),
+}
+
+if not TYPE_CHECKING:  # mypy knows the names by the imports above, and no others
+
+    def __getattr__(name: str) -> Any:
+        if name not in HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = look_up(HOMES[name])
+        return found
+
+
+def look_up(homes: tuple[str, ...]) -> Any:
+    """What stands at the first of some homes that this PyTorch has.
+
+    Raises:
+        TorchVersionError: it has none of them.
+    """
+    for home in homes:
+        module, _, name = home.partition(":")
+        try:
+            found = importlib.import_module(module)
+            return getattr(found, name) if name else found
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("torch"):
+                raise  # a library that PyTorch itself needs: not a matter of its version
+        except AttributeError:
+            pass
+    import torch
+
+    expected = " or ".join(home.replace(":", ".") for home in homes)
+    raise TorchVersionError(
+        f"PyTorch {torch.__version__} has no {expected}, which remat needs here: install a version "
+        f"of PyTorch that remat is tested with, or a newer remat"
+    )
+
+
+def schema(op: Any) -> Any:
+    """The schema of an operator overload."""
+    return op._schema
+
+
+def storage_id(storage: Any) -> int:
+    """What tells one storage from all others that are alive, those of fake tensors too."""
+    return storage._cdata  # type: ignore[no-any-return]
+
+
+def version(tensor: Any) -> int:
+    """How often a tensor was written to in place."""
+    return tensor._version  # type: ignore[no-any-return]
+
+
+def has_symbolic_sizes(tensor: Any) -> bool:
+    """Whether any size or stride of a tensor is a symbol."""
+    return tensor._has_symbolic_sizes_strides  # type: ignore[no-any-return]
+
+
+def parameters_of(module: Any) -> dict[str, Any]:
+    """The parameters that a module itself holds, by name, to be put in and taken out."""
+    return module._parameters  # type: ignore[no-any-return]
+
+
+def buffers_of(module: Any) -> dict[str, Any]:
+    """The buffers that a module itself holds, by name, to be put in and taken out."""
+    return module._buffers  # type: ignore[no-any-return]
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Gives a node another name, or one like it if the name is taken."""
+    node._rename(name)
+
+
+def is_erased(node: fx.Node) -> bool:
+    """Whether a node was taken out of its graph."""
+    return node._erased
+
+
+def used_names(graph: fx.Graph) -> set[str]:
+    """The names that a graph has given out."""
+    return graph._graph_namespace._used_names
+
+
+def names_of(graph: fx.Graph) -> dict[Any, str]:
+    """The names that a graph has given to its nodes."""
+    return graph._graph_namespace._obj_to_name
+
+
+def codegen_of(graph: fx.Graph) -> Any:
+    """What writes a graph's code."""
+    return graph._codegen
+
+
+def mark_boxed(function: Any) -> None:
+    """Says that a compiled function takes one list of arguments and empties it."""
+    function._boxed_call = True
+
+
+def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
+    """A function that appends copies of nodes, or placeholders for them, from their parts.
+
+    It is called with nodes of ``source``, a function that finds what a copy reads in the place of a
+    node, the copies so far, to which it adds, and ``taken``: whether to make placeholders.
+    """
+    from torch import _C, fx
+
+    make, initialise = fx.Node.__new__, _C._NodeBase.__init__
+    # Nodes watch over what is set on them, as their table must be kept; metadata are not in it.
+    set_meta = _C._NodeBase.meta.__set__  # type: ignore[attr-defined]
+    map_arg, append = _C._fx_map_arg, graph._root._prepend
+    namespace = graph._graph_namespace
+    names, used = namespace._obj_to_name, namespace._used_names
+    namespace._base_count.update(source._graph_namespace._base_count)
+    table = graph._find_nodes_lookup_table.table
+    calls: dict[int, dict[fx.Node, None]] = {}  # by identity: hashing an overload takes longer
+
+    def run(
+        nodes: Iterable[fx.Node],
+        find: Callable[[fx.Node], Any],
+        copies: dict[fx.Node, fx.Node],
+        *,
+        taken: bool,
+    ) -> None:
+        for node in nodes:
+            op, name, target = node.op, node.name, node.target
+            args: Any = node._args
+            kwargs: Any = node._kwargs
+            if taken:
+                op, target, args, kwargs = "placeholder", name, (), {}
+            if args:
+                args = map_arg(args, find)
+            if kwargs:
+                kwargs = map_arg(kwargs, find)
+            made = make(fx.Node)
+            if name in used:
+                name = namespace.create_name(name, None)
+            initialise(made, graph, name, op, target, node.type)
+            made._update_args_kwargs(args, kwargs)
+            set_meta(made, node.meta.copy())
+            append(made)
+            used.add(name)
+            names[made] = name
+            row = calls.get(id(target)) if op == "call_function" else table[op, None]
+            if row is None:
+                row = calls[id(target)] = table[op, target]
+            row[made] = None
+            graph._len += 1
+            copies[node] = made
+
+    return run

@@ -1,0 +1,199 @@
+"""Private names of PyTorch: all in one module, looked up when first needed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import remat
+from remat import torch_compat
+from remat.errors import RematError, TorchVersionError
+
+ROOT = Path(remat.__file__).parent
+FILES = sorted(p for p in ROOT.rglob("*.py") if p.name != "torch_compat.py")
+#: Private attributes that Python itself gives to what it makes.
+PYTHONS = {"_fields", "_asdict", "_replace"}
+_DOTTED = re.compile(r"torch(\.\w+)*\._\w+(\.\w+)*")
+
+
+def _is_private(name: str) -> bool:
+    return any(p.startswith("_") and not p.startswith("__") for p in name.split("."))
+
+
+def _own_names(tree: ast.AST) -> Iterator[str]:
+    """The private names that a file defines itself: functions, classes, attributes, fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                yield node.attr
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def private_uses(source: str, own: set[str]) -> list[str]:
+    """Where a file reaches for something private that is neither its package's nor Python's.
+
+    Operators (``torch.ops.aten._softmax``) are names in graphs, not parts of PyTorch.
+    """
+    tree, found = ast.parse(source), []
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names if a.name.startswith("torch")]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names = [f"{node.module}.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Attribute) and node.attr not in own | PYTHONS:
+            chain = ast.unparse(node)
+            if not chain.startswith(("self.", "cls.", "torch.ops.")):
+                names = [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value] if id(node) not in docs and _DOTTED.fullmatch(node.value) else []
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+            named = node.args[1]
+            if isinstance(named, ast.Constant) and named.value not in own:
+                names = [str(named.value)]
+        found += [f"line {node.lineno}: {name}" for name in names if _is_private(name)]
+    return found
+
+
+OWN = {n for p in FILES for n in _own_names(ast.parse(p.read_text()))}
+#: What is private to pytest and click, by the one file that uses it.
+OTHERS = {
+    "testing/plugin.py": {"_arg2fixturedefs", "_calls"},
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(ROOT)) for p in FILES])
+def test_nothing_private_of_pytorch_is_used_elsewhere(path: Path) -> None:
+    others = OTHERS.get(str(path.relative_to(ROOT)), set())
+    assert private_uses(path.read_text(), OWN | others) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from torch._ops import OpOverload",
+        "def f():\n    import torch._dynamo",
+        "from torch.fx.graph import _BoxedCodeGen",
+        "from torch.utils import _pytree as pytree",
+        "x = torch._ops.OpOverload",
+        "x = torch.fx._lazy_graph_module",
+        "x = node._erased",
+        "x = tensor.untyped_storage()._cdata",
+        "importlib.import_module('torch._prims.rng_prims')",
+        "x = getattr(op, '_schema', None)",
+    ],
+)
+def test_a_private_use_is_found(source: str) -> None:
+    assert private_uses(source, OWN)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from remat.torch_compat import pytree",
+        "x = torch.ops.aten._softmax.default",
+        "x = self._mode",
+        "x = torch.__version__",
+        "from torch.utils.checkpoint import checkpoint",
+        "'''See torch._ops.'''",
+    ],
+)
+def test_what_is_public_passes(source: str) -> None:
+    assert private_uses(source, OWN) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Inductor, when it is first imported
+@pytest.mark.parametrize("name", sorted(torch_compat.HOMES))
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(torch_compat, name) is not None
+
+
+def test_what_the_types_say_is_what_is_looked_up() -> None:
+    tree = ast.parse(Path(torch_compat.__file__).read_text())
+    typed = next(n for n in tree.body if isinstance(n, ast.If)).body
+    said = {}
+    for line in typed:
+        assert isinstance(line, ast.ImportFrom)
+        for alias in line.names:
+            said[alias.asname or alias.name] = f"{line.module}.{alias.name}"
+    del said["fx"]
+    assert said == {name: homes[0].replace(":", ".") for name, homes in torch_compat.HOMES.items()}
+
+
+def test_what_is_missing_is_named_with_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        torch_compat.HOMES, "gone", ("torch._moved:Gone", "torch._ops:OpGone", "torch._ops._gone")
+    )
+    with pytest.raises(TorchVersionError) as caught:
+        _ = torch_compat.gone  # type: ignore[attr-defined]
+    assert isinstance(caught.value, RematError)
+    said = str(caught.value)
+    assert torch.__version__ in said
+    assert "torch._moved.Gone or torch._ops.OpGone or torch._ops._gone" in said
+    assert "install" in said
+
+
+def test_another_home_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes = ("torch._moved:OpOverload", "torch._ops:OpOverload")
+    monkeypatch.setitem(torch_compat.HOMES, "moved", homes)
+    assert torch_compat.moved is torch_compat.OpOverload  # type: ignore[attr-defined]
+    del torch_compat.__dict__["moved"]
+
+
+def test_a_library_that_pytorch_lacks_is_no_matter_of_its_version() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        torch_compat.look_up(("no_such_library:x",))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="'OpOverlaod'"):
+        _ = torch_compat.OpOverlaod  # type: ignore[attr-defined]
+
+
+def test_the_module_by_itself_imports_no_torch_and_looks_nothing_up() -> None:
+    script = (
+        "import sys; from remat import torch_compat; "
+        "assert 'torch' not in sys.modules; "
+        "assert not set(torch_compat.HOMES) & set(vars(torch_compat))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+#: What capturing, planning and compiling need not: text files, selective checkpointing, solvers
+#: for PyTorch's own partitioner.
+SPARE = ("CapturedTraceback", "CustomKnapsackSolver", "ValueRanges", "estimate_runtime")
+
+
+def test_what_a_version_lacks_harms_only_what_needs_it() -> None:
+    script = f"""
+from remat import torch_compat
+for name in {SPARE!r}:
+    torch_compat.HOMES[name] = ("torch._gone:gone",)
+import torch, remat
+joint = remat.capture(lambda x: (x.sin() @ x).sum(), (torch.ones(4, 4, requires_grad=True),), lower="eager")
+assert "sin" in remat.plan(joint).explain()
+try:
+    torch_compat.ValueRanges
+except remat.RematError as error:
+    assert torch.__version__ in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -79,6 +79,12 @@ def test_the_default_pipeline_comes_to_the_plan() -> None:
         assert [n.name for n in mine.graph.nodes] == [n.name for n in theirs.graph.nodes]
 
 
+def test_a_pass_over_halves_that_nobody_makes_is_refused() -> None:
+    done = run("opt", "step.joint", "--passes", "dce,reorder-backward")
+    assert done.exit_code == 2
+    assert "'reorder-backward' works on forward and backward, and nothing before it" in done.stderr
+
+
 def test_a_file_instead_of_standard_output(folder: Path) -> None:
     done = opt("step.joint", "--passes", "cse", "-o", "out.joint")
     assert done.stdout == ""

@@ -105,10 +105,13 @@ class PipelineType(_Checked):
     name = "passes"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> PassManager:
+        from remat.passes.manager import check_partitioned
         from remat.pipelines import PassManager
 
         try:
-            return PassManager.parse(value)
+            made = PassManager.parse(value)
+            check_partitioned(made)
+            return made
         except RematError as error:
             self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
 

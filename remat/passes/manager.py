@@ -11,8 +11,9 @@ from remat.graph.joint import JointGraph
 from remat.graph.structure import check_structure
 from remat.passes.analysis import Analysis
 from remat.passes.base import Pass, PassResult, Stage, State
-from remat.passes.control import Composite
+from remat.passes.control import Composite, When
 from remat.passes.instrument import Instrument
+from remat.passes.partition import Partition
 from remat.passes.pipeline_text import read_pipeline, write_pipeline
 
 
@@ -32,6 +33,7 @@ class PassManager:
             if not isinstance(p, Pass):
                 raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
         _check_order(list(self.flat()))
+        _check_purpose(self.passes)
 
     def __str__(self) -> str:
         return write_pipeline(self.passes)
@@ -203,6 +205,23 @@ def _flat(passes: Iterable[Pass]) -> Iterator[Pass]:
             yield p
 
 
+def check_partitioned(manager: PassManager) -> None:
+    """Refuses a pipeline for a joint graph in which a pass stands before what it works on.
+
+    Raises:
+        ProblemError: a pass works on the two halves, and nothing before it partitions.
+    """
+    always = {id(p) for p in _unconditional(manager.passes)}
+    for p in manager.flat():
+        if p.stage is Stage.PARTITION:
+            return
+        if p.stage is Stage.SPLIT and id(p) in always:
+            raise ProblemError(
+                f"pass '{p.name}' works on forward and backward, and nothing before it partitions a joint "
+                "graph into them, so it can do nothing; put 'partition' before it"
+            )
+
+
 def _check_order(passes: list[Pass]) -> None:
     """Refuses an order in which a pass undoes the work of another.
 
@@ -226,3 +245,33 @@ def _check_order(passes: list[Pass]) -> None:
                 )
             reached = p
         before.append(p.name)
+
+
+def _check_purpose(passes: tuple[Pass, ...]) -> None:
+    """Refuses a pipeline that can do nothing, or nothing more where a pass stands in it.
+
+    Raises:
+        ProblemError: it is one; the message says why.
+    """
+    if sum(isinstance(p, Partition) for p in _unconditional(passes)) > 1:
+        raise ProblemError(
+            "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
+            "leave it out"
+        )
+    flat = list(_flat(passes))
+    if flat and all(p.stage is Stage.SPLIT for p in flat):
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in flat))
+        raise ProblemError(
+            f"this pipeline can do nothing: {names} work on forward and backward, and nothing here "
+            "partitions a joint graph into them; put 'partition' before"
+        )
+
+
+def _unconditional(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """The passes that run whatever the graph is; those that are repeated stand once."""
+    for p in passes:
+        if isinstance(p, Composite):
+            if not isinstance(p, When):
+                yield from _unconditional(p.passes)
+        else:
+            yield p

@@ -22,6 +22,7 @@ from remat.passes.instrument import Instrument
 from remat.passes.knapsack import Knapsack
 from remat.passes.manager import PassManager as BareManager
 from remat.passes.min_cut import MinCut
+from remat.passes.partition import Partition
 from tests.graphs import calls, joint_of, traced, weight
 
 DEFAULT = (
@@ -68,11 +69,14 @@ def pipelines(draw: st.DrawFn) -> BareManager:
     """Pipelines whose stages do not go back, some of their passes nested in others."""
     passes: list[Pass] = []
     for stage in Stage:
+        if stage is Stage.PARTITION:  # once, and nothing behind it without it
+            passes.append(Partition())
+            continue
         passes += draw(plain_passes(stage))
         if draw(st.booleans()):
             inner = draw(plain_passes(stage).filter(len))
             passes.append(draw(composites(tuple(inner))))
-    return remat.PassManager(tuple(passes) or (MinCut(),))
+    return remat.PassManager(tuple(passes))
 
 
 @st.composite
@@ -172,6 +176,25 @@ def test_options_that_cannot_be_meant(text: str, error: type, message: str) -> N
 def test_orders_that_undo_work_are_refused(text: str, late: str, early: str) -> None:
     with pytest.raises(ProblemError, match=rf"pass '{late}' .* after '{early}'.*put it before"):
         remat.PassManager.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("partition,partition", "'partition' stands twice, and a graph is split once"),
+        ("dce,partition,group(partition),reorder-backward", "'partition' stands twice"),
+        ("reorder-backward", "can do nothing: 'reorder-backward' work on forward and backward"),
+        ("fixpoint(functionalize-rng),raise-getitems", "put 'partition' before"),
+    ],
+)
+def test_pipelines_that_can_do_nothing_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        remat.PassManager.parse(text)
+
+
+def test_of_two_ways_to_partition_each_may_have_its_condition() -> None:
+    text = "when(partition,condition=random),unless(partition,condition=random)"
+    assert str(remat.PassManager.parse(text)) == text
 
 
 def test_only_passes_make_a_pipeline() -> None:

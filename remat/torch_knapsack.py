@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
 import remat
 from remat import torch_compat
+from remat.graph.budget import bytes_of_share
 from remat.graph.costs import count_flops
 from remat.plugins.identity import identity
 from remat.plugins.registry import registry
@@ -35,11 +37,33 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
     ) -> tuple[list[int], list[int]]:
         """Picks among PyTorch's candidates; runtimes come from PyTorch's own estimator."""
         runtimes = [_runtime(n) for n in all_recomputable_banned_nodes]
-        _, saved, recomputed = self._solve(memory, runtimes, max_memory)
+        sizes, capacity = _in_bytes(memory, max_memory, all_recomputable_banned_nodes)
+        _, saved, recomputed = self._solve(sizes, runtimes, capacity)
         return saved, recomputed
 
     def uuid(self) -> str:
         return f"remat-{remat.__version__}-solver-{identity(self.solver)}"
+
+
+def _in_bytes(
+    memory: list[float], max_memory: float, nodes: list[fx.Node]
+) -> tuple[Sequence[float], float]:
+    """The memory of PyTorch's candidates and the room for them, in bytes where those can be told.
+
+    PyTorch divides every size by what the activations span, a difference of two large sums, so that
+    the shares are off by more the more the inputs weigh beside the activations. What was divided is
+    still known; where it does not fit the shares, these are taken as they are.
+    """
+    from torch._functorch.partitioners import _size_of
+
+    sizes = [_size_of(n) for n in nodes]
+    whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
+    if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
+        return memory, max_memory
+    span = round(whole[0] / whole[1])
+    if any(round(m * span) != size for m, size in zip(memory, sizes, strict=True)):
+        return memory, max_memory
+    return sizes, bytes_of_share(max_memory, span)
 
 
 def _runtime(node: fx.Node) -> float:

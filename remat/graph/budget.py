@@ -126,8 +126,7 @@ class Budget:
         if self.peak_bytes is not None:
             return max(full, least)
         if self.nbytes is None:
-            # The share as it is written: 0.3 of 10 bytes is 3, not 2.9999999999999996.
-            return max(least, int(Fraction(repr(self.share or 0.0)) * full))
+            return max(least, bytes_of_share(self.share or 0.0, full))
         if self.nbytes < least:
             raise BudgetError(
                 f"budget is {format_bytes(self.nbytes)} ({self.nbytes} bytes), but this graph must save "
@@ -149,6 +148,24 @@ class Budget:
         if self.nbytes is not None:
             return f"{self.nbytes}B"
         return format(Decimal(repr(self.share)).normalize(), "f")
+
+
+def bytes_of_share(share: float, full: int) -> int:
+    """The most bytes that are no larger a share of ``full``, as floats divide.
+
+    So ``k / n`` of n equal tensors is k tensors, and 0.3 of 10 bytes is 3, although most such floats
+    lie a little below the number that is meant. It rises with the share.
+
+    Args:
+        share: from 0 to 1.
+        full: what it is a share of, in bytes; below 2**53 no byte is added by rounding.
+    """
+    if full == 0:
+        return 0
+    # A quotient rounds to ``share`` at most half the way to the next float above it.
+    next_half = Fraction(share) + Fraction(math.ulp(share)) / 2
+    most = min(full, int(next_half * full))
+    return most if most / full <= share else most - 1
 
 
 def format_bytes(n: float) -> str:

@@ -3,7 +3,9 @@
 ``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices to allow
 recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. What differs:
 floats mean the decimals they print as, so three items of 0.1 fit into 0.3; they become integers,
-exactly where those fit into 63 bits, and otherwise so that the choice still fits.
+exactly where those fit into 63 bits, and otherwise so that the choice still fits. And as shares come
+out of divisions that round, a sum that exceeds the room by no more than that rounding fits it: an
+item of 0.5000000000000001 fits into 0.5 (`TOLERANCE`).
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ from remat.solvers.problem import INT64_MAX, KnapsackProblem, as_integer
 from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]
-_COARSE_LIMIT = 2**53 - 1
+#: By how much a sum of shares may exceed the room, as a share of it: eight halves of a unit in the
+#: last place. A size over 10^9 over the difference of two sums of such, as PyTorch makes its shares,
+#: is off by some five where the inputs weigh little; a byte is more than that of less than 2^50 bytes.
+TOLERANCE = Fraction(1, 2**50)
+#: Sums of weights and of values where they cannot be exact: fine enough to tell rounding from a byte,
+#: and what a double holds.
+_COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 
 def knapsack_fn(solver: Solver) -> KnapsackFn:
@@ -50,8 +58,9 @@ def problem_from_floats(
 ) -> KnapsackProblem:
     """Read floats as the shortest decimals that print like them, and scale those to integers.
 
-    Where the common denominator would lead beyond 63 bits, memory is rounded up, the capacity down
-    and runtimes up, in units that keep the sums within 53 bits.
+    A capacity among numbers that are not whole is raised by `TOLERANCE`. Where the common denominator
+    would lead beyond 63 bits, memory is rounded up, the capacity down and runtimes up, in units that
+    keep the sums of memory within 60 and those of runtimes within 53 bits.
 
     Raises:
         ProblemError: an argument is not finite, negative or no number, or the lengths differ.
@@ -64,22 +73,34 @@ def problem_from_floats(
             f"memory and runtimes must have the same length, got {len(weights)} and "
             f"{len(values)}: give one runtime per item"
         )
-    capacity = min(capacity, sum(weights, Fraction()))  # more room than that changes nothing
+    if any(x.denominator != 1 for x in (*weights, capacity)):
+        capacity *= 1 + TOLERANCE
+    everything = sum(weights, Fraction())
+    all_fit = everything <= capacity  # more room than that changes nothing
+    capacity = min(capacity, everything)
     weight_scale, value_scale = _scale(weights), _scale(values)
+    if weight_scale is None:  # what is too heavy anyway need not be told apart
+        weights = [min(w, 2 * capacity) for w in weights] if capacity else weights
+        weight_scale = _coarse_scale(weights, _COARSE_WEIGHTS)
+    if value_scale is None:
+        value_scale = _coarse_scale(values, _COARSE_VALUES)
+    whole = tuple(math.ceil(w * weight_scale) for w in weights)
     return KnapsackProblem(
-        weights=tuple(math.ceil(w * weight_scale) for w in weights),
+        weights=whole,
         values=tuple(math.ceil(v * value_scale) for v in values),
-        capacity=math.floor(capacity * weight_scale),
+        capacity=sum(whole) if all_fit else math.floor(capacity * weight_scale),
     )
 
 
-def _scale(numbers: Sequence[Fraction]) -> Fraction:
-    """The factor that makes integers of all numbers, or the largest that keeps their sum small."""
-    total = sum(numbers, Fraction())
+def _scale(numbers: Sequence[Fraction]) -> Fraction | None:
+    """The factor that makes integers of all numbers; None where their sum would not fit 63 bits."""
     exact = math.lcm(*(x.denominator for x in numbers))
-    if total * exact <= INT64_MAX:
-        return Fraction(exact)
-    return (_COARSE_LIMIT - len(numbers)) / total
+    return Fraction(exact) if sum(numbers, Fraction()) * exact <= INT64_MAX else None
+
+
+def _coarse_scale(numbers: Sequence[Fraction], most: int) -> Fraction:
+    """The largest factor that keeps the sum of the numbers, each rounded up, within ``most``."""
+    return (most - len(numbers)) / (sum(numbers, Fraction()) or Fraction(1))
 
 
 def _decimal(name: str, number: object) -> Fraction:

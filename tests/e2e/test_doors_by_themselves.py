@@ -93,6 +93,27 @@ def test_our_solver_in_pytorchs_own_partitioner() -> None:
     assert outcome.gradient_distance(step.train()) <= 1e-5
 
 
+@pytest.mark.parametrize("inputs", [0, 10**13])
+def test_pytorchs_shares_are_read_in_bytes(inputs: int) -> None:
+    """A third of three equal tensors is one, also where the inputs weigh ten thousand times as much."""
+    graph, n, nbytes = torch.fx.Graph(), 21, 4 * 4096 * 3000
+    nodes = [graph.call_function(torch.ops.aten.mm.default) for _ in range(n)]
+    for node in nodes:
+        node.meta["val"] = torch.empty(4096, 3000, device="meta")
+        node.args = tuple(graph.placeholder(f"x{i}") for i in range(2))
+        for x in node.args:
+            x.meta["val"] = torch.empty(2, 2, device="meta")
+    span = (inputs + n * nbytes) / 1e9 - inputs / 1e9
+    memory = [nbytes / 1e9 / span] * n
+    solve = remat.torch_solver("greedy")
+    with functorch_config.patch(activation_memory_budget_runtime_estimator="testing"):
+        for k in range(n + 1):
+            saved, recomputed = solve(memory, graph, k / n, None, nodes)
+            assert (len(saved), len(recomputed)) == (k, n - k)
+        saved, _ = solve([0.5000000000000001] * 2, graph, 0.5, None, nodes[:2])
+        assert len(saved) == 1, "shares that are not of these tensors are taken as they are"
+
+
 @pytest.mark.parametrize("solver", remat.solver_names())
 def test_every_solver_in_pytorchs_own_partitioner(solver: str) -> None:
     torch.manual_seed(0)

@@ -79,7 +79,9 @@ def test_a_share_is_never_exceeded_and_never_below_the_least(
 ) -> None:
     capacity = Budget.parse(share).capacity(full=full, least=least)
     assert capacity >= least
-    assert capacity == least or capacity <= Fraction(repr(share)) * full
+    assert capacity == least or capacity / full <= share
+    assert full == 0 or capacity >= full or (capacity + 1) / full > share, "not a byte is lost"
+    assert capacity >= int(Fraction(repr(share)) * full), "nor of the decimal as it is written"
     assert Budget.parse(1.0).capacity(full=full, least=least) == max(full, least)
     assert Budget.parse(0.0).capacity(full=full, least=least) == least
 
@@ -87,6 +89,28 @@ def test_a_share_is_never_exceeded_and_never_below_the_least(
 def test_shares_are_taken_as_they_are_written() -> None:
     for tenths in range(11):
         assert Budget.parse(tenths / 10).capacity(full=10 * 2**20, least=0) == tenths * 2**20
+
+
+@pytest.mark.parametrize("item", [1, 2**33 + 1])
+def test_every_share_of_equal_tensors_is_that_many_of_them(item: int) -> None:
+    for n in range(1, 401):
+        for k in range(n + 1):
+            assert Budget.parse(k / n).capacity(full=n * item, least=0) == k * item, (k, n)
+
+
+@given(st.integers(0, 2**45), st.integers(1, 2**45), st.integers(1, 2**7))
+def test_the_share_of_any_bytes_is_those_bytes(part: int, whole: int, times: int) -> None:
+    part %= whole + 1
+    capacity = Budget.parse(part / whole).capacity(full=whole * times, least=0)
+    assert capacity == part * times
+
+
+@given(a=st.floats(0, 1), b=st.floats(0, 1), full=st.integers(0, 2**62))
+def test_a_larger_share_is_no_fewer_bytes(a: float, b: float, full: int) -> None:
+    small, large = (Budget.parse(x).capacity(full=full, least=0) for x in sorted((a, b)))
+    assert small <= large <= full
+    following = Budget.parse(min(1.0, math.nextafter(a, 2))).capacity(full=full, least=0)
+    assert Budget.parse(a).capacity(full=full, least=0) <= following
 
 
 @given(st.integers(2, 2**50), st.integers(0, 2**50))

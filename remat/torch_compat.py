@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         make_boxed_func,
         supports_graphsafe_rng,
     )
+    from torch._functorch.partitioners import _size_of as size_of
     from torch._functorch.partitioners import (
         default_partition,
         estimate_runtime,
@@ -152,6 +153,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pytree": ("torch.utils._pytree",),
     "rng_prims": ("torch._prims.rng_prims",),
     "select_decomp_table": ("torch._inductor.decomposition:select_decomp_table",),
+    "size_of": ("torch._functorch.partitioners:_size_of",),
     "supports_graphsafe_rng": ("torch._functorch._aot_autograd.utils:supports_graphsafe_rng",),
     "sympy_functions": ("torch.utils._sympy.functions",),
     "use_lazy_graph_module": ("torch.fx._lazy_graph_module:_use_lazy_graph_module",),

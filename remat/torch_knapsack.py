@@ -54,9 +54,7 @@ def _in_bytes(
     the shares are off by more the more the inputs weigh beside the activations. What was divided is
     still known; where it does not fit the shares, these are taken as they are.
     """
-    from torch._functorch.partitioners import _size_of
-
-    sizes = [_size_of(n) for n in nodes]
+    sizes = [torch_compat.size_of(n) for n in nodes]
     whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
     if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
         return memory, max_memory

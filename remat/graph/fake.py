@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from remat.graph.memories import Memories
-from remat.graph.storages import aliased_arguments, storage_bytes, storage_key, tensor_bytes
+from remat.graph.storages import storage_bytes, storage_key, tensor_bytes
+from remat.graph.writes import aliased_arguments
 from remat.torch_compat import pytree
 
 _aten = torch.ops.aten
@@ -64,7 +65,11 @@ def repair_aliases(
         if node in scatters and _scatter_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
-        if base is None or (key_of[node] is not None and key_of[node] == key_of[base]):
+        if (
+            base is None
+            or _moves(node)
+            or (key_of[node] is not None and key_of[node] == key_of[base])
+        ):
             continue
         mine, theirs = _keys(node.meta.get("val")), _keys(base.meta.get("val"))
         if mine and theirs and not mine <= theirs:
@@ -72,6 +77,11 @@ def repair_aliases(
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
     return repaired
+
+
+def _moves(node: fx.Node) -> bool:
+    """Whether a call gives an argument another shape or memory: on fake values it would do so again."""
+    return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
 def _scatter_whole(node: fx.Node) -> bool:

@@ -20,7 +20,8 @@ from remat.graph import ops
 from remat.graph.index import GraphIndex
 from remat.graph.replays import Replays, is_element, is_read_uninitialised, state_bytes
 from remat.graph.roles import Roles
-from remat.graph.storages import Storages, aliased_argument, tensor_bytes
+from remat.graph.storages import Storages, tensor_bytes
+from remat.graph.writes import aliased_argument, is_destination
 from remat.solvers.graph_problem import GraphProblem
 
 
@@ -120,7 +121,7 @@ def lower(
     for i, node in enumerate(index.nodes):
         if roles.tangent_closure[i]:
             continue
-        if i in storages.mutated and node.op == "placeholder":
+        if i in storages.mutated and i not in storages.rewritten:
             # As a destination of backward's own writes the input is handed over as it is.
             writes = _backward_uses(index, roles, i)[1]
             of_position[i] = add(_Row(node.name, i, Kind.VALUE, save=writes))
@@ -196,7 +197,7 @@ def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]
             reads = True
             continue
         user = index.nodes[u]
-        if ops.is_mutating(user) and user.args and user.args[0] is index.nodes[i]:
+        if is_destination(index.nodes[i], user):
             writes = True
         else:
             reads = True
@@ -247,6 +248,7 @@ def _may_save(
         # operator would make it again: a call that hands back the memory it was given.
         insists = must_save(node) and must_recompute(index.nodes[owner])
         insists = insists or (is_element(node) and aliased_argument(node) is None)
+        insists = insists or (ops.is_mutating(node) and bool(index.users[i]))
         return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
     if tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
         # A tag that cannot be obeyed without changing the answer gives way.
@@ -272,8 +274,15 @@ def _may_recompute(
         return False
     if not index.plain[i] and _runs_once(node, replays, random=random):
         return False
-    owner = storages.owner[i]
-    return owner not in storages.mutated or index.nodes[owner].op == "placeholder"
+    owner, rewritten = storages.owner, storages.rewritten
+    if not rewritten:
+        return True
+    if (
+        owner[i] in rewritten
+    ):  # the memory as forward left it can be looked at again, not made again
+        return owner[i] != i and aliased_argument(node) is not None
+    early = any(i < rewritten.get(owner[j], -1) for j in index.inputs[i])
+    return not early or ops.ignores_content(node)
 
 
 def _runs_once(node: fx.Node, replays: Replays, *, random: bool) -> bool:

@@ -18,7 +18,8 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
-from remat.graph.storages import aliased_argument, storage_key
+from remat.graph.storages import storage_key
+from remat.graph.writes import aliased_argument
 from remat.torch_compat import pytree
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]

@@ -6,8 +6,8 @@ whatever is decided (inputs it does not mutate, the user's own outputs) costs no
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph, Role, split_outputs
 from remat.graph.memories import storage_of
 from remat.graph.roles import Roles, belongs_to_backward
+from remat.graph.writes import aliased_arguments, is_destination, written_by
 
 #: Stands in for a symbolic size that nothing is known about.
 UNBACKED_HINT = 4096
@@ -33,13 +34,18 @@ class Storages:
         owner: the first node on the same storage (a node that is no tensor owns itself).
         nbytes: bytes of the storage for its owner, 0 for every other node.
         alive: for owners, whether the memory outlives forward whatever is decided.
-        mutated: primals that forward mutates, by position; they may not be read again in backward.
+        mutated: what forward mutates, by position of the owner: as it was before, it may not be read
+            again in backward.
+        rewritten: of those, what is read again behind the last write, with the position of that
+            write: backward is handed what forward made of it. (AOTAutograd writes to primals when all
+            is done, and to nothing else, unless it was told not to make functions of writes.)
     """
 
     owner: tuple[int, ...]
     nbytes: tuple[int, ...]
     alive: tuple[bool, ...]
     mutated: frozenset[int]
+    rewritten: Mapping[int, int] = field(default_factory=dict)
 
 
 def find_storages(
@@ -73,7 +79,8 @@ def find_storages(
             nbytes[i] = hint(storage.nbytes())
         else:
             owner[i] = owner[at]
-    mutated = _mutated_primals(joint, index, owner)
+    mutated = _mutated(joint, index, owner)
+    rewritten = _rewritten(index, owner, mutated)
     alive = [False] * n
     for i, role in roles.placeholders.items():
         if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in mutated:
@@ -85,58 +92,15 @@ def find_storages(
         for value, desc in zip(outputs, descs, strict=True):
             if isinstance(value, fx.Node) and not is_input_mutation(desc):
                 position = owner[index.position[value]]
-                if position not in mutated:
+                if position not in mutated or position in rewritten:
                     alive[position] = True
     return Storages(
         owner=tuple(owner),
         nbytes=tuple(nbytes),
         alive=tuple(alive),
         mutated=frozenset(mutated),
+        rewritten=rewritten,
     )
-
-
-def aliased_argument(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory the node's result is a view of, by the operator's schema."""
-    return aliased_arguments((node,))[0]
-
-
-def aliased_arguments(nodes: Iterable[fx.Node]) -> list[fx.Node | None]:
-    """For each node, `aliased_argument`; an operator's schema is read once, not once per node."""
-    known: dict[int, tuple[int, ...] | None] = {}  # by the identity of the target
-    found: list[fx.Node | None] = []
-    for node in nodes:
-        target = id(node.target)
-        places = known.get(target, ())
-        if places == () and target not in known:
-            places = known[target] = _may_alias(node)
-        found.append(None if places == () else _aliased(node, places))
-    return found
-
-
-def _may_alias(node: fx.Node) -> tuple[int, ...] | None:
-    """Positions of the arguments that an operator's result may be a view of; None: ask the maker."""
-    target: Any = node.target
-    if node.op != "call_function":
-        return ()
-    if isinstance(target, torch_compat.OpOverload):
-        schema = torch_compat.schema(target)
-        returns, arguments = schema.returns, schema.arguments
-        if len(returns) != 1 or returns[0].alias_info is None:
-            return ()
-        return tuple(k for k, a in enumerate(arguments) if a.alias_info is not None)
-    return None if getattr(target, "__name__", "") == "getitem" else ()
-
-
-def _aliased(node: fx.Node, places: tuple[int, ...] | None) -> fx.Node | None:
-    args = node.args
-    if places is None:
-        # An element of a list of views: the list itself was grouped with its base.
-        made = isinstance(args[0], fx.Node) and aliased_argument(args[0]) is not None
-        return args[0] if made else None  # type: ignore[return-value]
-    for k in places:
-        if k < len(args) and isinstance(args[k], fx.Node):
-            return args[k]  # type: ignore[return-value]
-    return None
 
 
 def storage_key(value: Any) -> int | None:
@@ -173,20 +137,12 @@ def is_input_mutation(desc: Any) -> bool:
     return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
 
 
-def _mutated_primals(joint: JointGraph, index: GraphIndex, owner: list[int]) -> set[int]:
-    """Primals that hold another value in backward than forward read from them."""
-    mutated: set[int] = set()
-    for node, plain in zip(index.nodes, index.plain, strict=True):
-        if plain or not ops.is_mutating(node) or belongs_to_backward(node):
-            continue
-        schema = torch_compat.schema(node.target)
-        named = dict(zip([a.name for a in schema.arguments], node.args, strict=False))
-        named.update(node.kwargs)
-        for argument in schema.arguments:
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for value in _nodes_of(named.get(argument.name)):
-                mutated.add(owner[index.position[value]])
+def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
+    """What holds another value in backward than forward read from it, with its last write's position."""
+    mutated: dict[int, int] = {}
+    for i, (node, plain) in enumerate(zip(index.nodes, index.plain, strict=True)):
+        if not plain and ops.is_mutating(node) and not belongs_to_backward(node):
+            mutated.update((owner[index.position[value]], i) for value in written_by(node))
     descs = split_outputs(joint)[2]
     if any(is_input_mutation(d) for d in descs):
         by_desc = {
@@ -196,15 +152,21 @@ def _mutated_primals(joint: JointGraph, index: GraphIndex, owner: list[int]) -> 
         }
         for desc in descs:
             if is_input_mutation(desc) and hasattr(desc, "mutated_input"):
-                i = by_desc.get(repr(desc.mutated_input))
-                if i is not None:
-                    mutated.add(owner[i])
+                at = by_desc.get(repr(desc.mutated_input))
+                if at is not None:
+                    mutated[owner[at]] = len(index)
     return mutated
 
 
-def _nodes_of(value: Any) -> list[fx.Node]:
-    if isinstance(value, fx.Node):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [v for v in value if isinstance(v, fx.Node)]
-    return []
+def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
+    """Of what forward mutates, what somebody reads behind the last write, and all that it made itself."""
+    found = {at for at in mutated if index.nodes[at].op != "placeholder"}
+    if mutated:
+        for i, node in enumerate(index.nodes):
+            for j in index.inputs[i]:
+                behind = i > mutated.get(owner[j], len(index))
+                if behind and not (
+                    is_destination(index.nodes[j], node) or ops.ignores_content(node)
+                ):
+                    found.add(owner[j])
+    return {at: last for at, last in mutated.items() if at in found}

@@ -26,7 +26,7 @@ from remat.graph.fake import refresh
 from remat.graph.joint import Role, make_module, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.source import located
-from remat.graph.storages import aliased_argument
+from remat.graph.writes import aliased_argument, is_destination
 from remat.passes.base import State
 
 
@@ -102,7 +102,7 @@ class Extraction:
                 stack.extend(index.inputs[i])
                 continue
             for j in index.inputs[i]:
-                if j in self._snapshot_of and not _overwrites(index.nodes[i], index.nodes[j]):
+                if j in self._snapshot_of and not is_destination(index.nodes[j], index.nodes[i]):
                     self._snapshots_read.add(j)
                 else:
                     stack.append(j)
@@ -117,8 +117,8 @@ class Extraction:
 
     def _is_destination(self, i: int) -> bool:
         node = self._index.nodes[i]
-        return node.op != "placeholder" or any(
-            self._roles.tangent_closure[u] and _overwrites(self._index.nodes[u], node)
+        return i in self._state.storages.rewritten or any(
+            self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])
             for u in self._index.users[i]
         )
 
@@ -248,7 +248,7 @@ def _copy_beside(copier: Copier, nodes: list[fx.Node], snapshot: dict[fx.Node, f
     for node in nodes:
 
         def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
-            reads = n in snapshot and not _overwrites(reader, n)
+            reads = n in snapshot and not is_destination(n, reader)
             return snapshot[n] if reads else copier.copies[n]
 
         copier.copy([node], lookup)
@@ -277,11 +277,6 @@ def _is_static(value: Any) -> bool:
 
 def _skips_version_check(node: fx.Node) -> bool:
     return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
-
-
-def _overwrites(reader: fx.Node, node: fx.Node) -> bool:
-    """Whether ``reader`` only writes to ``node``."""
-    return ops.is_mutating(reader) and bool(reader.args) and reader.args[0] is node
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from remat.graph import ops
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import Role, role_of
 from remat.graph.memories import Memories
+from remat.graph.writes import written_by
 from remat.passes.base import Pass, PassResult, Stage, State
 
 
@@ -48,7 +49,7 @@ def reorder(graph: fx.Graph) -> int:
     if not users:
         return 0
     plain = are_plain(nodes)
-    readers = _readers_of_overwritten(nodes, plain)
+    before = _ordered_by_memory(nodes, plain)
     placed = dict.fromkeys(placeholders)
 
     def place(node: fx.Node) -> None:
@@ -60,21 +61,22 @@ def reorder(graph: fx.Graph) -> int:
             if n not in placed and n not in missing:
                 missing.add(n)
                 stack.extend(inputs_of(n))
+                stack.extend(before.get(n, ()))
         for n in sorted(missing, key=rank.__getitem__):
             placed[n] = None
 
-    def place_behind_readers(node: fx.Node) -> None:
-        for earlier in readers.get(node, ()):
+    def place_behind(node: fx.Node) -> None:
+        for earlier in before.get(node, ()):
             place(earlier)
         place(node)
 
     start = min(users)
     for node, harmless in zip(nodes[:start], plain, strict=False):
         if not harmless and (ops.is_effectful(node) or ops.is_random(node)):
-            place_behind_readers(node)
+            place_behind(node)
     for node in nodes[start:]:
-        if node in readers or not all(map(placed.__contains__, inputs_of(node))):
-            place_behind_readers(node)
+        if node in before or not all(map(placed.__contains__, inputs_of(node))):
+            place_behind(node)
         placed[node] = None
     placed.update(dict.fromkeys(nodes))  # what only the outputs read
     order = list(placed)
@@ -87,24 +89,29 @@ def reorder(graph: fx.Graph) -> int:
     return moved
 
 
-def _readers_of_overwritten(
-    nodes: list[fx.Node], plain: Sequence[bool]
-) -> dict[fx.Node, list[fx.Node]]:
-    """For each mutating node, the earlier nodes that read the memory it overwrites."""
-    written: dict[fx.Node, fx.Node] = {}
-    for node, harmless in zip(nodes, plain, strict=True):
-        if not harmless and ops.is_mutating(node) and node.args:
-            destination = node.args[0]
-            if isinstance(destination, fx.Node):
-                written[node] = destination
-    found: dict[fx.Node, list[fx.Node]] = {}
-    if not written:
-        return found
+def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the earlier ones that it must stay behind though it does not read them.
+
+    A write stays behind what reads, or has written, the memory that it overwrites; what reads that
+    memory stays behind the write.
+    """
+    written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
+    if not any(written.values()):
+        return {}
     key = Memories().key
-    reads: dict[int | None, list[fx.Node]] = {}
+    touched = {key(d.meta.get("val")) for ds in written.values() for d in ds}
+    found: dict[fx.Node, list[fx.Node]] = {}
+    users: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
+    writers: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
     for node in nodes:
-        if node in written:
-            found[node] = list(reads.get(key(written[node].meta.get("val")), ()))
-        for read in inputs_of(node):
-            reads.setdefault(key(read.meta.get("val")), []).append(node)
+        read = {k: None for n in inputs_of(node) if (k := key(n.meta.get("val"))) in touched}
+        memories = [key(d.meta.get("val")) for d in written.get(node, ())]
+        earlier = [n for k in memories for n in users[k]]
+        earlier += [n for k in read for n in writers[k]]
+        if earlier:
+            found[node] = list(dict.fromkeys(earlier))
+        for k in read:
+            users[k].append(node)
+        for k in memories:
+            writers[k].append(node)
     return found

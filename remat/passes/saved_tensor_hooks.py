@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from remat import torch_compat
 from remat.errors import BudgetError
 from remat.graph import ops
 from remat.graph.budget import format_bytes
@@ -19,6 +18,7 @@ from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness import saved_storages
 from remat.graph.sizes import Sizes
 from remat.graph.storages import hint, storage_key, tensor_bytes
+from remat.graph.writes import written_by
 from remat.passes.analysis import Analysis
 from remat.passes.base import Pass, PassResult, Stage, State
 from remat.passes.hook_inlining import Inlining
@@ -126,7 +126,7 @@ class _Handed:
         own = [v for v in outputs[: joint.num_fwd_outputs] if isinstance(v, fx.Node)]
         self.alive = {"donated": _memory([*inputs, *own]), "no_static": _memory(static), "all": {}}
         self.sharing = Counter(storage_key(v.meta["val"]) for v in self.tensors)
-        self.written = _memory(_written(backward.graph))
+        self.written = _memory(w for n in backward.graph.nodes for w in written_by(n))
         self.taken = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
         self.choosing = {n.name for n in _feed_indices(backward.graph)}
 
@@ -139,20 +139,6 @@ class _Handed:
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
     return Sizes().first_of(nodes)
-
-
-def _written(graph: fx.Graph) -> Iterator[fx.Node]:
-    """What a graph writes to in place."""
-    for node in graph.nodes:
-        if ops.is_mutating(node):
-            arguments: Any = torch_compat.schema(node.target).arguments
-            given = dict(zip([a.name for a in arguments], node.args, strict=False))
-            given |= node.kwargs
-            for argument in arguments:
-                value = given.get(argument.name)
-                if argument.alias_info is not None and argument.alias_info.is_write:
-                    values = value if isinstance(value, (tuple, list)) else (value,)
-                    yield from (v for v in values if isinstance(v, fx.Node))
 
 
 def _is_random_state(node: fx.Node) -> bool:

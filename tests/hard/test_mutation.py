@@ -11,7 +11,8 @@ from torch import nn
 from torch._inductor import config as inductor_config
 from torch.nn import functional as F
 
-from remat.graph.storages import aliased_argument, storage_key
+from remat.graph.storages import storage_key
+from remat.graph.writes import aliased_argument
 from tests.hard.steps import Make, check, drawn, pair
 
 pytestmark = [

@@ -210,3 +210,17 @@ def test_a_region_costs_what_is_in_it() -> None:
     joint = joint_of(stacked, *pair())
     plan = remat.plan(joint, 0, cost="flops")
     assert plan.recompute_cost >= 3 * 2 * 6 * 8 * 8, "three products"
+
+
+@pytest.mark.parametrize("budget", [0, 0.5, 1])
+def test_calls_of_one_region_share_one_backward_body(budget: float) -> None:
+    """PyTorch splits a region once; so do we, whatever is computed again around its calls."""
+    torch._dynamo.reset()
+    x, w = pair()
+    torch.sum(compiled(stacked, budget=budget)(x, w)).backward()
+    plan = remat.plans()[-1]
+    target = torch.ops.higher_order.invoke_subgraph
+    calls = plan.backward.graph.find_nodes(op="call_function", target=target)
+    bodies = [n.args[0].target for n in calls if "bw" in n.args[1]]
+    assert len(bodies) == 3
+    assert len(set(bodies)) == 1

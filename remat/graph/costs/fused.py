@@ -13,7 +13,8 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.roofline import Roofline, all_bytes
-from remat.graph.storages import aliased_argument, tensor_bytes
+from remat.graph.storages import tensor_bytes
+from remat.graph.writes import aliased_argument
 from remat.torch_compat import pytree
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.storages import aliased_argument, hint
+from remat.graph.storages import hint
+from remat.graph.writes import aliased_argument
 
 #: Asks what a list of calls costs all together.
 Price = Callable[[Sequence[fx.Node]], int]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from remat import torch_compat
 from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.joint import split_outputs
@@ -18,7 +17,8 @@ from remat.graph.memories import Memories
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
 from remat.graph.sizes import Sizes
-from remat.graph.storages import aliased_argument, is_input_mutation
+from remat.graph.storages import is_input_mutation
+from remat.graph.writes import aliased_argument, is_destination, written_by
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
@@ -83,19 +83,49 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
     gone = {k: n for n, keys in writes[0].items() for k in keys}
     gone |= {key(n): n for n in _mutated_by_the_runtime(facts)}
     if gone:
-        done = {n.name for n in writes[0]}
+        last = _last_writes(facts, writes[0])
         for node in facts.halves[1]:
             if node.op != "call_function" or ops.ignores_content(node):
                 continue
             for read in inputs_of(node):
                 k = key(read)
-                if k not in gone or read.name in done or read in written_by(node):
+                if k not in gone or is_destination(read, node):
                     continue
+                if _is_handed(read) and _is_behind(facts, node, last.get(k, len(facts.joint))):
+                    continue  # it reads what forward wrote, there as here
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
     for nodes, written in zip(facts.halves, writes, strict=True):
         if written:
             yield from _reordered(facts, nodes, written, key)
+
+
+def _is_behind(facts: Facts, node: fx.Node, write: int) -> bool:
+    """Whether a node, or whatever reads it if it is a view, stands behind a write in the joint graph."""
+    if node.op != "call_function":
+        return False
+    if facts.position.get(node.name, -1) > write:
+        return True
+    return aliased_argument(node) is not None and all(
+        _is_behind(facts, u, write) for u in node.users
+    )
+
+
+def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, int]:
+    """Where in the joint graph forward's last write to each memory stands."""
+    last: dict[Any, int] = {}
+    for node, keys in writes.items():
+        for k in keys:
+            last[k] = max(last.get(k, -1), facts.position.get(node.name, len(facts.position)))
+    return last
+
+
+def _is_handed(node: fx.Node) -> bool:
+    """Whether a node of backward lies in memory that forward hands over."""
+    base: fx.Node | None = node
+    while base is not None:
+        node, base = base, aliased_argument(base)
+    return node.op == "placeholder"
 
 
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
@@ -144,21 +174,6 @@ def _reordered(
                     side = "behind" if at < there else "before"
                     text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
                     yield Fault(text, (node, write))
-
-
-def written_by(node: fx.Node) -> list[fx.Node]:
-    """The arguments that an operator writes to, by its schema."""
-    if not ops.is_mutating(node):
-        return []
-    arguments = torch_compat.schema(node.target).arguments
-    given = {**dict(zip([a.name for a in arguments], node.args, strict=False)), **node.kwargs}
-    found: list[fx.Node] = []
-    for argument in arguments:
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = given.get(argument.name)
-            values = value if isinstance(value, (list, tuple)) else (value,)
-            found += [v for v in values if isinstance(v, fx.Node)]
-    return found
 
 
 def _mutated_by_the_runtime(facts: Facts) -> list[fx.Node]:

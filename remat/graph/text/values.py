@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import sympy
 from torch import fx
 
-from remat import torch_compat
 from remat.graph.text.expressions import Size
+from remat.graph.writes import aliased_places
 
 
 def base_of(node: fx.Node) -> Any:
@@ -28,7 +27,7 @@ def base_of(node: fx.Node) -> Any:
         whole, k = node.args
         value = whole.meta.get("val") if isinstance(whole, fx.Node) else None
         return element(value, k) if isinstance(value, (tuple, list)) and type(k) is int else None
-    for k in _aliased(node.target):
+    for k, _ in aliased_places(node.target):
         base = node.args[k] if k < len(node.args) else None
         if isinstance(base, fx.Node):
             return base.meta.get("val")
@@ -40,18 +39,6 @@ def element(base: Any, k: int) -> Any:
     if not isinstance(base, (tuple, list)):
         return base
     return base[k] if -len(base) <= k < len(base) else None
-
-
-@functools.cache
-def _aliased(target: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an operator's only result may alias."""
-    if not isinstance(target, torch_compat.OpOverload):
-        return ()
-    schema = torch_compat.schema(target)
-    returns, arguments = schema.returns, schema.arguments
-    if len(returns) != 1 or returns[0].alias_info is None:
-        return ()
-    return tuple(k for k, a in enumerate(arguments) if a.alias_info is not None)
 
 
 def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:

@@ -1,0 +1,106 @@
+"""What a call writes to, and whose memory it hands back: read off the schema of its operator.
+
+A schema marks arguments (and results) that share memory, and among them those that are written. One
+operator means something else by it: `set_` lets its destination look at the memory of its source, so
+that the destination is another tensor from there on, while no memory is written at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+
+#: An argument of an operator, by position and name.
+Place = tuple[int, str]
+
+
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a call writes to, in the order of the schema; those in lists too."""
+    return [v for place in _written(node.target) for v in _given(node, place)]
+
+
+def is_destination(argument: fx.Node, node: fx.Node) -> bool:
+    """Whether a call writes to an argument, whatever of it it reads: it must be given the thing itself."""
+    return argument in written_by(node)
+
+
+def aliased_argument(node: fx.Node) -> fx.Node | None:
+    """The argument whose memory the call's result is a view of."""
+    return aliased_arguments((node,))[0]
+
+
+def aliased_arguments(nodes: Iterable[fx.Node]) -> list[fx.Node | None]:
+    """For each node, `aliased_argument`; an operator's schema is read once, not once per node."""
+    known: dict[int, tuple[Place, ...] | None] = {}  # by the identity of the target
+    found: list[fx.Node | None] = []
+    for node in nodes:
+        target = id(node.target)
+        places = known.get(target, ())
+        if places == () and target not in known:
+            places = known[target] = _may_alias(node)
+        found.append(None if places == () else _aliased(node, places))
+    return found
+
+
+@functools.cache
+def aliased_places(target: Any) -> tuple[Place, ...]:
+    """The arguments that an operator's only result may be a view of."""
+    if not isinstance(target, torch_compat.OpOverload):
+        return ()
+    returns, arguments = torch_compat.schema(target).returns, torch_compat.schema(target).arguments
+    if len(returns) != 1 or returns[0].alias_info is None:
+        return ()
+    places = enumerate(a.name for a in arguments)
+    if target.overloadpacket is torch.ops.aten.set_:
+        return tuple(p for p in places if p[1] == "source")
+    return tuple(p for p, a in zip(places, arguments, strict=True) if a.alias_info is not None)
+
+
+@functools.cache
+def _written(target: Any) -> tuple[Place, ...]:
+    if not (isinstance(target, torch_compat.OpOverload) and torch_compat.schema(target).is_mutable):
+        return ()
+    return tuple(
+        (k, a.name)
+        for k, a in enumerate(torch_compat.schema(target).arguments)
+        if a.alias_info is not None and a.alias_info.is_write
+    )
+
+
+def _given(node: fx.Node, place: Place) -> list[fx.Node]:
+    """The nodes that a call is given for an argument."""
+    k, name = place
+    value: Any = node.args[k] if k < len(node.args) else node.kwargs.get(name)
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return [v for v in values if isinstance(v, fx.Node)]
+
+
+def _may_alias(node: fx.Node) -> tuple[Place, ...] | None:
+    """The arguments that a call's result may be a view of; None: ask the maker."""
+    if node.op != "call_function":
+        return ()
+    if isinstance(node.target, torch_compat.OpOverload):
+        return aliased_places(node.target)
+    return None if getattr(node.target, "__name__", "") == "getitem" else ()
+
+
+def _aliased(node: fx.Node, places: tuple[Place, ...] | None) -> fx.Node | None:
+    if places is None:
+        # An element of a list of views: the list itself was grouped with its base.
+        maker = node.args[0]
+        return maker if isinstance(maker, fx.Node) and aliased_argument(maker) is not None else None
+    args = node.args
+    for place in places:
+        if place[0] < len(args):
+            value = args[place[0]]
+            if isinstance(value, fx.Node):
+                return value
+        elif node.kwargs and (given := _given(node, place)):
+            return given[0]
+    return None

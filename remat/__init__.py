@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
+    from remat.graph.purity import declare_pure as declare_pure
+    from remat.graph.purity import undeclare_pure as undeclare_pure
     from remat.partitioning import partitioner as partitioner
     from remat.partitioning import plans as plans
     from remat.passes.analysis import Analysis as Analysis
@@ -62,6 +64,8 @@ _HOME = {
     "Peak": "remat.graph.budget",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
+    "declare_pure": "remat.graph.purity",
+    "undeclare_pure": "remat.graph.purity",
     "Pass": "remat.passes.base",
     "SavedTensorHooks": "remat.passes.packing",
     "Analysis": "remat.passes.analysis",

@@ -157,6 +157,8 @@ def plan(
     from remat.pipelines import apply_plan, default_pipeline, plan_by_pipeline, prepare
     from remat.sweep import plan_prepared
 
+    # Fingerprints know of what plugins declare.
+    registry().learn_operators()
     # Everything that can be refused is refused before any work is done.
     passed_through = None if hooks is None else SavedTensorHooks.of(hooks)
     if plan is not None:

@@ -146,8 +146,8 @@ def compare(
             known.solver_class(name)
     model = cost_model(cost)
     check_time_limit(time_limit)
-    digest = joint.fingerprint
     state = prepare(joint)
+    digest = joint.fingerprint
     rows: list[ComparisonRow] = []
     ready: dict[str, Solver] = {}
     for budget in asked:

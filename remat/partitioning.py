@@ -15,6 +15,7 @@ from torch import fx
 import remat
 from remat import api, pipelines, sweep, torch_compat
 from remat.errors import ProblemError
+from remat.graph import ops
 from remat.graph.budget import Budget
 from remat.graph.joint import JointGraph
 from remat.graph.regions import is_region, split_region
@@ -73,6 +74,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
         repro: str | Path | bool | None = None,
     ) -> None:
+        registry().learn_operators()  # what they declare is part of fingerprints
         self.budget = Budget.parse(budget)
         self.solver = registry().solver(solver)
         self.cost = api.cost_model(cost)
@@ -235,6 +237,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             "pipeline": None if self.pipeline is None else str(self.pipeline),
             "lower": self.lower,
             "hooks": self.hooks_key,
+            "pure": ops.declarations(),
         }
         digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
         return f"remat-{remat.__version__}-{digest.hexdigest()}"

@@ -235,8 +235,8 @@ def apply_plan(
     if digest != plan.fingerprint:
         raise PlanError(
             f"this plan is for graph '{plan.graph}' ({plan.fingerprint[:12]}…), not for "
-            f"'{joint.name}' ({digest[:12]}…): model, shapes, lowering, or PyTorch have changed; "
-            "plan again"
+            f"'{joint.name}' ({digest[:12]}…): model, shapes, lowering, PyTorch, or "
+            "what is declared pure have changed; plan again"
         )
     state = replace(
         prepare(joint, in_place=in_place, hooks=hooks),

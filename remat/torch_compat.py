@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
     from torch._inductor.decomposition import select_decomp_table
+    from torch._library.custom_ops import OPDEFS, CustomOpDef
     from torch._library.utils import is_impure
     from torch._ops import (
         HigherOrderOperator,
@@ -92,12 +93,14 @@ HOMES: dict[str, tuple[str, ...]] = {
     "CapturedTraceback": ("torch.utils._traceback:CapturedTraceback",),
     "CompileContext": ("torch._guards:CompileContext",),
     "CustomKnapsackSolver": ("torch._inductor.custom_graph_pass:CustomKnapsackSolver",),
+    "CustomOpDef": ("torch._library.custom_ops:CustomOpDef",),
     "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn",),
     "DisableAutocast": ("torch._C:_DisableAutocast",),
     "DisableTorchFunction": ("torch._C:DisableTorchFunction",),
     "FakeTensor": ("torch._subclasses.fake_tensor:FakeTensor",),
     "FakeTensorMode": ("torch._subclasses.fake_tensor:FakeTensorMode",),
     "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
+    "OPDEFS": ("torch._library.custom_ops:OPDEFS",),
     "OpOverload": ("torch._ops:OpOverload",),
     "OpOverloadPacket": ("torch._ops:OpOverloadPacket",),
     "OperatorBase": ("torch._ops:OperatorBase",),
@@ -207,6 +210,26 @@ def look_up(homes: tuple[str, ...]) -> Any:
 def schema(op: Any) -> Any:
     """The schema of an operator overload."""
     return op._schema
+
+
+def overload_name(op: Any) -> str:
+    """Which overload of an operator it is; ``default`` for one without a name."""
+    return str(op._overloadname)
+
+
+def qualified_name(packet: Any) -> str:
+    """The name of an operator packet: ``namespace::name``."""
+    return str(packet._qualified_op_name)
+
+
+def overload_of(definition: Any) -> Any:
+    """The overload behind what ``torch.library.custom_op`` returned."""
+    return definition._opoverload
+
+
+def function_of(definition: Any) -> Any:
+    """The function that ``torch.library.custom_op`` was given."""
+    return definition._init_fn
 
 
 def storage_id(storage: Any) -> int:

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from torch import fx
 
 from remat import torch_compat
+from remat.graph import ops, purity
 from remat.graph.budget import format_bytes
 from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.lowering import must_recompute, must_save
+from remat.graph.replays import maker_of
 from remat.graph.sizes import Sizes
 from remat.graph.source import source_line
 from remat.solvers.graph_problem import GraphProblem
@@ -38,6 +40,8 @@ class Kept:
         price: what recomputing it alone would cost, in the unit of the problem: its chain from what
             else is kept or recomputed. None where it cannot be recomputed.
         tagged: whether the user said that it must be saved.
+        undeclared: operators behind it that are not known to be functions of their inputs, and so run
+            once.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Kept:
     nbytes: int
     price: int | None
     tagged: bool = False
+    undeclared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +101,15 @@ def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[st
                 nbytes=sum(sizes.nbytes[k] for k in fresh),
                 price=None if i is None else price(problem, there, i),
                 tagged=must_save(node),
+                undeclared=_undeclared(node),
             )
         )
     return found
+
+
+def _undeclared(node: fx.Node) -> tuple[str, ...]:
+    """Names of the operators that keep a value from being recomputed until somebody declares them."""
+    return tuple(map(purity.name_of, ops.opaque_operators(maker_of(node))))
 
 
 def _saved_name(node: fx.Node) -> str:
@@ -182,6 +193,7 @@ def explain(
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {len(keeps)} storages"]
         lines += _table(_kept_rows(keeps, show_cost), 4)
+        lines += _run_once(keeps)
     runs = again(forward, problem, recomputed)
     costly = [r for r in runs if r.cost]
     if costly:
@@ -193,6 +205,20 @@ def explain(
             f"  recomputed at no cost: {len(runs) - len(costly)} views, sizes and elements of tuples"
         ]
     return lines
+
+
+def _run_once(keeps: Iterable[Kept]) -> list[str]:
+    """What is kept because nobody has said that it may run again, and how to say so."""
+    undeclared = [k for k in keeps if k.undeclared and not k.tagged]
+    if not undeclared:
+        return []
+    count = Counter(name for k in undeclared for name in k.undeclared)
+    names = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in count.most_common())
+    return [
+        f"  kept since not declared pure: {format_bytes(sum(k.nbytes for k in undeclared))} of {names}",
+        "    an operator that gives the same result for the same inputs may run again once that is said: "
+        f'remat.declare_pure("{next(iter(count))}")',
+    ]
 
 
 def _kept_rows(keeps: Iterable[Kept], show_cost: Callable[[float], str]) -> list[list[str]]:
@@ -207,7 +233,8 @@ def _kept_rows(keeps: Iterable[Kept], show_cost: Callable[[float], str]) -> list
         if any(k.tagged for k in group):
             cost, rate = "tagged MUST_SAVE", ""
         elif not prices:
-            cost, rate = "cannot be", ""
+            undeclared = any(k.undeclared for k in group)
+            cost, rate = "not declared pure" if undeclared else "cannot be", ""
         else:
             cost, rate = _span(prices, show_cost), _rate(sum(prices), nbytes, show_cost)
         first, size = group[0], format_bytes(sum(k.nbytes for k in group))
@@ -233,10 +260,10 @@ def _again_rows(runs: Iterable[Again], show_cost: Callable[[float], str]) -> lis
             why, rate = f"frees {format_bytes(nbytes)}", _rate(cost, nbytes, show_cost)
         else:
             why, rate = "on the way to others", ""
-        ops = ", ".join(
+        names = ", ".join(
             f"{op} × {n}" if n > 1 else op for op, n in Counter(r.op for r in group).most_common()
         )
-        rows.append([show_cost(cost), "", _cut(ops, 48), why, rate, _cut(group[0].source)])
+        rows.append([show_cost(cost), "", _cut(names, 48), why, rate, _cut(group[0].source)])
     if rest := ordered[MOST_ROWS:]:
         merged = [r for g in rest for r in g]
         cost_text = show_cost(sum(r.cost for r in merged))

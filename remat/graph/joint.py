@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
+from remat.graph import ops
 from remat.graph.collection import without_collection
 from remat.graph.copying import Copier
 from remat.graph.memories import Memories
@@ -58,7 +59,10 @@ class JointGraph:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of operators, edges, constants, shapes, dtypes and devices; names do not count."""
+        """A digest of operators, edges, constants, shapes, dtypes and devices; names do not count.
+
+        Which of its custom operators are declared pure (`remat.declare_pure`) is part of it.
+        """
         return fingerprint(self)
 
     def copy(self) -> JointGraph:
@@ -148,6 +152,7 @@ def fingerprint(joint: JointGraph) -> str:
     written: dict[fx.Node, bytes] = {}
     words: dict[str, int] = {}
     number: dict[Any, int] = {}  # of an operator, by identity, and of the looks of a value
+    declared: set[str] = set()
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
     for i, node in enumerate(joint.graph.nodes):
         written[node] = b"%d" % i
@@ -158,6 +163,9 @@ def fingerprint(joint: JointGraph) -> str:
         if call is None:
             text = op if op in ("placeholder", "output") else f"{op} {target}"
             call = number[id(target)] = words.setdefault(text, len(words))
+            declared.update(ops.declared_operators(node))
+        elif isinstance(target, torch_compat.HigherOrderOperator):  # its graphs are others
+            declared.update(ops.declared_operators(node))
         looks = _static_looks(value) if op == "call_function" else None
         if looks is None:
             lines.append(f"{call} {args!r} {_describe(value)} {meta.get('recompute')}")
@@ -169,6 +177,8 @@ def fingerprint(joint: JointGraph) -> str:
             lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
+    if declared:
+        lines.append(f"pure: {', '.join(sorted(declared))}")
     return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()
 
 

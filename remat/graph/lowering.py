@@ -16,10 +16,12 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from remat.graph import ops
+from remat.errors import PlanError
+from remat.graph import ops, purity
 from remat.graph.index import GraphIndex
 from remat.graph.replays import Replays, is_element, is_read_uninitialised, state_bytes
 from remat.graph.roles import Roles
+from remat.graph.source import located
 from remat.graph.storages import Storages, tensor_bytes
 from remat.graph.writes import aliased_argument, is_destination
 from remat.solvers.graph_problem import GraphProblem
@@ -213,6 +215,8 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
     for i, node in enumerate(index.nodes):
         if node.meta.get("recompute") is None:
             continue
+        if not index.plain[i]:
+            check_may_run_again(node)
         owner = storages.owner[i]
         if must_save(node):
             apart = must_recompute(index.nodes[owner])
@@ -220,6 +224,23 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
         elif must_recompute(node):
             tags.setdefault(i, CheckpointPolicy.MUST_RECOMPUTE)
     return tags
+
+
+def check_may_run_again(node: fx.Node) -> None:
+    """Refuses a MUST_RECOMPUTE where nobody knows what a second run would do.
+
+    Eager checkpointing runs the operator again, from the generator state that its region began with;
+    where it counts its calls, say, it gets other numbers than forward had.
+    """
+    must = node.meta.get("recompute") is CheckpointPolicy.MUST_RECOMPUTE
+    if must and ops.is_opaque(node) and not ops.is_effectful(node):
+        names = [purity.name_of(op) for op in ops.opaque_operators(node)]
+        raise PlanError(
+            f"'{node.name}' is tagged MUST_RECOMPUTE, but {', '.join(names)} is not known to be a "
+            "function of its inputs: run again, it may draw or count anew. If it gives the same result for "
+            f"the same inputs, say so: remat.declare_pure('{names[0]}'); if not, let the policy "
+            f"answer MUST_SAVE or PREFER_RECOMPUTE for it\n  {located(node)}"
+        )
 
 
 def _may_save(
@@ -289,7 +310,7 @@ def _runs_once(node: fx.Node, replays: Replays, *, random: bool) -> bool:
     """Whether what the operator does, and not where it stands, forbids a second run."""
     if random and not replays(node):
         return True
-    if ops.is_effectful(node):
+    if ops.is_effectful(node) or ops.is_opaque(node):
         return True
     if is_read_uninitialised(node):
         return True

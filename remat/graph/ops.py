@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
+from remat.graph import purity
 
 Target = Any
 
@@ -64,11 +65,14 @@ class OpTaxonomy:
         recomputable: cheap enough to recompute without asking: pointwise, reductions, views.
         compute_intensive: never recomputed for free: products, convolutions, attention.
         views: alias their first argument; recomputing one costs nothing.
+        pure: custom operators that are functions of their inputs, so that they may run again (see
+            `remat.declare_pure`). What is recomputable or a view is taken to be one too.
     """
 
     recomputable: set[Target] = field(default_factory=set)
     compute_intensive: set[Target] = field(default_factory=set)
     views: set[Target] = field(default_factory=set)
+    pure: set[Target] = field(default_factory=set)
 
     def extend(
         self,
@@ -76,14 +80,21 @@ class OpTaxonomy:
         recomputable: Iterable[Target] = (),
         compute_intensive: Iterable[Target] = (),
         views: Iterable[Target] = (),
+        pure: Iterable[Target] = (),
     ) -> None:
         """Adds operator packets; an overload is taken for its packet."""
         for known, more in (
             (self.recomputable, recomputable),
             (self.compute_intensive, compute_intensive),
             (self.views, views),
+            (self.pure, pure),
         ):
             known.update(map(packet, more))
+
+    def may_run_again(self, target: Target) -> bool:
+        """Whether an operator was named as one that is a function of its inputs."""
+        target = packet(target)
+        return target in self.pure or target in self.recomputable or target in self.views
 
     def is_view(self, node: fx.Node) -> bool:
         return packet(node.target) in self.views
@@ -118,10 +129,12 @@ def is_random(node: fx.Node) -> bool:
     """Whether the node draws from a generator: run twice, it gives two different answers.
 
     Operators that expand a seed they are given are pure. Attention without dropout is not random. A
-    higher-order operator is what is inside of the graphs it calls.
+    higher-order operator is what is inside of the graphs, and what are the operators, that it calls.
     """
     if isinstance(node.target, torch_compat.HigherOrderOperator):
-        return any(map(draws_in_order, nested_nodes(node)))
+        return any(map(_is_seeded, called_operators(node))) or any(
+            is_random(n) or n.target is _RUN_AND_SAVE for n in nested_nodes(node)
+        )
     return is_random_call(node.target, node.args, node.kwargs)
 
 
@@ -148,10 +161,10 @@ def _is_seeded(target: Target) -> bool:
 def is_plain(node: fx.Node) -> bool:
     """Whether the operator is nothing but a function of its arguments, whatever those are.
 
-    It never draws, writes, communicates, has an effect, or leaves memory as it finds it. This is
-    asked once per operator instead of all those questions once per node.
+    It never draws, writes, communicates, has an effect, or leaves memory as it finds it, and all this
+    is known. This is asked once per operator instead of all those questions once per node.
     """
-    return node.op != "call_function" or _is_plain(node.target)
+    return node.op != "call_function" or (_is_plain(node.target) and _is_known(node.target))
 
 
 @functools.cache
@@ -166,9 +179,73 @@ def _is_plain(target: Target) -> bool:
     )
 
 
+#: Runs an operator and tells the state of the generator before it.
+_RUN_AND_SAVE = torch_compat.rng_prims.run_and_save_rng_state
+#: Operators that run another one from a given state of the generator, and leave the generator as it was.
+_REPLAYS = (
+    _RUN_AND_SAVE,
+    torch_compat.rng_prims.run_with_rng_state,
+    torch_compat.rng_prims.graphsafe_run_with_rng_state,
+)
+
+
+def is_opaque(node: fx.Node) -> bool:
+    """Whether nobody has said what running the node does beyond its result (`remat.graph.purity`).
+
+    It may draw random numbers, count its calls, or read what changes; so it runs once, where it stands.
+    A higher-order operator is what is inside of the graphs, and what are the operators, that it calls.
+    """
+    return node.op == "call_function" and bool(opaque_operators(node))
+
+
+def opaque_operators(node: fx.Node) -> list[Target]:
+    """The operators that nobody has declared among what a node runs; see `is_opaque`."""
+    found = [] if _is_known(node.target) else [node.target]
+    if isinstance(node.target, torch_compat.HigherOrderOperator):
+        found += [op for op in called_operators(node) if not _is_known(op)]
+        for inner in nested_nodes(node):
+            found += opaque_operators(inner)
+    return list(dict.fromkeys(found))
+
+
+def declared_operators(node: fx.Node) -> list[str]:
+    """Names of the operators that a node runs and that are known by a declaration alone."""
+    if node.op != "call_function":
+        return []
+    targets = [node.target, *called_operators(node)]
+    found = [
+        purity.name_of(t) for t in targets if _is_declared(t) and not purity.speaks_for_itself(t)
+    ]
+    for inner in nested_nodes(node):
+        found += declared_operators(inner)
+    return found
+
+
+def declarations() -> list[str]:
+    """Names of everything that is declared in this process, by users and by plugins."""
+    ops = default_taxonomy()
+    listed = ops.pure | ops.recomputable | ops.views
+    named = {purity.name_of(t) for t in listed if not purity.speaks_for_itself(t)}
+    return sorted({*purity.declared(), *named})
+
+
+def _is_known(target: Target) -> bool:
+    return purity.speaks_for_itself(target) or _is_declared(target)
+
+
+def _is_declared(target: Target) -> bool:
+    return purity.is_declared(target) or default_taxonomy().may_run_again(target)
+
+
+def does_more(node: fx.Node) -> bool:
+    """Whether running the node twice, or not at all, would or might be noticed: it draws, has an
+    effect, or is not known to be a function of its inputs."""
+    return is_random(node) or is_effectful(node) or is_opaque(node)
+
+
 def draws_in_order(node: fx.Node) -> bool:
-    """Whether running the node moves a generator on, so that other draws may not pass it."""
-    return is_random(node) or node.target is torch.ops.higher_order.run_and_save_rng_state
+    """Whether running the node moves a generator on, or might, so that other draws may not pass it."""
+    return is_random(node) or node.target is _RUN_AND_SAVE or is_opaque(node)
 
 
 def is_uninitialised(node: fx.Node) -> bool:
@@ -258,6 +335,17 @@ def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
             if isinstance(sub, fx.GraphModule):
                 found.append(sub)
     return found
+
+
+def called_operators(node: fx.Node) -> list[Target]:
+    """The operators that a higher-order operator is given to call, as ``auto_functionalized`` is.
+
+    What replays a draw is not asked: it leaves the generator as it found it.
+    """
+    if not isinstance(node.target, torch_compat.HigherOrderOperator) or node.target in _REPLAYS:
+        return []
+    kinds = (torch_compat.OpOverload, torch_compat.HigherOrderOperator)
+    return [a for a in (*node.args, *node.kwargs.values()) if isinstance(a, kinds)]
 
 
 def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:

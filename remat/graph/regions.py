@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
+from remat.graph.lowering import check_may_run_again
+from remat.graph.replays import maker_of
 from remat.graph.storages import storage_key
 from remat.graph.writes import aliased_argument
 from remat.torch_compat import pytree
@@ -48,11 +51,16 @@ def split_region(
     """Splits the joint graph of a region by PyTorch's minimum cut without a budget.
 
     Capturing and compiling must split a region alike, or a plan for the graph around it would not
-    fit; this is the split of both.
+    fit; this is the split of both. What is not known to be a function of its inputs is saved, also where
+    it stands in a checkpointed part of the region.
     """
     from remat.torch_compat import functorch_config as config
     from remat.torch_compat import min_cut_rematerialization_partition
 
+    for node in module.graph.nodes:
+        if node.meta.get("recompute") is not None and ops.is_opaque(maker_of(node)):
+            check_may_run_again(node)
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     # Below 1 it recomputes random operators and gives them other numbers.
     with config.patch(activation_memory_budget=1.0):
         split: Modules = min_cut_rematerialization_partition(

@@ -33,7 +33,7 @@ class Replays:
         """Whether a random operator can be replayed."""
         if not isinstance(node.target, torch_compat.OpOverload) or _is_seed_source(node):
             return False
-        if node.kwargs.get("generator") is not None:
+        if ops.is_opaque(node) or node.kwargs.get("generator") is not None:
             return False
         kind = _dispatched_to(node)
         return kind == "cpu" or (kind in _STATE_BYTES and not self._several)
@@ -43,14 +43,12 @@ class Replays:
 
         An element of a tuple goes by the operator that makes the tuple.
         """
-        maker = node
-        while is_element(maker) and isinstance(maker.args[0], fx.Node):
-            maker = maker.args[0]
+        maker = maker_of(node)
         if maker.op != "call_function":
             return False
-        if ops.is_random(maker):
-            return not self(maker)
-        return ops.is_effectful(maker) or is_read_uninitialised(maker)
+        if ops.is_random(maker) and not self(maker):
+            return True
+        return ops.is_effectful(maker) or ops.is_opaque(maker) or is_read_uninitialised(maker)
 
 
 def is_read_uninitialised(node: fx.Node) -> bool:
@@ -60,6 +58,13 @@ def is_read_uninitialised(node: fx.Node) -> bool:
 
 def is_element(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
+
+
+def maker_of(node: fx.Node) -> fx.Node:
+    """The operator that makes the tuple that a node is an element of; any other node is its own."""
+    while is_element(node) and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def state_bytes(node: fx.Node) -> int:

@@ -42,7 +42,8 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 
     A random operator or an effect that the user's forward performs is required by forward even if
     nothing reads it, so that the random stream after the step does not depend on the plan; one that
-    the user's backward performs belongs to the tangent closure for the same reason.
+    the user's backward performs belongs to the tangent closure for the same reason. So does an
+    operator that is not known to be a function of its inputs (`ops.is_opaque`).
     """
     n = len(index)
     fwd_outputs, bwd_outputs, _, _ = split_outputs(joint)
@@ -58,7 +59,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
         if not reads and node.op == "placeholder":
             role = placeholders[i] = role_of(node)
             tangent[i] = role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
-        elif not index.plain[i] and (ops.is_effectful(node) or ops.is_random(node)):
+        elif not index.plain[i] and ops.does_more(node):
             if belongs_to_backward(node):
                 tangent[i] = 1
             else:

@@ -24,8 +24,8 @@ from remat.torch_compat import pytree
 class CommonSubexpressions(Pass):
     """Merges calls of one operator with the same arguments.
 
-    Never merged: random, effectful, mutating or uninitialised results; aliases of an output; calls
-    with a mutation between them, with different recompute tags, or over unbacked symbols. Arguments
+    Never merged: random, effectful, mutating or uninitialised results; operators that are not known to
+    be functions of their inputs (`remat.declare_pure`); aliases of an output; calls with a mutation between them, with different recompute tags, or over unbacked symbols. Arguments
     are compared with their types and bits: ``1``, ``1.0`` and ``True`` differ, and so do ``0.0``
     and ``-0.0``; NaN equals itself.
     """
@@ -100,8 +100,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
 def _does_more(node: fx.Node) -> bool:
     """Whether a call is more than its result, so that doing it once is not doing it twice."""
     return (
-        ops.is_random(node)
-        or ops.is_effectful(node)
+        ops.does_more(node)
         or ops.is_mutating(node)
         or ops.is_uninitialised(node)
         or ops.is_collective(node)

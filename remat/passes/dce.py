@@ -16,7 +16,8 @@ class DeadCode(Pass):
     """Removes nodes that nobody reads.
 
     Random operators stay even when unread, so that the stream of random numbers after the step does
-    not depend on what was planned; so do mutations, collectives and other effects.
+    not depend on what was planned; so do mutations, collectives and other effects, and operators that
+    nobody has declared to be functions of their inputs.
     """
 
     name: ClassVar[str] = "dce"
@@ -39,7 +40,7 @@ def eliminate(graph: fx.Graph) -> int:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if node.op == "call_function" and (ops.is_random(node) or ops.is_effectful(node)):
+        if node.op == "call_function" and ops.does_more(node):
             continue
         graph.erase_node(node)
         removed += 1

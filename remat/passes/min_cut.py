@@ -167,8 +167,9 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
         lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
     else:
         lines.append(
-            f"'{nodes[0].name}' draws random numbers, has an effect or overwrites its input, so that "
-            "it must not run twice; keep it out of what is differentiated, or out of torch.compile"
+            f"'{nodes[0].name}' draws random numbers, has an effect, overwrites its input or is not "
+            "declared pure (remat.declare_pure), so that it must not run twice; keep it out of what is "
+            "differentiated, or out of torch.compile"
         )
     return "\n".join(lines)
 

@@ -72,7 +72,7 @@ def reorder(graph: fx.Graph) -> int:
 
     start = min(users)
     for node, harmless in zip(nodes[:start], plain, strict=False):
-        if not harmless and (ops.is_effectful(node) or ops.is_random(node)):
+        if not harmless and ops.does_more(node):
             place_behind(node)
     for node in nodes[start:]:
         if node in before or not all(map(placed.__contains__, inputs_of(node))):

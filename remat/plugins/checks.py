@@ -71,7 +71,7 @@ def check_operators(offered: object) -> str | None:
 
     if not isinstance(offered, OpTaxonomy):
         return f"{offered!r} is not an OpTaxonomy"
-    for kind in ("recomputable", "compute_intensive", "views"):
+    for kind in ("recomputable", "compute_intensive", "views", "pure"):
         operators: Any = getattr(offered, kind)
         if not isinstance(operators, (Set, list, tuple)):
             return f"OpTaxonomy.{kind} is {operators!r}: it must be a set of operators"

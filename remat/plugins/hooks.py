@@ -43,7 +43,11 @@ def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
 
 @hookspec
 def remat_operators() -> OpTaxonomy:  # type: ignore[empty-body]
-    """Return what the planner should know about operators of yours; see `remat.graph.ops`."""
+    """Return what the planner should know about operators of yours; see `remat.graph.ops`.
+
+    An operator that it does not name runs once a step: ``OpTaxonomy(pure={torch.ops.mine.attention})``
+    says that it may run again, as `remat.declare_pure` does.
+    """
 
 
 @hookspec

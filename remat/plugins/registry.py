@@ -324,7 +324,10 @@ def _extend_taxonomy(more: Any) -> None:
     from remat.graph.ops import default_taxonomy
 
     default_taxonomy().extend(
-        recomputable=more.recomputable, compute_intensive=more.compute_intensive, views=more.views
+        recomputable=more.recomputable,
+        compute_intensive=more.compute_intensive,
+        views=more.views,
+        pure=more.pure,
     )
 
 

@@ -28,6 +28,9 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
             continue
         if ops.is_effectful(node):
             yield Fault(f"{called(node)} has its effect in both halves", (node,))
+        elif ops.is_opaque(node) and not ops.is_random(node):
+            text = f"{called(node)}, which nobody has declared pure, runs in both halves"
+            yield Fault(text, (node,))
         elif ops.is_collective(node) and not _is_wait(node) and not must_recompute(node):
             yield Fault(f"{called(node)} communicates in both halves", (node,))
 
@@ -41,6 +44,9 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
             yield Fault(f"the random operator {called(node)} runs in neither half", (node,))
         elif ops.is_effectful(node):
             yield Fault(f"the effect {called(node)} runs in neither half", (node,))
+        elif ops.is_opaque(node):
+            text = f"{called(node)}, which nobody has declared pure, runs in neither half"
+            yield Fault(text, (node,))
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:

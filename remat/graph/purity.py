@@ -1,0 +1,196 @@
+"""Which operators are known to be functions of their inputs: PyTorch's own, and those declared to be.
+
+Of PyTorch's own operators, schemas and tags say which write, draw random numbers or have an effect. Of
+anybody else's they need not: a custom operator that draws inside, or counts its calls, looks like one
+that does not. So an operator from elsewhere runs once in a step, until somebody says that it may run
+again.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeVar
+
+import torch
+
+from remat import torch_compat
+from remat.errors import ProblemError
+from remat.torch_compat import (
+    OPDEFS,
+    CustomOpDef,
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+)
+
+Op = TypeVar("Op")
+
+#: Namespaces of the operators that come with PyTorch, and with what it is released with. What moves data
+#: between ranks under another name than the collectives' (``symm_mem``, ``_dtensor``) is left out.
+_SHIPPED = (
+    "aten prim prims quantized _quantized quantized_decomposed quantization mkldnn mkldnn_prepacked onednn "
+    "mkl sparse xnnpack prepacked inductor inductor_prims rngprims debugprims c10d c10d_functional "
+    "_c10d_functional _c10d_functional_autograd fsdp profiler static_runtime export onnx onnx_symbolic "
+    "_native torchvision"
+)
+_NAMESPACES = frozenset(_SHIPPED.split())
+
+#: Where Python functions and higher-order operators that are known come from.
+_MODULES = frozenset(("torch", "remat", "operator", "_operator", "math", "builtins"))
+
+#: Higher-order operators of PyTorch that call what no graph shows.
+_CALLS_ANYTHING = (
+    "call_torchbind",
+    "invoke_leaf_function",
+    "executorch_call_delegate",
+    "aoti_call_delegate",
+    "inductor_compiled_code",
+)
+
+#: What has been declared, by `name_of`.
+_DECLARED: set[str] = set()
+
+
+def declare_pure(op: Op) -> Op:
+    """Declares an operator to be a function of its inputs: the same ones give the same result.
+
+    It may then run again in backward to save memory, and once where a step asks for the same twice;
+    otherwise a custom operator runs exactly as often as the step calls it. Nobody checks the declaration:
+    gradients are wrong if the operator draws random numbers, counts its calls, or reads what changes.
+
+    Plans and compiled steps are made anew where declarations have changed. To be called before a model
+    is compiled; a plugin declares its operators by the hook ``remat_operators``.
+
+    Args:
+        op: the operator: its name ``"namespace::name"``, with ``".overload"`` for one overload alone;
+            what ``torch.library.custom_op`` returned; ``torch.ops.namespace.name``, or an overload of
+            it; a higher-order operator.
+
+    Returns:
+        What it was given, so that it can stand above ``@torch.library.custom_op(…)``.
+
+    Raises:
+        ProblemError: this is no operator, none is registered under the name, or it is known to draw
+            random numbers or to have effects.
+    """
+    found = _found(op)
+    for one in found:
+        fault = _contradiction(one)
+        if fault is not None:
+            raise ProblemError(
+                f"operator '{name_of(one)}' cannot be declared a function of its inputs: {fault}"
+            )
+    _DECLARED.update(map(name_of, found))
+    return op
+
+
+def undeclare_pure(op: object) -> None:
+    """Takes back what `declare_pure` was told; without a declaration, nothing happens.
+
+    Args:
+        op: the operator, as in `declare_pure`.
+
+    Raises:
+        ProblemError: this is no operator, or none is registered under the name.
+    """
+    _DECLARED.difference_update(map(name_of, _found(op)))
+
+
+def declared() -> tuple[str, ...]:
+    """Names of what has been declared, sorted."""
+    return tuple(sorted(_DECLARED))
+
+
+def is_declared(target: Any) -> bool:
+    """Whether somebody has declared an operator to be a function of its inputs."""
+    return name_of(target) in _DECLARED
+
+
+@functools.cache
+def speaks_for_itself(target: Any) -> bool:
+    """Whether schema and tags say all that calling an operator or function does beyond its result.
+
+    PyTorch's own do. Of others, those do that are tagged ``nondeterministic_seeded``: they are functions
+    of their inputs and of the generator.
+    """
+    if isinstance(target, OpOverloadPacket):
+        return all(speaks_for_itself(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
+    if isinstance(target, OpOverload):
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            return True
+        made = OPDEFS.get(torch_compat.schema(target).name)
+        if made is not None:
+            return _module(torch_compat.function_of(made)) in _MODULES
+        return target.namespace in _NAMESPACES
+    if isinstance(target, HigherOrderOperator):
+        return _module(type(target)) in _MODULES and target._name not in _CALLS_ANYTHING
+    return _module(target) in _MODULES
+
+
+def name_of(target: Any) -> str:
+    """What to call an operator: ``namespace::name``, with ``.overload`` unless that is the default one.
+
+    Other things are called as they call themselves.
+    """
+    if isinstance(target, OpOverload):
+        name, overload = str(torch_compat.schema(target).name), torch_compat.overload_name(target)
+        return name if overload == "default" else f"{name}.{overload}"
+    if isinstance(target, OpOverloadPacket):
+        return str(torch_compat.qualified_name(target))
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order::{target._name}"
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}"
+
+
+def _module(thing: Any) -> str:
+    """The package that a function or class comes from."""
+    return str(getattr(thing, "__module__", "")).partition(".")[0]
+
+
+def _found(op: object) -> list[Any]:
+    """The overloads that are meant."""
+    if isinstance(op, str):
+        return _named(op)
+    if isinstance(op, CustomOpDef):
+        return [torch_compat.overload_of(op)]
+    if isinstance(op, OpOverloadPacket):
+        return [getattr(op, o) for o in op.overloads()]  # type: ignore[no-untyped-call]
+    if isinstance(op, (OpOverload, HigherOrderOperator)):
+        return [op]
+    raise ProblemError(
+        f"{op!r:.80} is no operator; expected its name as 'namespace::name', what "
+        "torch.library.custom_op returned, or torch.ops.namespace.name"
+    )
+
+
+def _named(name: str) -> list[Any]:
+    namespace, colons, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    if not (colons and namespace and base):
+        raise ProblemError(
+            f"'{name}' names no operator; expected 'namespace::name', as in 'mine::attention'"
+        )
+    if namespace == "higher_order" and (found := torch_compat.higher_order_ops.get(rest)):
+        return [found]
+    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{base}")
+    known = sorted(s.overload_name or "default" for s in schemas)
+    if not known:
+        raise ProblemError(
+            f"no operator '{namespace}::{base}' is registered in this process; check the name, or "
+            "import the package that registers it first"
+        )
+    if overload and overload not in known:
+        raise ProblemError(
+            f"operator '{namespace}::{base}' has no overload '{overload}'; it has {', '.join(known)}"
+        )
+    packet = getattr(getattr(torch.ops, namespace), base)
+    return [getattr(packet, o) for o in ([overload] if overload else known)]
+
+
+def _contradiction(op: Any) -> str | None:
+    """What is known of an operator that a declaration would deny."""
+    if torch_compat.get_effect(op) is not None:
+        return "an effect is registered for it"
+    if isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags:
+        return "its tag nondeterministic_seeded says that it draws random numbers"
+    return None

@@ -73,6 +73,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
         repro: str | Path | bool | None = None,
     ) -> None:
+        torch_compat.check_version()
         self.budget = Budget.parse(budget)
         self.solver = registry().solver(solver)
         self.cost = api.cost_model(cost)

@@ -6,10 +6,12 @@
 # make format  let ruff rewrite what it can
 #
 # Each sets up .venv first, once, and again when pyproject.toml or constraints.txt change.
-# PYTHON names the interpreter to make it from: make demo PYTHON=python3.12
+# TORCH and PYTHON name another version of PyTorch and another interpreter; each combination has an
+# environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 
 PYTHON ?= python3
-VENV := .venv
+TORCH ?=
+VENV := .venv$(TORCH:%=-torch-%)$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
@@ -29,7 +31,8 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

@@ -74,6 +74,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
         repro: str | Path | bool | None = None,
     ) -> None:
+        torch_compat.check_version()
         registry().learn_operators()  # what they declare is part of fingerprints
         self.budget = Budget.parse(budget)
         self.solver = registry().solver(solver)

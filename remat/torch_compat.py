@@ -11,11 +11,22 @@ Attributes that PyTorch's objects keep to themselves stand behind small function
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
+import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import TorchVersionError
+
+#: The minor versions of PyTorch that the whole suite of tests passes on, oldest first.
+TESTED = ("2.13", "2.14", "2.15")
+
+
+class TorchVersionWarning(UserWarning):
+    """PyTorch is newer than the versions that remat is tested with."""
+
 
 if TYPE_CHECKING:
     from torch import fx
@@ -202,9 +213,33 @@ def look_up(homes: tuple[str, ...]) -> Any:
 
     expected = " or ".join(home.replace(":", ".") for home in homes)
     raise TorchVersionError(
-        f"PyTorch {torch.__version__} has no {expected}, which remat needs here: install a version "
-        f"of PyTorch that remat is tested with, or a newer remat"
+        f"PyTorch {torch.__version__} has no {expected}, which remat needs here: install a PyTorch "
+        f"that remat is tested with ({', '.join(TESTED)}), or a newer remat"
     )
+
+
+@functools.cache
+def check_version() -> None:
+    """Warns, once in a process, of a PyTorch that is newer than those tested.
+
+    Capturing, partitioning and compiling begin with it; importing remat does not.
+    """
+    import torch
+
+    if _minor(torch.__version__) > _minor(TESTED[-1]):
+        warnings.warn(
+            f"remat is tested with PyTorch {', '.join(TESTED)}; this is {torch.__version__}. What it "
+            "uses of PyTorch's private parts may have changed: look for a newer remat, and compare "
+            "the gradients of a step with those of eager PyTorch. To silence this: "
+            "warnings.filterwarnings('ignore', message='remat is tested with PyTorch')",
+            TorchVersionWarning,
+            stacklevel=3,
+        )
+
+
+def _minor(release: str) -> tuple[int, ...]:
+    """``(2, 13)`` for ``2.13.0+cpu``."""
+    return tuple(int(n) for n in re.findall(r"\d+", release)[:2])
 
 
 def schema(op: Any) -> Any:

@@ -84,4 +84,5 @@ def torch_solver(name: str | Solver) -> TorchSolver:
     Raises:
         SolverError: the solver is unknown or cannot run here.
     """
+    torch_compat.check_version()
     return TorchSolver(registry().solver(name))

@@ -6,15 +6,18 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 import remat
 from remat import torch_compat
 from remat.errors import RematError, TorchVersionError
+from remat.torch_compat import TorchVersionWarning
 
 ROOT = Path(remat.__file__).parent
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.name != "torch_compat.py")
@@ -197,3 +200,75 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_newer_pytorch_is_told_once_and_not_on_import() -> None:
+    script = """
+import torch, warnings
+torch.__version__ = torch.torch_version.TorchVersion("2.99.0+cpu")
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import remat.partitioning, remat.compile, remat.torch_knapsack
+    from remat.torch_compat import TorchVersionWarning
+    assert not [w for w in told if w.category is TorchVersionWarning]
+    remat.partitioner(), remat.partitioner(), remat.torch_solver("greedy")
+assert len([w for w in told if w.category is TorchVersionWarning]) == 1
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2).sum()
+
+
+def _compile() -> None:
+    x = torch.ones(4, requires_grad=True)
+    torch.compile(_double, backend="remat", options={"lower": "eager"})(x)
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A PyTorch that nobody has tested, and a process that has not heard of it."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("3.0.0a0+git1234"))
+    torch_compat.check_version.cache_clear()
+    yield torch.__version__
+    torch_compat.check_version.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: remat.capture(_double, (torch.ones(4, requires_grad=True),), lower="eager"),
+        lambda: remat.partitioner(),
+        lambda: remat.torch_solver("greedy"),
+        _compile,
+    ],
+    ids=["capture", "partitioner", "torch_solver", "compile"],
+)
+def test_every_door_tells_of_a_newer_pytorch(use: Callable[[], object], newer: str) -> None:
+    with pytest.warns(TorchVersionWarning) as told:
+        use()
+    (said,) = [str(w.message) for w in told if w.category is TorchVersionWarning]
+    assert newer in said
+    assert ", ".join(torch_compat.TESTED) in said
+    assert "warnings.filterwarnings('ignore', message='remat is tested with PyTorch')" in said
+
+
+@pytest.mark.usefixtures("newer")
+def test_the_warning_is_silenced_as_it_says() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="remat is tested with PyTorch")
+        torch_compat.check_version()  # warnings are errors in tests
+
+
+@pytest.mark.usefixtures("newer")
+@pytest.mark.parametrize("version", ["2.13.0", "2.15.0+cu132", "2.15.7"])
+def test_a_tested_pytorch_goes_without_a_word(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    torch_compat.check_version()
+
+
+def test_this_pytorch_is_one_of_those_tested() -> None:
+    assert any(torch.__version__.startswith(f"{v}.") for v in torch_compat.TESTED)

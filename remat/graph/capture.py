@@ -88,6 +88,7 @@ def capture(
             device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
             the model itself.
     """
+    torch_compat.check_version()
     if lower not in LOWERINGS:
         raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
     if not callable(model):

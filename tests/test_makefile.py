@@ -1,0 +1,47 @@
+"""`make` keeps an environment for each PyTorch and Python."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+
+
+def would_run(*arguments: str) -> str:
+    """What `make` would do for a first time."""
+    command = ["make", "--dry-run", "--always-make", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"),
+    [
+        ([], ".venv"),
+        (["PYTHON=/usr/bin/python3"], ".venv"),
+        (["TORCH=2.15.0"], ".venv-torch-2.15.0"),
+        (["PYTHON=/opt/bin/python3.12"], ".venv-python3.12"),
+        (["TORCH=2.14.1", "PYTHON=python3.13"], ".venv-torch-2.14.1-python3.13"),
+    ],
+)
+def test_each_combination_has_a_folder_of_its_own(arguments: list[str], folder: str) -> None:
+    said = would_run("test", *arguments)
+    assert f"{folder}/bin/python -m pytest" in said
+    assert f"-m venv {folder}\n" in said
+    assert f"touch {folder}/.installed" in said
+
+
+def test_the_version_of_pytorch_replaces_the_one_of_the_constraints() -> None:
+    (line,) = [
+        x for x in would_run("test", "TORCH=2.15.0").splitlines() if "constraints.txt >" in x
+    ]
+    written = line.partition(">")[0]
+    said = subprocess.run(written, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
+    before = (ROOT / "constraints.txt").read_text().splitlines()
+    after = said.stdout.splitlines()
+    assert [x for x in after if x.startswith("torch")] == ["torch==2.15.0"]
+    assert set(before) - set(after) == {"torch==2.13.0"}

@@ -33,16 +33,24 @@ class Storages:
         nbytes: bytes of the storage for its owner, 0 for every other node.
         alive: for owners, whether the memory outlives forward whatever is decided.
         mutated: primals that forward mutates, by position; they may not be read again in backward.
+        refilled: primals that the user may refill before backward, by position; where they may not
+            be read again either.
     """
 
     owner: tuple[int, ...]
     nbytes: tuple[int, ...]
     alive: tuple[bool, ...]
     mutated: frozenset[int]
+    refilled: frozenset[int] = frozenset()
 
 
 def find_storages(
-    joint: JointGraph, index: GraphIndex, roles: Roles, *, count_outputs: bool = False
+    joint: JointGraph,
+    index: GraphIndex,
+    roles: Roles,
+    *,
+    count_outputs: bool = False,
+    refilled: Iterable[str] = (),
 ) -> Storages:
     """Groups the nodes of a joint graph by storage.
 
@@ -54,6 +62,7 @@ def find_storages(
         index: its positions.
         roles: its classification.
         count_outputs: count forward's outputs at their bytes instead of as free.
+        refilled: names of primals that backward may not read again: the user may refill them.
     """
     n = len(index)
     owner = list(range(n))
@@ -73,9 +82,10 @@ def find_storages(
         else:
             owner[i] = owner[at]
     mutated = _mutated_primals(joint, index, owner)
+    gone = mutated | {index.by_name[name] for name in refilled if name in index.by_name}
     alive = [False] * n
     for i, role in roles.placeholders.items():
-        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in mutated:
+        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
             alive[i] = True
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
         alive[owner[index.position[node]]] = True
@@ -84,13 +94,14 @@ def find_storages(
         for value, desc in zip(outputs, descs, strict=True):
             if isinstance(value, fx.Node) and not is_input_mutation(desc):
                 position = owner[index.position[value]]
-                if position not in mutated:
+                if position not in gone:
                     alive[position] = True
     return Storages(
         owner=tuple(owner),
         nbytes=tuple(nbytes),
         alive=tuple(alive),
         mutated=frozenset(mutated),
+        refilled=frozenset(gone - mutated),
     )
 
 

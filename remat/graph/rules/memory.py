@@ -97,6 +97,18 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
             yield from _reordered(facts, nodes, written, key)
 
 
+def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
+    refilled = facts.split.refilled
+    if not refilled:
+        return
+    key = _memory(facts)
+    gone = {key(n): n for n in facts.placeholders[0] if n.name in refilled}
+    for node in facts.halves[1]:
+        for read in inputs_of(node) if node.op == "call_function" else ():
+            if key(read) in gone and read not in written_by(node):
+                yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))
+
+
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
     """Asks for the memory behind a node.
 

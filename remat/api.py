@@ -95,6 +95,7 @@ def plan(
     pipeline: str | PassManager | None = ...,
     count_outputs: bool = ...,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
+    reread_inputs: bool = ...,
     isolation: str | None = ...,
 ) -> Plan: ...
 @overload
@@ -109,6 +110,7 @@ def plan(
     pipeline: None = ...,
     count_outputs: bool = ...,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
+    reread_inputs: bool = ...,
     isolation: str | None = ...,
 ) -> PlanSet: ...
 def plan(
@@ -122,6 +124,7 @@ def plan(
     pipeline: str | PassManager | None = None,
     count_outputs: bool = False,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+    reread_inputs: bool = True,
     isolation: str | None = None,
 ) -> Plan | PlanSet:
     """Decides what one training step keeps and what it computes again.
@@ -144,6 +147,10 @@ def plan(
             ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``, or `remat.SavedTensorHooks`.
             What is saved is decided on bytes before packing; ``saved_bytes`` are those after it, and
             a budget on the peak is held by the packed step.
+        reread_inputs: whether backward may read the inputs of the step again. With False it reads
+            parameters and buffers, and what eager autograd would have saved too; any other input
+            may be refilled between forward and backward, as in eager PyTorch. A saved plan carries
+            the option.
         isolation: ``"process"``: the solver runs in a process of its own.
 
     Raises:
@@ -164,7 +171,7 @@ def plan(
     if plan is not None:
         if not isinstance(joint, JointGraph):
             raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
-        return apply_plan(joint, plan, hooks=passed_through)
+        return apply_plan(joint, plan, hooks=passed_through, reread_inputs=reread_inputs)
     if pipeline is not None:
         if hooks is not None:
             raise ProblemError(
@@ -179,7 +186,11 @@ def plan(
                 f"pipeline= is given: '{default_pipeline(budget, solver, cost, time_limit)}'"
             )
         return plan_by_pipeline(
-            joint, pipeline, count_outputs=count_outputs, fingerprint=joint.fingerprint
+            joint,
+            pipeline,
+            count_outputs=count_outputs,
+            reread_inputs=reread_inputs,
+            fingerprint=joint.fingerprint,
         )
     asked, model = BudgetType.parse(budget), cost_model(cost)
     decider = registry().solver(solver, isolation=isolation)
@@ -195,13 +206,16 @@ def plan(
             time_limit=time_limit,
             count_outputs=count_outputs,
             hooks=passed_through,
+            reread_inputs=reread_inputs,
         )
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph or a list of them: use "
             "remat.capture(model, args)"
         )
-    state = prepare(joint, count_outputs=count_outputs, hooks=passed_through)
+    state = prepare(
+        joint, count_outputs=count_outputs, hooks=passed_through, reread_inputs=reread_inputs
+    )
     return plan_prepared(
         state,
         budget=asked,
@@ -218,6 +232,7 @@ def frontier(
     cost: str | CostModel = "roofline",
     time_limit: float | None = None,
     *,
+    reread_inputs: bool = True,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
     """The best plans over all budgets.
@@ -227,6 +242,7 @@ def frontier(
         solver: as in `plan`.
         cost: as in `plan`.
         time_limit: seconds for the solver at each budget; None: no clock.
+        reread_inputs: as in `plan`.
         on_step: called with a line of text before each step.
 
     Raises:
@@ -239,7 +255,7 @@ def frontier(
     model, decider = cost_model(cost), registry().solver(solver)
     check_time_limit(time_limit)
     sweep = Sweep(
-        prepare(joint),
+        prepare(joint, reread_inputs=reread_inputs),
         fingerprint=joint.fingerprint,
         solver=decider,
         cost=model,
@@ -255,6 +271,7 @@ def instance(
     *,
     name: str | None = None,
     source: str = "",
+    reread_inputs: bool = True,
 ) -> Instance:
     """The graph problem that planning a captured step comes down to, ready to be saved as a file.
 
@@ -263,6 +280,7 @@ def instance(
         cost: cost model behind the costs.
         name: what to call the instance; the name of the joint graph where None.
         source: what it was made from, for people.
+        reread_inputs: as in `plan`.
 
     Raises:
         PlanError: nothing to differentiate, or conflicting tags.
@@ -273,7 +291,7 @@ def instance(
     from remat.pipelines import prepare
 
     model = cost_model(cost)
-    state = prepare(joint)
+    state = prepare(joint, reread_inputs=reread_inputs)
     require_tangents(state)
     problem = state.lowered(model).problem
     least = sum(problem.size[i] for i in least_decision(state))

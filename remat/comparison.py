@@ -118,6 +118,7 @@ def compare(
     cost: str | CostModel = "roofline",
     time_limit: float | None = None,
     *,
+    reread_inputs: bool = True,
     on_row: Callable[[ComparisonRow], None] | None = None,
 ) -> Comparison:
     """Plans one joint graph with several solvers at several budgets.
@@ -132,6 +133,7 @@ def compare(
         budgets: budgets as `plan` reads them.
         cost: cost model, shared by all.
         time_limit: seconds for each solver on each problem; None: no clock.
+        reread_inputs: as in `plan`.
         on_row: called with each row as it is known, ``best`` not yet set.
     """
     from remat.graph.budget import Budget as BudgetType
@@ -146,7 +148,7 @@ def compare(
             known.solver_class(name)
     model = cost_model(cost)
     check_time_limit(time_limit)
-    state = prepare(joint)
+    state = prepare(joint, reread_inputs=reread_inputs)
     digest = joint.fingerprint
     rows: list[ComparisonRow] = []
     ready: dict[str, Solver] = {}

@@ -30,6 +30,7 @@ OPTIONS = (
     "lower",
     "rank_wait_s",
     "hooks",
+    "reread_inputs",
     "repro",
 )
 
@@ -49,7 +50,7 @@ def backend(
     """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
 
     Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline``,
-    ``rank_wait_s``, ``hooks``, ``repro`` as in `partitioner`;
+    ``rank_wait_s``, ``hooks``, ``reread_inputs``, ``repro`` as in `partitioner`;
     ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
     other option, and ``mode``, goes to Inductor.
 

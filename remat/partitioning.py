@@ -72,6 +72,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         lower: str = "eager",
         rank_wait_s: float | None = WAIT_S,
         hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+        reread_inputs: bool = True,
         repro: str | Path | bool | None = None,
     ) -> None:
         torch_compat.check_version()
@@ -97,6 +98,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 "'saved-tensor-hooks(pair=float8)'"
             )
         self.hooks_key = "".join(map(register, self._all_hooks()))
+        pipelines.check_reread(reread_inputs)
+        self.reread_inputs = reread_inputs
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
@@ -140,19 +143,27 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             return state.forward, state.backward
         if self.plan is not None:
             plan = plan_for(joint, self.plan)
-            made = pipelines.apply_plan(joint, plan, in_place=True, hooks=self.hooks)
+            made = pipelines.apply_plan(
+                joint, plan, in_place=True, hooks=self.hooks, reread_inputs=self.reread_inputs
+            )
         elif self.pipeline is not None:
             pipeline = self.pipeline
             if self.agree is not None:
                 pipeline = pipelines.with_agreement(pipeline, self.agree)
             made = pipelines.plan_by_pipeline(
-                joint, pipeline, in_place=True, fingerprint=joint.fingerprint
+                joint,
+                pipeline,
+                in_place=True,
+                reread_inputs=self.reread_inputs,
+                fingerprint=joint.fingerprint,
             )
         else:
             digest = joint.fingerprint
             self._count_graph(digest)
             made = sweep.plan_prepared(
-                pipelines.prepare(joint, in_place=True, hooks=self.hooks),
+                pipelines.prepare(
+                    joint, in_place=True, hooks=self.hooks, reread_inputs=self.reread_inputs
+                ),
                 budget=self.budget,
                 solver=self.solver,
                 cost=self.cost,
@@ -182,6 +193,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             given["time_limit"] = str(self.time_limit)
         if self.hooks is not None:
             given["hooks"] = self.hooks.name
+        if not self.reread_inputs:
+            given["reread_inputs"] = "False"
         if self.budget.peak_bytes is not None:
             return "", given, ""
         made = pipelines.default_pipeline(self.budget, self.solver, self.cost, self.time_limit)
@@ -196,7 +209,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if self.pipeline is not None:
             asked = f"pipeline {self.pipeline}"
         return AgreeRanks(
-            asked=f"{asked}, lowering {self.lower}, remat {remat.__version__}",
+            asked=f"{asked}{'' if self.reread_inputs else ', inputs not read again'}, lowering {self.lower}, remat {remat.__version__}",
             wait_s=wait_s,
             capacity_too=self.budget.peak_bytes is not None,
         )
@@ -239,6 +252,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             "lower": self.lower,
             "hooks": self.hooks_key,
             "pure": ops.declarations(),
+            "reread_inputs": self.reread_inputs,
         }
         digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
         return f"remat-{remat.__version__}-{digest.hexdigest()}"
@@ -254,6 +268,7 @@ def partitioner(
     pipeline: str | PassManager | None = None,
     rank_wait_s: float | None = WAIT_S,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+    reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
 ) -> Partitioner:
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
@@ -269,6 +284,7 @@ def partitioner(
         rank_wait_s: with several ranks, how long the others wait for rank 0, whose decision they
             share where the graph is the same; None: every rank decides by itself.
         hooks: as in `remat.plan`.
+        reread_inputs: as in `remat.plan`.
         repro: the folder that a reproducer is written to where planning fails and should not; False
             for none, None for what the variable ``REMAT_REPRO_DIR`` names, else for one among the
             temporary files.
@@ -285,6 +301,7 @@ def partitioner(
         pipeline=pipeline,
         rank_wait_s=rank_wait_s,
         hooks=hooks,
+        reread_inputs=reread_inputs,
         repro=repro,
     )
 

@@ -12,6 +12,7 @@ from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
+from remat.graph.refills import refillable_inputs
 from remat.graph.regions import separate_calls
 from remat.passes import manager
 from remat.passes.analysis import Analysis
@@ -74,6 +75,7 @@ def prepare(
     in_place: bool = False,
     count_outputs: bool = False,
     hooks: SavedTensorHooks | None = None,
+    reread_inputs: bool = True,
 ) -> State:
     """Runs the passes that come before any decision; one such state serves many plans.
 
@@ -82,23 +84,48 @@ def prepare(
         in_place: work on this graph instead of on a copy.
         count_outputs: as in `remat.plan`.
         hooks: what saved tensors pass through, in every plan that the state is split for.
+        reread_inputs: as in `remat.plan`.
     """
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
         )
-    state = replace(shaped(joint, in_place=in_place, count_outputs=count_outputs), hooks=hooks)
+    state = replace(
+        shaped(joint, in_place=in_place, count_outputs=count_outputs, reread_inputs=reread_inputs),
+        hooks=hooks,
+    )
     return PassManager.parse(PREPARE).run(state, in_place=True, verify=False).state
 
 
-def shaped(joint: JointGraph, *, in_place: bool, count_outputs: bool) -> State:
+def shaped(
+    joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
+) -> State:
     """A captured graph before any pass has run."""
     registry().learn_operators()
-    state = State(joint=joint if in_place else joint.copy(), count_outputs=count_outputs)
+    check_reread(reread_inputs)
+    state = State(
+        joint=joint if in_place else joint.copy(),
+        count_outputs=count_outputs,
+        refillable=refillable_inputs(joint),
+        reread_inputs=reread_inputs,
+    )
     separate_calls(state.joint.graph)
     memories = state.joint.memories
     repair_aliases(state.joint.graph, memories, by_kernel=joint.lower == "eager")
     return state
+
+
+def check_reread(reread_inputs: object) -> None:
+    """Refuses what is neither True nor False.
+
+    Raises:
+        ProblemError: it is neither.
+    """
+    if type(reread_inputs) is not bool:
+        raise ProblemError(
+            f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs of the "
+            "step again) or False (it may not, so that they can be refilled before it)"
+        )
 
 
 @without_collection
@@ -192,6 +219,7 @@ def plan_by_pipeline(
     *,
     in_place: bool = False,
     count_outputs: bool = False,
+    reread_inputs: bool = True,
     fingerprint: str,
 ) -> Plan:
     """The plan that a pipeline of the caller's comes to; verified like every other.
@@ -202,7 +230,9 @@ def plan_by_pipeline(
         PassError: one of its passes failed.
     """
     made = read_pipeline(pipeline)
-    state = shaped(joint, in_place=in_place, count_outputs=count_outputs)
+    state = shaped(
+        joint, in_place=in_place, count_outputs=count_outputs, reread_inputs=reread_inputs
+    )
     require_tangents(state)
     state = made.run(state, in_place=True).state
     budgeted = [p for p in made.flat() if isinstance(p, Budgeted)]
@@ -220,11 +250,13 @@ def apply_plan(
     *,
     in_place: bool = False,
     hooks: SavedTensorHooks | None = None,
+    reread_inputs: bool = True,
 ) -> Plan:
     """Splits a joint graph by a saved plan.
 
     Raises:
-        PlanError: the plan was made for another graph; both digests are named.
+        PlanError: the plan was made for another graph (both digests are named), or it may read
+            inputs again where that is not wanted.
     """
     if not isinstance(plan, Plan):
         raise PlanError(
@@ -238,8 +270,15 @@ def apply_plan(
             f"'{joint.name}' ({digest[:12]}…): model, shapes, lowering, PyTorch, or "
             "what is declared pure have changed; plan again"
         )
+    check_reread(reread_inputs)
+    if plan.reread_inputs and not reread_inputs:
+        raise PlanError(
+            f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
+            "False; plan again with remat.plan(joint, …, reread_inputs=False): the saved plan carries "
+            "the option"
+        )
     state = replace(
-        prepare(joint, in_place=in_place, hooks=hooks),
+        prepare(joint, in_place=in_place, hooks=hooks, reread_inputs=plan.reread_inputs),
         decision=plan.decision,
         choice=Choice(
             capacity=plan.capacity,

@@ -17,6 +17,7 @@ from remat.graph.costs import CostModel
 from remat.graph.explanation import explain
 from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, timeline
 from remat.graph.lowering import Decision, Kind
+from remat.graph.refills import told
 from remat.graph.verify import Split, verify
 from remat.passes.base import Choice, State
 from remat.solvers.graph_problem import GraphProblem, evaluate
@@ -33,7 +34,8 @@ class Plan:
     Attributes:
         saved: names of the joint graph's nodes whose values forward hands to backward, inputs and
             outputs included.
-        snapshots: inputs of which forward keeps a copy, because it mutates them.
+        snapshots: inputs of which forward keeps a copy, because it mutates them, or because they may
+            be refilled before backward.
         recomputed: names of the nodes that run in forward and again in backward.
         saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs
             and outputs.
@@ -55,6 +57,9 @@ class Plan:
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
         fallbacks: calls that the cost model could not price its own way, each with the reason.
+        reread_inputs: whether backward may read inputs again that are no parameters or buffers.
+        reread: names of the inputs that it does read again although eager autograd would not have
+            saved them: who refills one between forward and backward is refused by autograd.
     """
 
     saved: tuple[str, ...]
@@ -77,6 +82,8 @@ class Plan:
     graph: str
     fingerprint: str
     fallbacks: tuple[str, ...] = ()
+    reread_inputs: bool = True
+    reread: tuple[str, ...] = ()
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
 
@@ -136,6 +143,7 @@ class Plan:
             raise PlanError(
                 f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
             )
+        data = {"reread_inputs": True, "reread": [], **data}  # an older plan says nothing of it
         missing = sorted(_JSON_FIELDS.keys() - data.keys())
         unknown = sorted(data.keys() - _JSON_FIELDS.keys())
         if missing or unknown:
@@ -175,10 +183,19 @@ class Plan:
         if self.fallbacks:
             lines += ["  not priced by the cost model itself:"]
             lines += [f"    {text}" for text in self.fallbacks]
+        if self.reread:
+            lines += [
+                "  reads inputs again in backward that eager autograd would not have saved: who refills",
+                "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
+            ]
+            lines += [f"    {self._input_told(name)}" for name in self.reread]
         if self._modules is not None and self._problem is not None:
             show_cost = partial(format_cost, unit=self.unit)
             lines += explain(self.forward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
+
+    def _input_told(self, name: str) -> str:
+        return name if self._modules is None else told(self._modules[0].graph, name)
 
     def plot(self, path: str | Path) -> None:
         """Draws memory over the step and what fills its peak, as ``.svg`` or ``.png``.
@@ -222,6 +239,8 @@ _JSON_FIELDS: dict[str, type] = {
     "snapshots": tuple,
     "recomputed": tuple,
     "fallbacks": tuple,
+    "reread_inputs": bool,
+    "reread": tuple,
 }
 
 
@@ -254,14 +273,16 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
             capacity=capacity,
             count_outputs=state.count_outputs,
             saved_bytes=saved_bytes,
+            refilled=frozenset() if state.reread_inputs else state.refillable,
         )
     )
     state.forward.recompile()
     state.backward.recompile()
     kept = [i for i in scored.saved if lowered.kind[i] is Kind.VALUE]
+    saved = tuple(problem.names[i] for i in kept)
     priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
     return Plan(
-        saved=tuple(problem.names[i] for i in kept),
+        saved=saved,
         snapshots=state.decision.snapshots,
         recomputed=tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i]),
         saved_bytes=saved_bytes,
@@ -284,6 +305,8 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         graph=state.joint.name,
         fingerprint=fingerprint,
         fallbacks=tuple(cost.fallbacks(priced)),
+        reread_inputs=state.reread_inputs,
+        reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

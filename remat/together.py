@@ -129,6 +129,7 @@ def plan_together(
     time_limit: float | None = None,
     count_outputs: bool = False,
     hooks: SavedTensorHooks | None = None,
+    reread_inputs: bool = True,
 ) -> PlanSet:
     """Plans all graphs of a step under one budget, by merging their frontiers.
 
@@ -141,6 +142,7 @@ def plan_together(
         time_limit: seconds for each decision; None: no clock.
         count_outputs: as in `remat.plan`.
         hooks: as in `remat.plan`.
+        reread_inputs: as in `remat.plan`.
 
     Raises:
         BudgetError: no plans save as little, or the budget is one on the peak.
@@ -155,7 +157,7 @@ def plan_together(
         )
     sweeps = [
         Sweep(
-            prepare(j, count_outputs=count_outputs, hooks=hooks),
+            prepare(j, count_outputs=count_outputs, hooks=hooks, reread_inputs=reread_inputs),
             fingerprint=j.fingerprint,
             solver=solver,
             cost=cost,

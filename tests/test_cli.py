@@ -28,6 +28,10 @@ def mlp():
         layers = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)]
     return torch.nn.Sequential(*layers), (torch.zeros(8, 64),)
 
+def squared():
+    weight = torch.nn.Parameter(torch.ones(8, 8))
+    return (lambda x: (x.sin() @ weight).sin().sum()), (torch.zeros(8, 8),)
+
 def keywords():
     x = torch.ones(3, requires_grad=True)
     return (lambda x, *, y: (x * y).sin().sum()), [x], {"y": torch.ones(3)}
@@ -372,3 +376,19 @@ def test_output_that_is_no_terminal_is_plain_and_uncut() -> None:
     assert "…" not in done.stdout
     assert done.stderr == ""
     assert all(line == line.rstrip() for line in done.stdout.splitlines())
+
+
+def test_inputs_that_may_be_refilled_cost_bytes() -> None:
+    """Under every command that plans: the sine of the input is what eager autograd saves."""
+    plain = json.loads(run("plan", "some_models.py:squared", "--budget", "0", "--json").stdout)
+    asked = ("some_models.py:squared", "--no-reread-inputs", "--json")
+    kept = json.loads(run("plan", *asked, "--budget", "0").stdout)
+    assert (plain["reread_inputs"], plain["reread"]) == (True, ["primals_1"])
+    assert (kept["reread_inputs"], kept["reread"]) == (False, [])
+    assert kept["saved_bytes"] > plain["saved_bytes"]
+    frontier = json.loads(run("frontier", *asked).stdout)["frontiers"][0]
+    assert frontier["least_bytes"] == kept["saved_bytes"]
+    compared = json.loads(run("compare", *asked, "--solvers", "greedy", "--budgets", "0").stdout)
+    assert compared["rows"][0]["saved_bytes"] == kept["saved_bytes"]
+    captured = json.loads(run("capture", *asked, "-o", "squared.json").stdout)
+    assert captured["least_bytes"] == kept["saved_bytes"]

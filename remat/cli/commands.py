@@ -99,7 +99,7 @@ def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Arguments and options of every command that plans a model."""
-    return capture_options(time_limit_option(command))
+    return capture_options(time_limit_option(reread_option(command)))
 
 
 cost_option = click.option(
@@ -123,6 +123,15 @@ solver_option = click.option(
     default="auto",
     show_default=True,
     help="who decides: see `remat solvers`; module:Class names any other",
+)
+reread_option = click.option(
+    "--no-reread-inputs",
+    "reread_inputs",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="let inputs be refilled between forward and backward: none is read again but parameters, "
+    "buffers, and what eager autograd would have saved too",
 )
 time_limit_option = click.option(
     "--time-limit",
@@ -153,6 +162,7 @@ def plan(
     solver: Any,
     cost: Any,
     time_limit: float | None,
+    reread_inputs: bool,
     save: Path | None,
     hooks: Any,
     explain: bool,
@@ -166,7 +176,9 @@ def plan(
     with Progress() as progress:
         example, joint, captured = capture_model(progress, model, overrides, **options)
         progress.step("planning")
-        made = api.plan(joint, budget, solver, cost, time_limit, hooks=hooks)
+        made = api.plan(
+            joint, budget, solver, cost, time_limit, hooks=hooks, reread_inputs=reread_inputs
+        )
     if save is not None:
         params.write(save, made.to_json(), "plan")
     if as_json:
@@ -200,6 +212,7 @@ def compare(
     budgets: tuple[Any, ...],
     cost: Any,
     time_limit: float | None,
+    reread_inputs: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -223,7 +236,9 @@ def compare(
             progress.step(f"comparing: {done} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.step(f"comparing: 0 of {total} plans")
-        comparison = run_all(joint, names, budgets, cost, time_limit, on_row=count)
+        comparison = run_all(
+            joint, names, budgets, cost, time_limit, reread_inputs=reread_inputs, on_row=count
+        )
     if as_json:
         click.echo(comparison.to_json(), nl=False)
     else:

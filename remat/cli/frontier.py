@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import capture_model, capture_options, echo_json, main, time_limit_option
+from remat.cli.commands import (
+    capture_model,
+    capture_options,
+    echo_json,
+    main,
+    reread_option,
+    time_limit_option,
+)
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -28,6 +35,7 @@ ROWS = 20
 @main.command()
 @capture_options
 @time_limit_option
+@reread_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SolverType()),
@@ -53,6 +61,7 @@ def frontier(
     plot: Path | None,
     cost: Any,
     time_limit: float | None,
+    reread_inputs: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -75,6 +84,7 @@ def frontier(
                         solver,
                         cost,
                         time_limit,
+                        reread_inputs=reread_inputs,
                         on_step=lambda text, name=solver.name: progress.step(f"{name}: {text}"),  # type: ignore[misc]
                     )
                 )
@@ -85,7 +95,9 @@ def frontier(
         chosen = None
         if budget is not None and made:
             progress.step(f"planning at {budget.label}")
-            chosen = api.plan(joint, budget, solvers[0], cost, time_limit)
+            chosen = api.plan(
+                joint, budget, solvers[0], cost, time_limit, reread_inputs=reread_inputs
+            )
         if plot is not None and made:
             progress.step("drawing")
             made[0].plot(plot, chosen=chosen, others=made[1:])

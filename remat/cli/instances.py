@@ -15,6 +15,7 @@ from remat.cli.commands import (
     echo_json,
     json_option,
     main,
+    reread_option,
     solver_option,
     time_limit_option,
 )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @capture_options
+@reread_option
 @click.option(
     "-o",
     "--output",
@@ -45,6 +47,7 @@ def capture(
     output: Path,
     name: str | None,
     cost: Any,
+    reread_inputs: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -66,7 +69,9 @@ def capture(
             return
         progress.step("making the graph problem")
         source = f"{example.title}; {joint.lower} lowering"
-        made = api.instance(joint, cost, name=name or output.stem, source=source)
+        made = api.instance(
+            joint, cost, name=name or output.stem, source=source, reread_inputs=reread_inputs
+        )
         save_instance(output, made)
     if as_json:
         echo_json({**figures(made), "capture_s": captured_s, "file": str(output)})

@@ -91,4 +91,6 @@ def _plan_arguments(options: Any) -> dict[str, Any]:
     given: dict[str, Any] = dict(options)
     if "time_limit" in given:
         given["time_limit"] = float(given["time_limit"])
+    if "reread_inputs" in given:
+        given["reread_inputs"] = given["reread_inputs"] == "True"
     return given

@@ -2,7 +2,8 @@
 
 The problem has a node for every value that can be computed from the primals, and two kinds of nodes
 that the graph does not have: the *generator state* that a replayed random operator needs, and the
-*snapshot* of an input that forward mutates later. Both can only be saved, at their bytes.
+*snapshot* of an input that forward mutates later, or that the user may refill. Both can only be
+saved, at their bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Decision:
 
     Attributes:
         saved: nodes whose value is kept (also those that are alive anyway).
-        snapshots: inputs of which a copy is kept, because forward mutates them later.
+        snapshots: inputs of which a copy is kept, because forward mutates them later, or because
+            the user may.
     """
 
     saved: tuple[str, ...]
@@ -123,7 +125,8 @@ def lower(
     for i, node in enumerate(index.nodes):
         if roles.tangent_closure[i]:
             continue
-        if i in storages.mutated and i not in storages.rewritten:
+        gone = i in storages.mutated and i not in storages.rewritten
+        if gone or (node.op == "placeholder" and i in storages.refilled):
             # As a destination of backward's own writes the input is handed over as it is.
             writes = _backward_uses(index, roles, i)[1]
             of_position[i] = add(_Row(node.name, i, Kind.VALUE, save=writes))

@@ -6,7 +6,7 @@ whatever is decided (inputs it does not mutate, the user's own outputs) costs no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,8 @@ class Storages:
         rewritten: of those, what is read again behind the last write, with the position of that
             write: backward is handed what forward made of it. (AOTAutograd writes to primals when all
             is done, and to nothing else, unless it was told not to make functions of writes.)
+        refilled: primals that the user may refill before backward, by position; where they may not
+            be read again either.
     """
 
     owner: tuple[int, ...]
@@ -46,10 +48,16 @@ class Storages:
     alive: tuple[bool, ...]
     mutated: frozenset[int]
     rewritten: Mapping[int, int] = field(default_factory=dict)
+    refilled: frozenset[int] = frozenset()
 
 
 def find_storages(
-    joint: JointGraph, index: GraphIndex, roles: Roles, *, count_outputs: bool = False
+    joint: JointGraph,
+    index: GraphIndex,
+    roles: Roles,
+    *,
+    count_outputs: bool = False,
+    refilled: Iterable[str] = (),
 ) -> Storages:
     """Groups the nodes of a joint graph by storage.
 
@@ -61,6 +69,7 @@ def find_storages(
         index: its positions.
         roles: its classification.
         count_outputs: count forward's outputs at their bytes instead of as free.
+        refilled: names of primals that backward may not read again: the user may refill them.
     """
     n = len(index)
     owner = list(range(n))
@@ -81,9 +90,10 @@ def find_storages(
             owner[i] = owner[at]
     mutated = _mutated(joint, index, owner)
     rewritten = _rewritten(index, owner, mutated)
+    gone = mutated.keys() | {index.by_name[name] for name in refilled if name in index.by_name}
     alive = [False] * n
     for i, role in roles.placeholders.items():
-        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in mutated:
+        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
             alive[i] = True
     for node in joint.graph.find_nodes(op="get_attr", sort=False):
         alive[owner[index.position[node]]] = True
@@ -92,7 +102,7 @@ def find_storages(
         for value, desc in zip(outputs, descs, strict=True):
             if isinstance(value, fx.Node) and not is_input_mutation(desc):
                 position = owner[index.position[value]]
-                if position not in mutated or position in rewritten:
+                if position not in gone or position in rewritten:
                     alive[position] = True
     return Storages(
         owner=tuple(owner),
@@ -100,6 +110,7 @@ def find_storages(
         alive=tuple(alive),
         mutated=frozenset(mutated),
         rewritten=rewritten,
+        refilled=frozenset(gone - mutated.keys()),
     )
 
 

@@ -27,6 +27,7 @@ class Split:
         capacity: bytes that may be saved; None without a limit.
         count_outputs: whether forward's outputs count as saved.
         saved_bytes: `saved_storages` of forward, summed up; counted where None.
+        refilled: names of inputs that backward may not read: the user may have refilled them.
     """
 
     joint: JointGraph
@@ -35,6 +36,7 @@ class Split:
     capacity: int | None = None
     count_outputs: bool = False
     saved_bytes: int | None = None
+    refilled: frozenset[str] = frozenset()
 
 
 def verify(split: Split) -> None:
@@ -83,6 +85,7 @@ RULES: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
     ("random draws and effects must keep their order", runs.order_is_kept),
     ("what runs in both halves must be the same in both", runs.copies_are_alike),
     ("nothing may be read after it was overwritten", memory.nothing_overwritten_is_read),
+    ("inputs that may be refilled must not be read again", memory.nothing_refilled_is_read),
     ("tags must hold", memory.tags_hold),
     ("every value must have a fake value", memory.values_are_known),
     ("the budget must hold", memory.the_budget_holds),

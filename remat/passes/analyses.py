@@ -62,7 +62,11 @@ class Memory(Analysis[Storages]):
 
     def compute(self, state: State) -> Storages:
         return find_storages(
-            state.joint, state.index, state.roles, count_outputs=state.count_outputs
+            state.joint,
+            state.index,
+            state.roles,
+            count_outputs=state.count_outputs,
+            refilled=() if state.reread_inputs else sorted(state.refillable),
         )
 
 

@@ -86,6 +86,8 @@ class State:
         backward: backward module, after partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
         hooks: what saved tensors are to pass through once the graph is split.
+        refillable: names of the inputs that eager autograd lets the user refill before backward.
+        reread_inputs: whether backward may read those nevertheless.
     """
 
     joint: JointGraph
@@ -96,12 +98,14 @@ class State:
     backward: fx.GraphModule | None = None
     count_outputs: bool = False
     hooks: SavedTensorHooks | None = None
+    refillable: frozenset[str] = frozenset()
+    reread_inputs: bool = True
     _of_joint: Known = field(default=Known(()), repr=False)
     _of_halves: Known = field(default=Known(()), repr=False)
 
     def __post_init__(self) -> None:
         for name, owner in (
-            ("_of_joint", (self.joint, self.count_outputs)),
+            ("_of_joint", (self.joint, self.count_outputs, self.reread_inputs)),
             ("_of_halves", (self.joint, self.forward, self.backward)),
         ):
             if getattr(self, name).owner != owner:

@@ -104,13 +104,18 @@ class Extraction:
                     self._snapshots_read.add(j)
                 else:
                     stack.append(j)
-        mutated = {i for i in read & self._state.storages.mutated if not self._is_destination(i)}
-        if mutated:
-            names = ", ".join(index.nodes[i].name for i in sorted(mutated))
-            raise PlanError(
-                f"backward reads {names} as it was before forward mutated it, but the decision "
-                "keeps no snapshot of it"
-            )
+        storages = self._state.storages
+        for gone, why in (
+            (storages.mutated, "forward mutated it"),
+            (storages.refilled, "the user may have refilled it"),
+        ):
+            lost = {i for i in read & gone if not self._is_destination(i)}
+            if lost:
+                names = ", ".join(index.nodes[i].name for i in sorted(lost))
+                raise PlanError(
+                    f"backward reads {names} as it was before {why}, but the decision keeps no "
+                    "snapshot of it"
+                )
         return sorted(runs), read
 
     def _is_destination(self, i: int) -> bool:

@@ -106,19 +106,17 @@ class Weights(Analysis[tuple[int, ...]]):
     summary: ClassVar[str] = "what saving each node costs the minimum cut"
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered = state.lowered()
+        lowered, refilled = state.lowered(), state.storages.refilled
         size = [0] * len(state.index)
-        for kind, at, nbytes in zip(
-            lowered.kind, lowered.position, lowered.problem.size, strict=True
-        ):
-            if kind is Kind.VALUE:
+        rows = list(zip(lowered.kind, lowered.position, lowered.problem.size, strict=True))
+        for kind, at, nbytes in rows:
+            if kind is Kind.VALUE or (kind is Kind.SNAPSHOT and at in refilled):
                 size[at] = nbytes
         scaled = cut_weights(state, state.get(Fusibility()), size)
+        # The copy of an input is written for backward alone, like a value that would fuse.
         return tuple(
-            scaled[at] if kind is Kind.VALUE else nbytes
-            for kind, at, nbytes in zip(
-                lowered.kind, lowered.position, lowered.problem.size, strict=True
-            )
+            scaled[at] if kind is Kind.VALUE else 2 * scaled[at] if at in refilled else nbytes
+            for kind, at, nbytes in rows
         )
 
 

@@ -128,6 +128,18 @@ def _is_handed(node: fx.Node) -> bool:
     return node.op == "placeholder"
 
 
+def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
+    refilled = facts.split.refilled
+    if not refilled:
+        return
+    key = _memory(facts)
+    gone = {key(n): n for n in facts.placeholders[0] if n.name in refilled}
+    for node in facts.halves[1]:
+        for read in inputs_of(node) if node.op == "call_function" else ():
+            if key(read) in gone and read not in written_by(node):
+                yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))
+
+
 def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
     """Asks for the memory behind a node.
 

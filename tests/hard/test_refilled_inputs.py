@@ -1,0 +1,264 @@
+"""Inputs that are refilled between forward and backward: what eager PyTorch trains with, a plan does too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import remat
+from remat.errors import PlanError, ProblemError, VerifyError
+from remat.graph.verify import Split, verify
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
+]
+
+T = torch.Tensor
+
+
+def drawn(*shape: int, seed: int = 0) -> T:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Net(nn.Module):
+    """Reads a differentiated input, one that is none, indices, a mask, a target, and overwrites one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.table = nn.Linear(8, 8), nn.Embedding(10, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: T, h: T, ids: T, mask: T, target: T) -> Any:
+        self.seen.add_(x.detach().mean(0))
+        h = self.linear(x.tanh()) + self.table(ids.clamp(0, 9)) + h.exp()
+        h = F.dropout(h) * self.seen.sin()
+        x.mul_(2)
+        h = (h @ self.linear.weight).sin() * mask.float()[:, None] * x.view(-1).cos().view(x.shape)
+        return F.mse_loss(h, target.exp()), h[1:]
+
+
+def net_args(n: int) -> list[T]:
+    return [
+        drawn(n, 8),
+        drawn(n, 8, seed=1).requires_grad_(),
+        torch.arange(n),
+        drawn(n, seed=2) > 0,
+        drawn(n, 8, seed=3),
+    ]
+
+
+PLAIN = nn.Parameter(drawn(16, 16))
+
+
+def plain(x: T) -> T:
+    """The loader's buffer: eager autograd saves what is computed of it."""
+    h = (x.tanh() @ x).sin() @ PLAIN
+    return (h.cos() @ PLAIN).sin().sum()
+
+
+def stepped(
+    f: Callable[..., Any], params: list[T], args: list[T], *, refill: bool
+) -> list[T | None]:
+    """Gradients of parameters and of inputs; with ``refill``, all inputs are zeroed before backward."""
+    for p in params:
+        p.grad = None
+    torch.manual_seed(5)
+    out = f(*args)
+    loss = out if isinstance(out, T) else out[0] + out[1].sum()
+    if refill:
+        with torch.no_grad():
+            for a in args:
+                a.zero_()
+    loss.backward()
+    return [None if p.grad is None else p.grad.clone() for p in [*params, *args]]
+
+
+def same(found: list[T | None], expected: list[T | None]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [0, 0.3, 0.5, 1])
+def test_refilled_buffers_train_as_in_eager(budget: float) -> None:
+    expected = stepped(plain, [PLAIN], [drawn(16, 16)], refill=True)
+    options = {"lower": "eager", "budget": budget, "reread_inputs": False}
+    f = torch.compile(plain, backend="remat", options=options, fullgraph=True)
+    same(stepped(f, [PLAIN], [drawn(16, 16)], refill=True), expected)
+    plan = remat.plans()[-1]
+    assert plan.saved_bytes <= plan.capacity
+    assert not plan.reread
+    assert not plan.reread_inputs
+
+
+def test_reading_again_is_the_default_and_is_told() -> None:
+    """The plan names what it reads again, and autograd refuses just that."""
+    f = torch.compile(plain, backend="remat", options={"lower": "eager", "budget": 0})
+    same(
+        stepped(f, [PLAIN], [drawn(16, 16)], refill=False),
+        stepped(plain, [PLAIN], [drawn(16, 16)], refill=False),
+    )
+    plan = remat.plans()[-1]
+    assert plan.reread == ("primals_1",)
+    assert "primals_1  float32[16, 16]  read at" in plan.explain()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stepped(f, [PLAIN], [drawn(16, 16)], refill=True)
+
+
+def test_a_plan_that_reads_none_again_says_nothing() -> None:
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    for plan in (remat.plan(joint, 1), remat.plan(joint, 0, reread_inputs=False)):
+        assert plan.reread == ()
+        assert "reads inputs again" not in plan.explain()
+
+
+@pytest.mark.parametrize("budget", [0, "2KiB"])
+def test_inputs_of_every_kind_under_dynamic_shapes(budget: float | str) -> None:
+    net = Net()
+    params = list(net.parameters())
+    options = {"lower": "eager", "budget": budget, "reread_inputs": False}
+    f = torch.compile(net, backend="remat", options=options, dynamic=True, fullgraph=True)
+    before = len(remat.plans())
+    for n in (5, 7):
+        net.seen.zero_()
+        expected = stepped(net, params, net_args(n), refill=True)
+        net.seen.zero_()
+        same(stepped(f, params, net_args(n), refill=True), expected)
+    assert len(remat.plans()) == before + 1
+
+
+def test_inputs_of_every_kind_through_inductor() -> None:
+    net = Net()
+    params = list(net.parameters())
+    expected = stepped(net, params, net_args(6), refill=True)
+    net.seen.zero_()
+    options = {"budget": 0.3, "reread_inputs": False, "fallback_random": True}
+    f = torch.compile(net, backend="remat", options=options, fullgraph=True)
+    same(stepped(f, params, net_args(6), refill=True), expected)
+
+
+def test_what_eager_saves_itself_is_handed_over_as_it_is() -> None:
+    """Token ids of an embedding: who refills them gets an error in eager PyTorch as well."""
+    table = nn.Parameter(drawn(10, 8))
+
+    def f(ids: T) -> T:
+        return F.embedding(ids, table).sin().sum()
+
+    joint = remat.capture(f, (torch.arange(8),), lower="eager")
+    plan = remat.plan(joint, 0, reread_inputs=False)
+    assert plan.snapshots == plan.reread == ()
+    assert plan.saved_bytes == 0
+
+
+def test_a_copy_is_kept_where_it_is_the_smallest_way() -> None:
+    """Bytes rather than floats: the copy counts, and recomputing starts from it."""
+    weight = nn.Parameter(drawn(64, 8))
+
+    def f(image: T) -> T:
+        return ((image.float() / 255).cos() @ weight).sin().sum()
+
+    pixels = torch.arange(512, dtype=torch.uint8).view(8, 64)
+    joint = remat.capture(f, (pixels,), lower="eager")
+    plan = remat.plan(joint, 0, reread_inputs=False)
+    assert plan.snapshots == ("primals_1",)
+    assert plan.saved_bytes == 512
+    f_compiled = torch.compile(f, backend="remat", options={"plan": plan, "lower": "eager"})
+    expected = stepped(f, [weight], [pixels.clone()], refill=False)
+    same(stepped(f_compiled, [weight], [pixels.clone()], refill=True), expected)
+
+
+def test_checkpointed_regions_start_from_a_copy() -> None:
+    """Eager checkpointing reads the input again, refilled or not; here the gradient stays right."""
+
+    def f(x: T) -> Any:
+        return checkpoint(lambda y: (y.tanh() @ PLAIN).sin(), x, use_reentrant=False).sum()
+
+    expected = stepped(f, [PLAIN], [drawn(16, 16)], refill=False)
+    options = {"lower": "eager", "budget": 1, "reread_inputs": False}
+    compiled = torch.compile(f, backend="remat", options=options)
+    same(stepped(compiled, [PLAIN], [drawn(16, 16)], refill=True), expected)
+    assert remat.plans()[-1].snapshots == ("primals_1",)
+
+
+@pytest.mark.parametrize("solver", ["greedy", "lagrangian", "auto"])
+def test_every_solver_keeps_to_it(solver: str) -> None:
+    net = Net()
+    joint = remat.capture(net, net_args(6), lower="eager")
+    costs = []
+    for budget in (0, 0.3, 0.6, 1):
+        plan = remat.plan(joint, budget, solver, reread_inputs=False)
+        assert not plan.reread
+        assert plan.saved_bytes <= plan.capacity
+        assert plan.recompute_bound <= plan.recompute_cost
+        costs.append(plan.saved_bytes)
+    assert costs[0] >= remat.plan(joint, 0, solver).saved_bytes
+
+
+def test_saved_plans_carry_the_option() -> None:
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    text = remat.plan(joint, 0, reread_inputs=False).to_json()
+    assert remat.Plan.from_json(text).reread_inputs is False
+    applied = remat.plan(joint, plan=remat.Plan.from_json(text))
+    assert applied.reread_inputs is False
+    expected = stepped(plain, [PLAIN], [drawn(16, 16)], refill=True)
+    f = torch.compile(plain, backend="remat", options={"plan": text, "lower": "eager"})
+    same(stepped(f, [PLAIN], [drawn(16, 16)], refill=True), expected)
+
+
+def test_a_plan_that_may_read_again_is_refused_where_that_is_not_wanted() -> None:
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    plan = remat.plan(joint, 0.5)
+    assert remat.Plan.from_json(plan.to_json()).reread_inputs is True
+    with pytest.raises(PlanError, match=r"plan again with .*reread_inputs=False"):
+        remat.plan(joint, plan=plan, reread_inputs=False)
+
+
+def test_a_plan_of_an_older_version_reads_again() -> None:
+    import json
+
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    data = json.loads(remat.plan(joint, 0.5).to_json())
+    del data["reread_inputs"], data["reread"]
+    assert remat.Plan.from_json(json.dumps(data)).reread_inputs is True
+
+
+def test_every_door_takes_it() -> None:
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    least = remat.plan(joint, 0, reread_inputs=False).saved_bytes
+    assert least > remat.plan(joint, 0).saved_bytes
+    assert remat.frontier(joint, reread_inputs=False).least_bytes == least
+    assert remat.instance(joint, reread_inputs=False).least_bytes == least
+    rows = remat.compare(joint, ("greedy",), (0,), reread_inputs=False).rows
+    assert rows[0].saved_bytes == least
+    by_pipeline = remat.plan(joint, pipeline=str(remat.default_pipeline(0)), reread_inputs=False)
+    assert by_pipeline.saved_bytes == least
+    plans = remat.plan([joint], 0, reread_inputs=False)
+    assert [p.reread_inputs for p in plans] == [False]
+    keys = {remat.partitioner(reread_inputs=r).uuid() for r in (True, False)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("given", [None, 0, "no"])
+def test_it_is_true_or_false(given: Any) -> None:
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    with pytest.raises(ProblemError, match=r"reread_inputs is .*expected True"):
+        remat.plan(joint, reread_inputs=given)
+    with pytest.raises(ProblemError, match="reread_inputs is"):
+        remat.partitioner(reread_inputs=given)
+
+
+def test_the_verifier_knows_the_rule() -> None:
+    joint = remat.capture(plain, (drawn(16, 16),), lower="eager")
+    plan = remat.plan(joint, 0)
+    halves = {"joint": joint, "forward": plan.forward, "backward": plan.backward}
+    verify(Split(**halves))  # type: ignore[arg-type]
+    with pytest.raises(VerifyError, match=r"must not be read again.*'primals_1'"):
+        verify(Split(**halves, refilled=frozenset(["primals_1"])))  # type: ignore[arg-type]

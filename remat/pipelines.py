@@ -13,6 +13,7 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.graph.regions import separate_calls
+from remat.mismatch import why_not_for
 from remat.passes import manager
 from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, State
@@ -235,8 +236,7 @@ def apply_plan(
     if digest != plan.fingerprint:
         raise PlanError(
             f"this plan is for graph '{plan.graph}' ({plan.fingerprint[:12]}…), not for "
-            f"'{joint.name}' ({digest[:12]}…): model, shapes, lowering, or PyTorch have changed; "
-            "plan again"
+            f"'{joint.name}' ({digest[:12]}…): {why_not_for(joint, (plan,))}"
         )
     state = replace(
         prepare(joint, in_place=in_place, hooks=hooks),

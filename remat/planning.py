@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat.errors import PlanError
@@ -55,6 +56,9 @@ class Plan:
         graph: name of the joint graph.
         fingerprint: digest of the joint graph that the plan is for.
         fallbacks: calls that the cost model could not price its own way, each with the reason.
+        lower: the lowering that the joint graph was traced for; empty in files written before it
+            was recorded.
+        torch: the version of PyTorch that traced it; likewise.
     """
 
     saved: tuple[str, ...]
@@ -77,6 +81,8 @@ class Plan:
     graph: str
     fingerprint: str
     fallbacks: tuple[str, ...] = ()
+    lower: str = ""
+    torch: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
 
@@ -136,6 +142,7 @@ class Plan:
             raise PlanError(
                 f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
             )
+        data = {**_ADDED_FIELDS, **data}
         missing = sorted(_JSON_FIELDS.keys() - data.keys())
         unknown = sorted(data.keys() - _JSON_FIELDS.keys())
         if missing or unknown:
@@ -222,7 +229,11 @@ _JSON_FIELDS: dict[str, type] = {
     "snapshots": tuple,
     "recomputed": tuple,
     "fallbacks": tuple,
+    "lower": str,
+    "torch": str,
 }
+#: Fields that older files do not have, with what stands for "not recorded".
+_ADDED_FIELDS = {"lower": "", "torch": ""}
 
 
 @without_collection
@@ -284,6 +295,8 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         graph=state.joint.name,
         fingerprint=fingerprint,
         fallbacks=tuple(cost.fallbacks(priced)),
+        lower=state.joint.lower,
+        torch=torch.__version__,
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

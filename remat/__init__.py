@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
+    from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
+    from remat.graph.knapsack_info import GraphInfoProvider as GraphInfoProvider
     from remat.partitioning import partitioner as partitioner
     from remat.partitioning import plans as plans
     from remat.passes.analysis import Analysis as Analysis
@@ -62,6 +64,8 @@ _HOME = {
     "Peak": "remat.graph.budget",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
+    "GraphInfoProvider": "remat.graph.knapsack_info",
+    "KnapsackEvaluator": "remat.graph.knapsack_evaluator",
     "Pass": "remat.passes.base",
     "SavedTensorHooks": "remat.passes.packing",
     "Analysis": "remat.passes.analysis",
@@ -89,7 +93,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"remat.{name}")
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+        raise AttributeError(f"module 'remat' has no attribute {name!r}", name=name)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,7 @@ def backend(
     if options is not None:
         partition.siblings = _siblings(options)
     if lower == "eager":
+        _refuse_unknown(given)
         if given or mode is not None:
             names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
             raise ProblemError(
@@ -74,6 +76,31 @@ def backend(
             )
         return _compile_eager(gm, example_inputs, partition)
     return _compile_inductor(gm, example_inputs, partition, given, mode)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuses options that are neither ours nor Inductor's.
+
+    Raises:
+        ProblemError: there is one; the message names what may be meant.
+    """
+    if not options:
+        return
+    from torch._inductor import list_options
+
+    theirs = list_options()
+    for name in options:
+        if not isinstance(name, str) or name.replace("-", "_") not in theirs:
+            written = str(name).replace("-", "_")
+            # Ours first: Inductor has hundreds, and one of them is always near.
+            near = difflib.get_close_matches(written, OPTIONS, n=1) or difflib.get_close_matches(
+                written, theirs, n=1
+            )
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise ProblemError(
+                f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
+                f"(torch._inductor.list_options() lists its options){meant}"
+            )
 
 
 def _siblings(options: Mapping[str, Any]) -> set[str]:
@@ -127,13 +154,8 @@ def _compile_inductor(
     from torch._inductor import list_mode_options, list_options
     from torch._inductor.compile_fx import compile_fx
 
+    _refuse_unknown(options)
     known = list_options()
-    for name in options:
-        if name.replace("-", "_") not in known:
-            raise ProblemError(
-                f"option '{name}' is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
-                "(torch._inductor.list_options() lists its options)"
-            )
     patches: dict[str, Any] = {_MASKED_TAILS: False} if _MASKED_TAILS in known else {}
     patches.update(list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
@@ -98,7 +99,7 @@ class Partitioner(CustomPartitionerFn):
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
-        self.siblings: set[str] = set()  # digests of the graphs planned under these options
+        self.siblings: set[str] = set()  # the graphs planned under these options
 
     def __call__(
         self,
@@ -148,7 +149,7 @@ class Partitioner(CustomPartitionerFn):
             )
         else:
             digest = joint.fingerprint
-            self._count_graph(digest)
+            self._count_graph(_kind_of(joint) or digest)
             made = sweep.plan_prepared(
                 pipelines.prepare(joint, in_place=True, hooks=self.hooks),
                 budget=self.budget,
@@ -209,10 +210,10 @@ class Partitioner(CustomPartitionerFn):
         """Whether another process can know that it would compile the same."""
         return all(h.cache_key is not None for h in self._all_hooks())
 
-    def _count_graph(self, digest: str) -> None:
+    def _count_graph(self, kind: str) -> None:
         """Says once that a budget in bytes is each graph's own; the same graph again is no second one."""
-        known = digest in self.siblings
-        self.siblings.add(digest)
+        known = kind in self.siblings
+        self.siblings.add(kind)
         if not known and len(self.siblings) == 2 and self.budget.share is None:
             warnings.warn(
                 f"a second graph is compiled under the budget {self.budget}: each graph gets it by "
@@ -284,6 +285,23 @@ def partitioner(
         hooks=hooks,
         repro=repro,
     )
+
+
+def _kind_of(joint: JointGraph) -> str:
+    """What stays the same where Dynamo compiles one piece of code again, for other shapes or modes.
+
+    That is the code that it numbers, and the parameters that the code computes with: of two layers
+    of a class, which share the code, each has its own. Empty where it was not Dynamo that called.
+    """
+    from torch._guards import CompileContext
+
+    where = CompileContext.current_compile_id()
+    if where is None or where.frame_id is None:
+        return ""
+    inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
+    static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
+    looks = [f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor)]
+    return f"{where.frame_id}: {', '.join(looks)}"
 
 
 def _name_of(gm: fx.GraphModule) -> str:

@@ -20,6 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from remat.errors import CaptureError
+from remat.graph.calling import read_call, why_not_callable
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 
@@ -83,15 +84,15 @@ def capture(
         dynamic: as in `torch.compile`; static shapes by default.
 
     Raises:
-        CaptureError: a graph break (the message names the source line), an unknown lowering, a
-            device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
+        CaptureError: arguments that are no tuple and dict, or that the model does not take; a graph
+            break (the message names the source line), an unknown lowering, a device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
             the model itself.
     """
     if lower not in LOWERINGS:
         raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
-    kwargs = dict(kwargs or {})
+    args, kwargs = read_call(args, kwargs)
     name = (
         type(model).__name__
         if isinstance(model, torch.nn.Module)
@@ -111,13 +112,13 @@ def capture(
     sink: list[JointGraph] = []
     backend = _Backend(sink, lower, name, stop=fullgraph)
     with _quiet_dynamo(), mode:
-        fake_args, fake_kwargs = pytree.tree_map(faked, (tuple(args), kwargs))
+        fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
         fake_model = faked.module(model)
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
         try:
             compiled(*fake_args, **fake_kwargs)
         except Exception as error:
-            _explain(error, name, sink, fullgraph)
+            _explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
@@ -332,7 +333,9 @@ def _quiet_dynamo() -> Iterator[None]:
         yield
 
 
-def _explain(error: Exception, name: str, sink: list[JointGraph], fullgraph: bool) -> None:
+def _explain(
+    error: Exception, name: str, sink: list[JointGraph], fullgraph: bool, not_callable: str
+) -> None:
     """Turns what came out of a compilation into one message, or into nothing if it was the end."""
     cause: BaseException | None = error
     while cause is not None:
@@ -343,6 +346,8 @@ def _explain(error: Exception, name: str, sink: list[JointGraph], fullgraph: boo
         cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
     if fullgraph and sink:
         return
+    if not_callable and not sink:
+        raise CaptureError(f"'{name}' cannot be called like that: {not_callable}") from error
     text = str(error).strip()
     where = _user_line(text)
     raised = re.search(r"Developer debug context: raised exception (.+)", text)

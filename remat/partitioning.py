@@ -7,6 +7,8 @@ import json
 import threading
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,17 @@ from remat.graph.budget import Budget
 from remat.graph.joint import JointGraph
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
+from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
+from remat.kept_steps import Kept, text_of
 from remat.passes.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.eager_hooks import register
 from remat.passes.instruments.unexpected import folder_for, report
 from remat.passes.packing import Pack, SavedTensorHooks, Unpack
+from remat.passes.ranks import other_ranks
 from remat.passes.saved_tensor_hooks import PackSaved
 from remat.planning import Plan
-from remat.plugins.identity import identity
+from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
 from remat.plugins.registry import registry
 from remat.saved_plans import plan_for, read_plan
 from remat.solvers.base import Solver
@@ -41,6 +46,12 @@ if TYPE_CHECKING:
 
 _PLANS: list[Plan] = []
 _LOCK = threading.Lock()
+
+
+#: Attributes of a partitioner that have no part in what it decides.
+_DECIDES_NOTHING = frozenset(
+    ("agree", "repro", "siblings", "traces", "keeps", "called", "kept", "_last_made")
+)
 
 
 class BudgetWarning(UserWarning):
@@ -100,6 +111,12 @@ class Partitioner(CustomPartitionerFn):
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
         self.siblings: set[str] = set()  # the graphs planned under these options
+        # What follows is about one compilation; see `remat.compile`.
+        self.traces = ""  # what AOTAutograd's key is to tell besides
+        self.keeps = False  # whether to note what a later process needs
+        self.called = False
+        self.kept: Kept | None = None
+        self._last_made: Plan | None = None
 
     def __call__(
         self,
@@ -115,6 +132,7 @@ class Partitioner(CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
                 AOTAutograd describes the graph; more is ignored.
         """
+        self.called, self.traces = True, ""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
         joint = JointGraph(
@@ -125,10 +143,56 @@ class Partitioner(CustomPartitionerFn):
             name=_name_of(gm),
         )
         try:
-            return self._split(joint)
+            return self._split_and_note(joint) if self.keeps else self._split(joint)
         except Exception as error:
             report(error, joint, self.repro, self._described)
             raise
+
+    def _split_and_note(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Splits, and notes what a process needs that finds the compiled step in a cache."""
+        text, parameters = text_of(joint), _parameters_of(joint)
+        self._last_made = None
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            halves = self._split(joint)
+        for w in told:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno, source=w.source)
+        if text is not None:
+            made = self._last_made
+            self.kept = Kept(
+                plan="" if made is None else made.to_json(),
+                joint=text,
+                parameters=parameters,
+                warnings=tuple(
+                    (w.category.__module__, w.category.__qualname__, str(w.message))
+                    for w in told
+                    if w.category.__module__.startswith("remat") and w.category is not BudgetWarning
+                ),
+            )
+        return halves
+
+    def restore(self, kept: Kept, gm: fx.GraphModule) -> None:
+        """Does what planning would have done for a step that was found in a cache.
+
+        Raises:
+            PlanError: what was kept is no plan.
+        """
+        for module, name, text in kept.warnings:
+            warnings.warn(text, getattr(import_module(module), name), stacklevel=2)
+        if not kept.plan:
+            return
+        plan = Plan.from_json(kept.plan)
+        if self.plan is None and self.pipeline is None:
+            self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
+
+        def again() -> Plan:
+            return self._apply(parse_joint(kept.joint), plan)
+
+        with _LOCK:
+            _PLANS.append(replace(plan, graph=_name_of(gm), _again=again))
+
+    def _apply(self, joint: JointGraph, plan: Plan, *, in_place: bool = True) -> Plan:
+        return pipelines.apply_plan(joint, plan, in_place=in_place, hooks=self.hooks)
 
     def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
@@ -139,7 +203,7 @@ class Partitioner(CustomPartitionerFn):
             return state.forward, state.backward
         if self.plan is not None:
             plan = plan_for(joint, self.plan)
-            made = pipelines.apply_plan(joint, plan, in_place=True, hooks=self.hooks)
+            made = self._apply(joint, plan)
         elif self.pipeline is not None:
             pipeline = self.pipeline
             if self.agree is not None:
@@ -159,6 +223,7 @@ class Partitioner(CustomPartitionerFn):
                 fingerprint=digest,
                 agree=self.agree,
             )
+        self._last_made = made
         with _LOCK:
             _PLANS.append(made)
         return made.forward, made.backward
@@ -226,20 +291,34 @@ class Partitioner(CustomPartitionerFn):
             )
 
     def uuid(self) -> str:
-        """Identifies every option, every plugin's version and ours, for the keys of caches."""
-        options = {
-            "remat": remat.__version__,
-            "budget": str(self.budget),
-            "solver": identity(self.solver),
-            "cost": f"{identity(self.cost)} {self.cost.key()}",
-            "time_limit": self.time_limit,
-            "plan": None if self.plan is None else self.plan.to_json(),
-            "pipeline": None if self.pipeline is None else str(self.pipeline),
-            "lower": self.lower,
-            "hooks": self.hooks_key,
-        }
-        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+        """Identifies every option, our code and what is known of operators, for the keys of caches."""
+        told = {"options": self._options(), "around": surroundings(), "traces": self.traces}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         return f"remat-{remat.__version__}-{digest.hexdigest()}"
+
+    def _options(self) -> dict[str, Any]:
+        """All that this object holds but what decides nothing, so that no option can be forgotten."""
+        given = {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
+        found = {name: described(value) for name, value in given.items()}
+        found |= {"hooks": self.hooks_key}
+        if self.pipeline is not None:
+            found["pipeline"] = str(self.pipeline)
+        for name in ("solver", "cost"):
+            if not is_known_elsewhere(found[name]):
+                found[name] = [identity(given[name]), found[name]]
+        return found
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether a whole step may come from a cache, with its plan, without planning anything.
+
+        Not where code decides that is not ours, nor where ranks are to agree with one another.
+        """
+        if not self.cacheable or self.pipeline is not None:
+            return False
+        if self.agree is not None and other_ranks() is not None:
+            return False
+        return is_known_elsewhere(self._options())
 
 
 def partitioner(
@@ -293,15 +372,22 @@ def _kind_of(joint: JointGraph) -> str:
     That is the code that it numbers, and the parameters that the code computes with: of two layers
     of a class, which share the code, each has its own. Empty where it was not Dynamo that called.
     """
+    return _code_of(_parameters_of(joint))
+
+
+def _code_of(parameters: str) -> str:
+    """The code that Dynamo compiles now, with its parameters."""
     from torch._guards import CompileContext
 
     where = CompileContext.current_compile_id()
-    if where is None or where.frame_id is None:
-        return ""
+    return "" if where is None or where.frame_id is None else f"{where.frame_id}: {parameters}"
+
+
+def _parameters_of(joint: JointGraph) -> str:
+    """Shapes and dtypes of a graph's parameters and buffers."""
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
     static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
-    looks = [f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor)]
-    return f"{where.frame_id}: {', '.join(looks)}"
+    return ", ".join(f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor))
 
 
 def _name_of(gm: fx.GraphModule) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,7 @@ class Plan:
     torch: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
+    _again: Callable[[], Plan] | None = None
 
     @property
     def forward(self) -> fx.GraphModule:
@@ -112,12 +114,20 @@ class Plan:
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._complete()
         if self._modules is None:
             raise PlanError(
                 "this plan was read from a file and has no modules; give it its graph with "
                 "remat.plan(joint, plan=plan)"
             )
         return self._modules
+
+    def _complete(self) -> None:
+        """Makes the modules of a plan that came out of a cache, now that somebody asks for them."""
+        if self._modules is None and self._again is not None:
+            made = self._again()
+            object.__setattr__(self, "_modules", made._modules)
+            object.__setattr__(self, "_problem", made._problem)
 
     def to_json(self) -> str:
         """The plan as JSON, without its modules."""
@@ -167,6 +177,7 @@ class Plan:
         A kept activation is shown with its bytes, its source line, and what recomputing it alone
         would cost. What repeats from layer to layer is one row.
         """
+        self._complete()
         share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
             f"plan for {self.graph}, budget {self.budget}, cost model {self.cost}",

@@ -22,6 +22,7 @@ COMPOSERS = (
     "saved_plans",
     "api",
     "comparison",
+    "kept_steps",
     "partitioning",
     "torch_knapsack",
     "compile",

@@ -181,6 +181,7 @@ def _compile_inductor(
         if step.is_new or _restore(partition, gm, compiled):
             return compiled  # type: ignore[no-any-return]
         partition.keeps, partition.traces = False, ""
+    partition.halves_only = True
     # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
     # know what the step runs on. Inductor's own cache of compiled halves stays in use.
     with functorch_config.patch({**functorch, "enable_autograd_cache": False}):

@@ -142,9 +142,11 @@ def _path(halves: Sequence[str]) -> Path:
 
 
 def text_of(joint: Any) -> str | None:
-    """The text of a joint graph; None where something in it has no text form."""
+    """The text of a joint graph; None where the text would not say all, as of the numbers of constants."""
     from remat.graph.text import print_joint
 
+    if any(node.op == "get_attr" for node in joint.graph.nodes):
+        return None
     try:
         return print_joint(joint)
     except RematError:

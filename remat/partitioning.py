@@ -50,7 +50,7 @@ _LOCK = threading.Lock()
 
 #: Attributes of a partitioner that have no part in what it decides.
 _DECIDES_NOTHING = frozenset(
-    ("agree", "repro", "siblings", "traces", "keeps", "called", "kept", "_last_made")
+    ("agree", "repro", "siblings", "traces", "keeps", "halves_only", "called", "kept", "_last_made")
 )
 
 
@@ -114,6 +114,9 @@ class Partitioner(CustomPartitionerFn):
         # What follows is about one compilation; see `remat.compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
+        self.halves_only = (
+            False  # whether halves alone are looked up, which say by themselves what they are
+        )
         self.called = False
         self.kept: Kept | None = None
         self._last_made: Plan | None = None
@@ -303,9 +306,10 @@ class Partitioner(CustomPartitionerFn):
         found |= {"hooks": self.hooks_key}
         if self.pipeline is not None:
             found["pipeline"] = str(self.pipeline)
-        for name in ("solver", "cost"):
-            if not is_known_elsewhere(found[name]):
-                found[name] = [identity(given[name]), found[name]]
+        if self.halves_only:
+            for name in ("solver", "cost"):
+                if not is_known_elsewhere(found[name]):
+                    found[name] = identity(given[name])
         return found
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.errors import PlanError
+from remat.errors import PlanError, RematError
 from remat.graph.budget import Budget, format_bytes
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
@@ -177,7 +178,8 @@ class Plan:
         A kept activation is shown with its bytes, its source line, and what recomputing it alone
         would cost. What repeats from layer to layer is one row.
         """
-        self._complete()
+        with contextlib.suppress(RematError):  # its figures are there even without its modules
+            self._complete()
         share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
             f"plan for {self.graph}, budget {self.budget}, cost model {self.cost}",

@@ -82,6 +82,7 @@ def test_an_error_of_the_model_is_told_in_one_line() -> None:
     result = sac("sac_blocks.py:fails", "--memory", "0.8")
     assert result.exit_code == 1
     assert "raised ValueError: boom in forward (at " in " ".join(result.stderr.split())
+    assert "sac_blocks.py:" in result.stderr.partition("(at ")[2]
 
 
 def test_options_reach_the_plan() -> None:

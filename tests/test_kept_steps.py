@@ -20,6 +20,7 @@ from remat import kept_steps, partitioning
 from remat.graph.ops import default_taxonomy
 from remat.kept_steps import Kept, traces_of
 from remat.partitioning import BudgetWarning, Partitioner
+from remat.plugins import identity
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -137,8 +138,6 @@ def test_an_option_that_is_added_is_in_the_key() -> None:
 def test_what_is_known_of_operators_and_the_code_are_in_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from remat.plugins import identity
-
     partition = Partitioner()
     keys = {partition.uuid()}
     views = default_taxonomy().views
@@ -166,6 +165,13 @@ def test_what_is_known_of_operators_and_the_code_are_in_the_key(
 )
 def test_only_what_another_process_can_know_is_kept(options: dict[str, Any], keeps: bool) -> None:
     assert Partitioner(**options).keeps_steps is keeps
+
+
+def test_a_solver_that_nobody_knows_is_of_this_process_unless_halves_alone_are_asked_for() -> None:
+    partition = Partitioner(solver=Local())
+    assert not identity.is_known_elsewhere(partition._options())
+    partition.halves_only = True
+    assert identity.is_known_elsewhere(partition._options())
 
 
 def test_ranks_that_are_to_agree_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:

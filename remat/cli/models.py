@@ -150,7 +150,7 @@ def _place(error: BaseException) -> str:
     """File and line of the innermost frame of the user's, outside of installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

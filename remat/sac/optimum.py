@@ -41,6 +41,11 @@ def optimal_checkpointing_policy(
         BudgetError: what must be stored is more than the budget; the message says by how much.
         SolverError: as from `remat.solve`.
     """
+    if not isinstance(sac_stats, SACStats):
+        raise ProblemError(
+            f"sac_stats is a {type(sac_stats).__name__}; expected the SACStats of a module, for example "
+            "from SACEstimator().sac_mod_stats"
+        )
     if isinstance(memory_budget, bool) or not isinstance(memory_budget, (int, float)):
         raise ProblemError(f"memory_budget must be a number from 0 to 1, got {memory_budget!r}")
     if not 0 <= memory_budget <= 1:

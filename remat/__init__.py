@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
+    from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
+    from remat.graph.knapsack_info import GraphInfoProvider as GraphInfoProvider
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
     from remat.partitioning import partitioner as partitioner
@@ -66,6 +68,8 @@ _HOME = {
     "JointGraph": "remat.graph.joint",
     "declare_pure": "remat.graph.purity",
     "undeclare_pure": "remat.graph.purity",
+    "GraphInfoProvider": "remat.graph.knapsack_info",
+    "KnapsackEvaluator": "remat.graph.knapsack_evaluator",
     "Pass": "remat.passes.base",
     "SavedTensorHooks": "remat.passes.packing",
     "Analysis": "remat.passes.analysis",
@@ -93,7 +97,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"remat.{name}")
     home = _HOME.get(name)
     if home is None:
-        raise AttributeError(f"module 'remat' has no attribute {name!r}")
+        raise AttributeError(f"module 'remat' has no attribute {name!r}", name=name)
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remat.errors import BudgetError
+from remat import torch_compat
+from remat.errors import BudgetError, CaptureError
 from remat.graph.budget import Budget
+from remat.graph.calling import read_call
 from remat.graph.costs import CostModel
 from remat.graph.measure import as_before, measure_step, run_backward, run_forward
 from remat.plugins.registry import registry
@@ -142,8 +144,12 @@ def check(
     """Runs a step without a plan and with it, and measures both.
 
     The model, its gradients, and the state of random generators are afterwards as before.
+
+    Raises:
+        CaptureError: a parameter, buffer or input lies on the meta device, or is fake: nothing can run.
     """
-    named = dict(kwargs or {})
+    args, named = read_call(args, kwargs)
+    _check_real(model, args, named)
     step = loss_only(model)
     resident = [*model.parameters(), *model.buffers()]
     plain = measure_step(step, args, named, resident=resident)
@@ -172,6 +178,20 @@ def check(
         ms=min(times[1]),
         gradient_distance=_distance(*gradients),
     )
+
+
+def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuses to run what has no values."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    named += [("an input", t) for t in tensors_in((tuple(args), kwargs))]
+    for name, tensor in named:
+        fake = isinstance(tensor, torch_compat.FakeTensor)
+        if tensor.is_meta or fake:
+            where = "is a fake tensor" if fake else "lies on the meta device"
+            raise CaptureError(
+                f"'{name}' of {type(model).__name__} {where}, so no step can run: build model and inputs "
+                "with real values, or only plan"
+            )
 
 
 def _timed(

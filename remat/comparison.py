@@ -6,17 +6,22 @@ import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from remat.api import cost_model
-from remat.errors import RematError
+from remat.errors import ProblemError, RematError
+from remat.lists import as_list
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 
 if TYPE_CHECKING:
+    from remat.graph.budget import Budget, Peak
     from remat.graph.costs import CostModel
     from remat.graph.joint import JointGraph
+
+    Budgets = float | int | str | Budget | Peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +118,8 @@ def format_share(share: float | None) -> str:
 
 def compare(
     joint: JointGraph,
-    solvers: Iterable[str | Solver] | None = None,
-    budgets: Sequence[float | int | str] = (0.2, 0.5, 0.8),
+    solvers: str | Solver | Iterable[str | Solver] | None = None,
+    budgets: Budgets | Sequence[Budgets] = (0.2, 0.5, 0.8),
     cost: str | CostModel = "roofline",
     time_limit: float | None = None,
     *,
@@ -129,20 +134,37 @@ def compare(
 
     Args:
         joint: the captured step; it is not changed.
-        solvers: names or instances; all that can be used here where None.
-        budgets: budgets as `plan` reads them.
+        solvers: names or instances, or one of them; all that can be used here where None.
+        budgets: budgets as `plan` reads them, or one.
         cost: cost model, shared by all.
         time_limit: seconds for each solver on each problem; None: no clock.
         reread_inputs: as in `plan`.
         on_row: called with each row as it is known, ``best`` not yet set.
+
+    Raises:
+        ProblemError: an argument is not what it must be, or a list is empty.
+        SolverError: a solver is unknown.
     """
     from remat.graph.budget import Budget as BudgetType
+    from remat.graph.budget import Peak
+    from remat.graph.joint import JointGraph as JointGraphType
     from remat.pipelines import prepare
     from remat.sweep import plan_prepared
 
     known = registry()
-    names = list(solvers) if solvers is not None else list(known.solver_names())
-    asked = [BudgetType.parse(b) for b in budgets]
+    if not isinstance(joint, JointGraphType):
+        raise ProblemError(
+            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
+        )
+    names = (
+        list(known.solver_names())
+        if solvers is None
+        else as_list("solvers", solvers, (str, Solver))
+    )
+    asked = [
+        BudgetType.parse(b)
+        for b in as_list("budgets", budgets, (str, int, float, Fraction, BudgetType, Peak))
+    ]
     for name in names:
         if isinstance(name, str):
             known.solver_class(name)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
-from remat import torch_compat
-from remat.errors import ProblemError
+from remat import kept_steps, torch_compat
+from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.capture import LOWERINGS
 from remat.graph.joint import copy_module
 from remat.graph.regions import calls_regions
+from remat.kept_steps import traces_of
 from remat.partitioning import Partitioner
 
 _LOCK = threading.Lock()
@@ -68,6 +70,7 @@ def backend(
     if options is not None:
         partition.siblings = _siblings(options)
     if lower == "eager":
+        _refuse_unknown(given)
         if given or mode is not None:
             names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
             raise ProblemError(
@@ -76,6 +79,31 @@ def backend(
             )
         return _compile_eager(gm, example_inputs, partition)
     return _compile_inductor(gm, example_inputs, partition, given, mode)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuses options that are neither ours nor Inductor's.
+
+    Raises:
+        ProblemError: there is one; the message names what may be meant.
+    """
+    if not options:
+        return
+    from remat.torch_compat import list_options
+
+    theirs = list_options()
+    for name in options:
+        if not isinstance(name, str) or name.replace("-", "_") not in theirs:
+            written = str(name).replace("-", "_")
+            # Ours first: Inductor has hundreds, and one of them is always near.
+            near = difflib.get_close_matches(written, OPTIONS, n=1) or difflib.get_close_matches(
+                written, theirs, n=1
+            )
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise ProblemError(
+                f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
+                f"(torch._inductor.list_options() lists its options){meant}"
+            )
 
 
 def _siblings(options: Mapping[str, Any]) -> set[str]:
@@ -125,31 +153,81 @@ def _compile_inductor(
 ) -> Callable[..., Any]:
     from remat.torch_compat import compile_fx, functorch_config, list_mode_options, list_options
 
+    _refuse_unknown(options)
     known = list_options()
-    for name in options:
-        if name.replace("-", "_") not in known:
-            raise ProblemError(
-                f"option '{name}' is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
-                "(torch._inductor.list_options() lists its options)"
-            )
     patches: dict[str, Any] = {_MASKED_TAILS: False} if _MASKED_TAILS in known else {}
     patches.update(list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     patches["custom_partitioner_fn"] = partition
     if not partition.cacheable:
         patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
-    # A step found in AOTAutograd's cache would never come by here, and `plans()` would not know
-    # what it runs on. Inductor's own cache of compiled kernels stays in use.
-    functorch = {"enable_autograd_cache": False}
+    functorch: dict[str, Any] = {}
     if calls_regions(gm):
         # Inductor takes the places of the inputs that backward may overwrite for places among the
         # inputs of a region's backward too, and overwrites what is still to be read.
         functorch["donated_buffer"] = False
-    with functorch_config.patch(functorch):
-        compiled: Any = compile_fx(
+    # Regions are compiled with the halves that they are in, which are then more than two.
+    partition.keeps = partition.keeps_steps and not calls_regions(gm)
+    if partition.keeps:
+        partition.traces = traces_of(gm, example_inputs)
+        step = _Step(partition)
+        with functorch_config.patch(functorch):
+            compiled: Any = compile_fx(
+                gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
+            )
+        if step.is_new or _restore(partition, gm, compiled):
+            return compiled  # type: ignore[no-any-return]
+        partition.keeps, partition.traces = False, ""
+    partition.halves_only = True
+    # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
+    # know what the step runs on. Inductor's own cache of compiled halves stays in use.
+    with functorch_config.patch({**functorch, "enable_autograd_cache": False}):
+        return compile_fx(  # type: ignore[return-value]
             gm, example_inputs, inner_compile=_compile_in_order, config_patches=patches
         )
-    return compiled  # type: ignore[no-any-return]
+
+
+class _Step:
+    """One compilation by Inductor, which ends with both halves known to its cache, or with neither new."""
+
+    def __init__(self, partition: Partitioner) -> None:
+        self._partition = partition
+        self._keys: list[str | None] = []
+        self._compiled = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something was planned or compiled, so that it was not found in AOTAutograd's cache."""
+        return self._compiled or self._partition.called
+
+    def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        """As `_compile_in_order`; notes what belongs to a step once both of its halves have a key."""
+        self._compiled, self._partition.traces = True, ""
+        compiled = _compile_in_order(gm, example_inputs, **kwargs)
+        self._keys.append(kept_steps.key_of(compiled))
+        kept = self._partition.kept
+        if kept is not None and kwargs.get("is_backward") and len(self._keys) == 2:
+            keys = [key for key in self._keys if key is not None]
+            if len(keys) == 2:
+                kept_steps.keep(keys, kept)
+        return compiled
+
+
+def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
+    """Restores the plan of a step from AOTAutograd's cache; False where that cannot be done."""
+    halves = kept_steps.halves_of(compiled)
+    if halves is None:
+        return False
+    if len(halves) == 1:  # nothing to differentiate
+        return True
+    kept = kept_steps.find(halves)
+    if kept is None:
+        return False
+    try:
+        partition.restore(kept, gm)
+    except PlanError:
+        return False
+    return True
 
 
 def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:

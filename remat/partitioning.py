@@ -7,27 +7,32 @@ import json
 import threading
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import fx
 
 import remat
 from remat import api, pipelines, sweep, torch_compat
 from remat.errors import ProblemError
-from remat.graph import ops
 from remat.graph.budget import Budget
 from remat.graph.joint import JointGraph
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
+from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
+from remat.kept_steps import Kept, text_of
 from remat.passes.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.eager_hooks import register
 from remat.passes.instruments.unexpected import folder_for, report
 from remat.passes.packing import Pack, SavedTensorHooks, Unpack
+from remat.passes.ranks import other_ranks
 from remat.passes.saved_tensor_hooks import PackSaved
 from remat.planning import Plan
-from remat.plugins.identity import identity
+from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
 from remat.plugins.registry import registry
 from remat.saved_plans import plan_for, read_plan
 from remat.solvers.base import Solver
@@ -40,6 +45,12 @@ if TYPE_CHECKING:
 
 _PLANS: list[Plan] = []
 _LOCK = threading.Lock()
+
+
+#: Attributes of a partitioner that have no part in what it decides.
+_DECIDES_NOTHING = frozenset(
+    ("agree", "repro", "siblings", "traces", "keeps", "halves_only", "called", "kept", "_last_made")
+)
 
 
 class BudgetWarning(UserWarning):
@@ -103,7 +114,16 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
-        self.siblings: set[str] = set()  # digests of the graphs planned under these options
+        self.siblings: set[str] = set()  # the graphs planned under these options
+        # What follows is about one compilation; see `remat.compile`.
+        self.traces = ""  # what AOTAutograd's key is to tell besides
+        self.keeps = False  # whether to note what a later process needs
+        self.halves_only = (
+            False  # whether halves alone are looked up, which say by themselves what they are
+        )
+        self.called = False
+        self.kept: Kept | None = None
+        self._last_made: Plan | None = None
 
     def __call__(
         self,
@@ -119,6 +139,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
                 AOTAutograd describes the graph; more is ignored.
         """
+        self.called, self.traces = True, ""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
         joint = JointGraph(
@@ -129,10 +150,58 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             name=_name_of(gm),
         )
         try:
-            return self._split(joint)
+            return self._split_and_note(joint) if self.keeps else self._split(joint)
         except Exception as error:
             report(error, joint, self.repro, self._described)
             raise
+
+    def _split_and_note(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Splits, and notes what a process needs that finds the compiled step in a cache."""
+        text, parameters = text_of(joint), _parameters_of(joint)
+        self._last_made = None
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            halves = self._split(joint)
+        for w in told:
+            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno, source=w.source)
+        if text is not None:
+            made = self._last_made
+            self.kept = Kept(
+                plan="" if made is None else made.to_json(),
+                joint=text,
+                parameters=parameters,
+                warnings=tuple(
+                    (w.category.__module__, w.category.__qualname__, str(w.message))
+                    for w in told
+                    if w.category.__module__.startswith("remat") and w.category is not BudgetWarning
+                ),
+            )
+        return halves
+
+    def restore(self, kept: Kept, gm: fx.GraphModule) -> None:
+        """Does what planning would have done for a step that was found in a cache.
+
+        Raises:
+            PlanError: what was kept is no plan.
+        """
+        for module, name, text in kept.warnings:
+            warnings.warn(text, getattr(import_module(module), name), stacklevel=2)
+        if not kept.plan:
+            return
+        plan = Plan.from_json(kept.plan)
+        if self.plan is None and self.pipeline is None:
+            self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
+
+        def again() -> Plan:
+            return self._apply(parse_joint(kept.joint), plan)
+
+        with _LOCK:
+            _PLANS.append(replace(plan, graph=_name_of(gm), _again=again))
+
+    def _apply(self, joint: JointGraph, plan: Plan, *, in_place: bool = True) -> Plan:
+        return pipelines.apply_plan(
+            joint, plan, in_place=in_place, hooks=self.hooks, reread_inputs=self.reread_inputs
+        )
 
     def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
@@ -143,9 +212,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             return state.forward, state.backward
         if self.plan is not None:
             plan = plan_for(joint, self.plan)
-            made = pipelines.apply_plan(
-                joint, plan, in_place=True, hooks=self.hooks, reread_inputs=self.reread_inputs
-            )
+            made = self._apply(joint, plan)
         elif self.pipeline is not None:
             pipeline = self.pipeline
             if self.agree is not None:
@@ -159,7 +226,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             )
         else:
             digest = joint.fingerprint
-            self._count_graph(digest)
+            self._count_graph(_kind_of(joint) or digest)
             made = sweep.plan_prepared(
                 pipelines.prepare(
                     joint, in_place=True, hooks=self.hooks, reread_inputs=self.reread_inputs
@@ -171,6 +238,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 fingerprint=digest,
                 agree=self.agree,
             )
+        self._last_made = made
         with _LOCK:
             _PLANS.append(made)
         return made.forward, made.backward
@@ -224,10 +292,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether another process can know that it would compile the same."""
         return all(h.cache_key is not None for h in self._all_hooks())
 
-    def _count_graph(self, digest: str) -> None:
+    def _count_graph(self, kind: str) -> None:
         """Says once that a budget in bytes is each graph's own; the same graph again is no second one."""
-        known = digest in self.siblings
-        self.siblings.add(digest)
+        known = kind in self.siblings
+        self.siblings.add(kind)
         if not known and len(self.siblings) == 2 and self.budget.share is None:
             warnings.warn(
                 f"a second graph is compiled under the budget {self.budget}: each graph gets it by "
@@ -240,22 +308,35 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             )
 
     def uuid(self) -> str:
-        """Identifies every option, every plugin's version and ours, for the keys of caches."""
-        options = {
-            "remat": remat.__version__,
-            "budget": str(self.budget),
-            "solver": identity(self.solver),
-            "cost": f"{identity(self.cost)} {self.cost.key()}",
-            "time_limit": self.time_limit,
-            "plan": None if self.plan is None else self.plan.to_json(),
-            "pipeline": None if self.pipeline is None else str(self.pipeline),
-            "lower": self.lower,
-            "hooks": self.hooks_key,
-            "pure": ops.declarations(),
-            "reread_inputs": self.reread_inputs,
-        }
-        digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
+        """Identifies every option, our code and what is known of operators, for the keys of caches."""
+        told = {"options": self._options(), "around": surroundings(), "traces": self.traces}
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         return f"remat-{remat.__version__}-{digest.hexdigest()}"
+
+    def _options(self) -> dict[str, Any]:
+        """All that this object holds but what decides nothing, so that no option can be forgotten."""
+        given = {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
+        found = {name: described(value) for name, value in given.items()}
+        found |= {"hooks": self.hooks_key}
+        if self.pipeline is not None:
+            found["pipeline"] = str(self.pipeline)
+        if self.halves_only:
+            for name in ("solver", "cost"):
+                if not is_known_elsewhere(found[name]):
+                    found[name] = identity(given[name])
+        return found
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether a whole step may come from a cache, with its plan, without planning anything.
+
+        Not where code decides that is not ours, nor where ranks are to agree with one another.
+        """
+        if not self.cacheable or self.pipeline is not None:
+            return False
+        if self.agree is not None and other_ranks() is not None:
+            return False
+        return is_known_elsewhere(self._options())
 
 
 def partitioner(
@@ -304,6 +385,30 @@ def partitioner(
         reread_inputs=reread_inputs,
         repro=repro,
     )
+
+
+def _kind_of(joint: JointGraph) -> str:
+    """What stays the same where Dynamo compiles one piece of code again, for other shapes or modes.
+
+    That is the code that it numbers, and the parameters that the code computes with: of two layers
+    of a class, which share the code, each has its own. Empty where it was not Dynamo that called.
+    """
+    return _code_of(_parameters_of(joint))
+
+
+def _code_of(parameters: str) -> str:
+    """The code that Dynamo compiles now, with its parameters."""
+    from remat.torch_compat import CompileContext
+
+    where = CompileContext.current_compile_id()
+    return "" if where is None or where.frame_id is None else f"{where.frame_id}: {parameters}"
+
+
+def _parameters_of(joint: JointGraph) -> str:
+    """Shapes and dtypes of a graph's parameters and buffers."""
+    inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
+    static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
+    return ", ".join(f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor))
 
 
 def _name_of(gm: fx.GraphModule) -> str:

@@ -14,6 +14,7 @@ from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.graph.refills import refillable_inputs
 from remat.graph.regions import separate_calls
+from remat.mismatch import why_not_for
 from remat.passes import manager
 from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, State
@@ -267,8 +268,7 @@ def apply_plan(
     if digest != plan.fingerprint:
         raise PlanError(
             f"this plan is for graph '{plan.graph}' ({plan.fingerprint[:12]}…), not for "
-            f"'{joint.name}' ({digest[:12]}…): model, shapes, lowering, PyTorch, or "
-            "what is declared pure have changed; plan again"
+            f"'{joint.name}' ({digest[:12]}…): {why_not_for(joint, (plan,))}"
         )
     check_reread(reread_inputs)
     if plan.reread_inputs and not reread_inputs:

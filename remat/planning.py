@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
-from remat.errors import PlanError
+from remat.errors import PlanError, RematError
 from remat.graph.budget import Budget, format_bytes
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
@@ -60,6 +63,9 @@ class Plan:
         reread_inputs: whether backward may read inputs again that are no parameters or buffers.
         reread: names of the inputs that it does read again although eager autograd would not have
             saved them: who refills one between forward and backward is refused by autograd.
+        lower: the lowering that the joint graph was traced for; empty in files written before it
+            was recorded.
+        torch: the version of PyTorch that traced it; likewise.
     """
 
     saved: tuple[str, ...]
@@ -84,8 +90,11 @@ class Plan:
     fallbacks: tuple[str, ...] = ()
     reread_inputs: bool = True
     reread: tuple[str, ...] = ()
+    lower: str = ""
+    torch: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
+    _again: Callable[[], Plan] | None = None
 
     @property
     def forward(self) -> fx.GraphModule:
@@ -113,12 +122,20 @@ class Plan:
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self._complete()
         if self._modules is None:
             raise PlanError(
                 "this plan was read from a file and has no modules; give it its graph with "
                 "remat.plan(joint, plan=plan)"
             )
         return self._modules
+
+    def _complete(self) -> None:
+        """Makes the modules of a plan that came out of a cache, now that somebody asks for them."""
+        if self._modules is None and self._again is not None:
+            made = self._again()
+            object.__setattr__(self, "_modules", made._modules)
+            object.__setattr__(self, "_problem", made._problem)
 
     def to_json(self) -> str:
         """The plan as JSON, without its modules."""
@@ -143,7 +160,7 @@ class Plan:
             raise PlanError(
                 f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
             )
-        data = {"reread_inputs": True, "reread": [], **data}  # an older plan says nothing of it
+        data = {**_ADDED_FIELDS, **data}
         missing = sorted(_JSON_FIELDS.keys() - data.keys())
         unknown = sorted(data.keys() - _JSON_FIELDS.keys())
         if missing or unknown:
@@ -168,6 +185,8 @@ class Plan:
         A kept activation is shown with its bytes, its source line, and what recomputing it alone
         would cost. What repeats from layer to layer is one row.
         """
+        with contextlib.suppress(RematError):  # its figures are there even without its modules
+            self._complete()
         share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
             f"plan for {self.graph}, budget {self.budget}, cost model {self.cost}",
@@ -241,7 +260,11 @@ _JSON_FIELDS: dict[str, type] = {
     "fallbacks": tuple,
     "reread_inputs": bool,
     "reread": tuple,
+    "lower": str,
+    "torch": str,
 }
+#: Fields that older files do not have, with what stands for "not recorded".
+_ADDED_FIELDS = {"lower": "", "torch": "", "reread_inputs": True, "reread": []}
 
 
 @without_collection
@@ -307,6 +330,8 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         fallbacks=tuple(cost.fallbacks(priced)),
         reread_inputs=state.reread_inputs,
         reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
+        lower=state.joint.lower,
+        torch=torch.__version__,
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

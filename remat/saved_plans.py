@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat.errors import PlanError
+from remat.mismatch import why_not_for
 from remat.planning import Plan
 from remat.together import PlanSet
 
@@ -48,6 +49,6 @@ def plan_for(joint: JointGraph, plan: Plan | PlanSet) -> Plan:
         if p.fingerprint == digest:
             return p
     raise PlanError(
-        f"none of the {len(plan)} plans is for graph '{joint.name}' ({digest[:12]}…): model, shapes, "
-        "lowering, or PyTorch have changed; plan again"
+        f"none of the {len(plan)} plans is for graph '{joint.name}' ({digest[:12]}…): "
+        f"{why_not_for(joint, plan.plans)}"
     )

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._library.custom_ops import OPDEFS, CustomOpDef
     from torch._library.utils import is_impure
     from torch._ops import (
@@ -127,6 +128,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "ValueRanges": ("torch.utils._sympy.value_ranges:ValueRanges",),
     "active_fake_mode": ("torch._guards:active_fake_mode",),
     "aot_autograd": ("torch._dynamo.backends.common:aot_autograd",),
+    "cache_dir": ("torch._inductor.runtime.cache_dir_utils:cache_dir",),
     "compile_fx": ("torch._inductor.compile_fx:compile_fx",),
     "compile_fx_inner": ("torch._inductor.compile_fx:compile_fx_inner",),
     "counters": ("torch._dynamo.utils:counters",),
@@ -245,6 +247,12 @@ def _minor(release: str) -> tuple[int, ...]:
 def schema(op: Any) -> Any:
     """The schema of an operator overload."""
     return op._schema
+
+
+def cache_key(compiled: Any) -> str | None:
+    """The key under which Inductor's cache keeps a compiled graph, if it does."""
+    key = getattr(compiled, "_fx_graph_cache_key", None)
+    return key if isinstance(key, str) else None
 
 
 def overload_name(op: Any) -> str:

@@ -118,6 +118,22 @@ def test_plan_saves_what_it_prints_and_the_plan_can_be_used(folder: Path) -> Non
     assert remat.plan(joint, plan=saved).saved == saved.saved
 
 
+@pytest.mark.parametrize("where", ["remat.cli.models.load", "remat.graph.budget.Budget.parse"])
+def test_ctrl_c_is_told_from_failure(
+    where: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """While work is done, and while options are read."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = run("plan", "some_models.py:mlp", "--budget", "0.5", "--save", "plan.json")
+    assert done.exit_code == 130
+    assert done.output == "interrupted\n"
+    assert not (folder / "plan.json").exists()
+
+
 def test_keyword_arguments_and_functions_are_models_too() -> None:
     assert run("plan", "some_models.py:keywords").exit_code == 0
 

@@ -20,6 +20,17 @@ def blocks():
     torch.manual_seed(0)
     return torch.nn.Sequential(*(Block() for _ in range(4))), (torch.randn(128, 16),)
 
+def on_meta():
+    with torch.device("meta"):
+        return blocks()
+
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("boom in forward")
+
+def fails():
+    return Fails(), (torch.randn(2, requires_grad=True),)
+
 def function():
     return torch.sin, (torch.zeros(3, requires_grad=True),)
 '''  # fmt: skip
@@ -54,6 +65,24 @@ def test_json_says_what_was_measured_and_the_code_makes_the_plan() -> None:
     space: dict[str, object] = {}
     exec(found["code"].replace("apply(model, plan)", ""), space)
     assert space["plan"] == plan
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_plan_is_there_even_where_nothing_can_run(form: tuple[str, ...]) -> None:
+    result = sac("sac_blocks.py:on_meta", "--memory", "0.8", "--run", *form)
+    assert result.exit_code == 1
+    assert "SACPlan(" in result.stdout
+    assert " ".join(result.stderr.split()) == (
+        "error: the plan stands above, but no step could be run: '0.up.weight' of Sequential lies on the "
+        "meta device, so no step can run: build model and inputs with real values, or only plan"
+    )
+
+
+def test_an_error_of_the_model_is_told_in_one_line() -> None:
+    result = sac("sac_blocks.py:fails", "--memory", "0.8")
+    assert result.exit_code == 1
+    assert "raised ValueError: boom in forward (at " in " ".join(result.stderr.split())
+    assert "sac_blocks.py:" in result.stderr.partition("(at ")[2]
 
 
 def test_options_reach_the_plan() -> None:

@@ -15,12 +15,14 @@ ROOT = Path(remat.__file__).parent
 #: What composes the rooms, each on those before it.
 COMPOSERS = (
     "planning",
+    "mismatch",
     "pipelines",
     "sweep",
     "together",
     "saved_plans",
     "api",
     "comparison",
+    "kept_steps",
     "partitioning",
     "torch_knapsack",
     "compile",
@@ -28,11 +30,12 @@ COMPOSERS = (
     "testing",
     "cli",
 )
-#: What the other rooms may import of remat, besides themselves, `errors` and `files`.
+#: What the other rooms may import of remat, besides themselves, `errors`, `files` and `lists`.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": set(),
     "torch_compat": set(),
+    "lists": set(),
     "solvers": set(),
     "graph": {"solvers", "torch_compat"},
     "passes": {"graph", "solvers", "torch_compat"},
@@ -43,7 +46,7 @@ ROOMS = set(MAY_IMPORT)
 MAY_IMPORT |= {room: ROOMS | set(COMPOSERS[:i]) for i, room in enumerate(COMPOSERS)}
 MAY_IMPORT["cli"] -= {"testing"}
 #: Libraries that a room does without, wherever in a file the import stands.
-NEVER = {room: {"torch"} for room in ("errors", "files", "solvers")}
+NEVER = {room: {"torch"} for room in ("errors", "files", "lists", "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
     "torch_compat": {"torch"},
@@ -120,7 +123,7 @@ def faults(room: str, source: str) -> list[str]:
             found.append(f"{at}: '{room}' imports {library} inside functions only")
         if i.room in LAZY_ROOMS.get(room, ()) and not i.lazy:
             found.append(f"{at}: '{room}' imports '{i.room}' inside functions only")
-        if i.room is None or i.room in {room, "errors", "files"}:
+        if i.room is None or i.room in {room, "errors", "files", "lists"}:
             continue
         if i.room not in MAY_IMPORT[room] and not _is_public(room, i):
             found.append(f"{at}: '{room}' may not import '{i.room}'")

@@ -100,6 +100,32 @@ def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
         ).backward()
 
 
+def test_a_recompilation_for_other_shapes_is_no_second_graph() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 8))
+    compiled = torch.compile(model, backend="remat", options={"budget": "1MiB", "lower": "eager"})
+    before = len(remat.plans())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        for rows in (3, 5):
+            compiled(torch.randn(rows, 48)).sum().backward()
+    assert len({p.fingerprint for p in remat.plans()[before:]}) == 2
+
+
+def test_two_layers_that_share_their_code_are_two_graphs() -> None:
+    torch._dynamo.reset()
+    layers = [nn.Sequential(nn.Linear(48, n), nn.Tanh()) for n in (16, 32)]
+    options = {"budget": "1MiB", "lower": "eager"}
+
+    def run(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x).sin().sum()
+
+    compiled = torch.compile(run, backend="remat", options=options)
+    compiled(layers[0], torch.randn(3, 48)).backward()
+    with pytest.warns(BudgetWarning, match="a second graph"):
+        compiled(layers[1], torch.randn(3, 48)).backward()
+
+
 def test_what_cannot_be_shared_is_refused(step) -> None:
     joints = step[2]
     with pytest.raises(PlanError, match="no graphs to plan"):

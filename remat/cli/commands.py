@@ -1,4 +1,4 @@
-"""The commands. Exit codes: 0 done, 1 the job failed, 2 wrong usage."""
+"""The commands. Exit codes: 0 done, 1 the job failed, 2 wrong usage, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,22 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
 
 
+#: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
+INTERRUPTED = 130
+
+
 class _Group(click.Group):
-    """Turns what remat raises on purpose into one paragraph and exit code 1."""
+    """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _interruptible():
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
+        with _interruptible():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
         if str(Path.cwd()) not in sys.path:  # for package.module:function and module:Class
             sys.path.insert(0, str(Path.cwd()))
         with warnings.catch_warnings():
@@ -43,6 +55,16 @@ class _Group(click.Group):
                 ctx.exit(1)
             finally:
                 _tell_refused_plugins()
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends a command in one line; click by itself would exit with 1, as if the job had failed."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -105,14 +105,14 @@ def _import_file(path: Path, spec: str) -> ModuleType:
     assert found.loader is not None
     module = importlib.util.module_from_spec(found)
     sys.modules[name] = module
-    with _users_code(spec):
+    with users_code(spec):
         found.loader.exec_module(module)
     return module
 
 
 def _import(name: str, spec: str) -> ModuleType:
     try:
-        with _users_code(spec):
+        with users_code(spec):
             return importlib.import_module(name)
     except CaptureError as error:
         cause = error.__cause__
@@ -126,12 +126,12 @@ def _import(name: str, spec: str) -> ModuleType:
 
 
 def _call(function: Any, spec: str) -> Any:
-    with _users_code(spec):
+    with users_code(spec):
         return function()
 
 
 @contextlib.contextmanager
-def _users_code(spec: str) -> Iterator[None]:
+def users_code(spec: str) -> Iterator[None]:
     """Whatever the user's code raises becomes one error that says what and where."""
     try:
         yield
@@ -150,7 +150,7 @@ def _place(error: BaseException) -> str:
     """File and line of the innermost frame of the user's, outside of installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1])
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

@@ -11,9 +11,9 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import echo_json, json_option, main, time_limit_option
-from remat.cli.models import Example, load
+from remat.cli.models import Example, load, users_code
 from remat.cli.progress import Progress
-from remat.errors import BudgetError, CaptureError
+from remat.errors import BudgetError, CaptureError, RematError
 
 if TYPE_CHECKING:
     from remat.checkpointing import Checked
@@ -135,7 +135,8 @@ def sac(
 
     from remat import checkpointing
 
-    checked = None
+    checked: Checked | None = None
+    not_run: RematError | None = None
     with Progress() as progress:
         progress.step("building the model")
         example = _load(model, overrides, batch, seq, real=run_it or fake is False)
@@ -146,7 +147,8 @@ def sac(
             )
         given = example.model, example.args, example.kwargs
         progress.step("estimating")
-        tree = checkpointing.estimate(*given, mode=mode, cost=cost, fake=fake)
+        with users_code(model):
+            tree = checkpointing.estimate(*given, mode=mode, cost=cost, fake=fake)
         progress.step("choosing")
         try:
             plan = checkpointing.plan(tree, memory=memory, solver=solver, **options)
@@ -161,15 +163,21 @@ def sac(
             params.write(output, plan.to_json(), "plan")
         if run_it:
             progress.step("running")
-            checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
+            try:
+                with users_code(model):
+                    checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
+            except RematError as error:
+                not_run = error
     if as_json:
         measured = None if checked is None else asdict(checked)
         echo_json({"plan": json.loads(plan.to_json()), "code": plan.code(), "measured": measured})
-        return
-    _show(example, plan, checked)
-    for what, path in (("drawn", plot), ("plan", output)):
-        if path is not None:
-            click.echo(f"{what}: {path}")
+    else:
+        _show(example, plan, checked)
+        for what, path in (("drawn", plot), ("plan", output)):
+            if path is not None:
+                click.echo(f"{what}: {path}")
+    if not_run is not None:
+        raise CaptureError(f"the plan stands above, but no step could be run: {not_run}")
 
 
 def _load(

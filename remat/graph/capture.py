@@ -20,6 +20,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import CaptureError
+from remat.graph.calling import read_call, why_not_callable
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.torch_compat import pytree
@@ -84,8 +85,8 @@ def capture(
         dynamic: as in `torch.compile`; static shapes by default.
 
     Raises:
-        CaptureError: a graph break (the message names the source line), an unknown lowering, a
-            device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
+        CaptureError: arguments that are no tuple and dict, or that the model does not take; a graph
+            break (the message names the source line), an unknown lowering, a device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
             the model itself.
     """
     torch_compat.check_version()
@@ -93,7 +94,7 @@ def capture(
         raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
-    kwargs = dict(kwargs or {})
+    args, kwargs = read_call(args, kwargs)
     name = (
         type(model).__name__
         if isinstance(model, torch.nn.Module)
@@ -114,13 +115,13 @@ def capture(
     sink: list[JointGraph] = []
     backend = _Backend(sink, lower, name, stop=fullgraph)
     with _quiet_dynamo(), mode:
-        fake_args, fake_kwargs = pytree.tree_map(faked, (tuple(args), kwargs))
+        fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
         fake_model = faked.module(model)
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
         try:
             compiled(*fake_args, **fake_kwargs)
         except Exception as error:
-            _explain(error, name, sink, fullgraph)
+            _explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
@@ -339,7 +340,9 @@ def _quiet_dynamo() -> Iterator[None]:
         yield
 
 
-def _explain(error: Exception, name: str, sink: list[JointGraph], fullgraph: bool) -> None:
+def _explain(
+    error: Exception, name: str, sink: list[JointGraph], fullgraph: bool, not_callable: str
+) -> None:
     """Turns what came out of a compilation into one message, or into nothing if it was the end."""
     cause: BaseException | None = error
     while cause is not None:
@@ -350,6 +353,8 @@ def _explain(error: Exception, name: str, sink: list[JointGraph], fullgraph: boo
         cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
     if fullgraph and sink:
         return
+    if not_callable and not sink:
+        raise CaptureError(f"'{name}' cannot be called like that: {not_callable}") from error
     text = str(error).strip()
     where = _user_line(text)
     raised = re.search(r"Developer debug context: raised exception (.+)", text)

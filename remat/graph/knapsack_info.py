@@ -27,6 +27,7 @@ class GraphInfoProvider:
         all_node_memories: memory of each candidate, in any unit; or recorded ones, in their order.
         recorded_knapsack_input_memories: memories in the order of the candidates.
         recorded_knapsack_input_runtimes: runtimes in the order of the candidates.
+        joint_graph: the graph itself, for whoever wants it back; nothing is read off it.
 
     Raises:
         ProblemError: neither form of memories or runtimes is given, or a name is unknown.
@@ -41,7 +42,9 @@ class GraphInfoProvider:
         all_node_memories: Mapping[str, float] | None = None,
         recorded_knapsack_input_memories: Sequence[float] | None = None,
         recorded_knapsack_input_runtimes: Sequence[float] | None = None,
+        joint_graph: fx.Graph | None = None,
     ) -> None:
+        self.joint_graph = joint_graph
         self.graph_nodes_in_order = list(graph_nodes_in_order)
         self.graph_edges = list(graph_edges)
         self.all_recomputable_banned_nodes = list(all_recomputable_banned_nodes)
@@ -76,6 +79,7 @@ class GraphInfoProvider:
             all_recomputable_banned_nodes=[n.name for n in all_recomputable_banned_nodes],
             recorded_knapsack_input_memories=recorded_knapsack_input_memories,
             recorded_knapsack_input_runtimes=recorded_knapsack_input_runtimes,
+            joint_graph=joint_graph,
         )
 
     #: PyTorch's spelling.

@@ -28,6 +28,8 @@ class PassManager:
     passes: tuple[Pass, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.passes, Iterable):
+            raise ProblemError(f"a pipeline is made of Pass instances, got {self.passes!r}")
         object.__setattr__(self, "passes", tuple(self.passes))
         for p in self.passes:
             if not isinstance(p, Pass):
@@ -62,6 +64,10 @@ class PassManager:
             PassError: a pass failed, or left a graph that is not whole; the error names it and
                 those that ran before. The caller's graph is as it was unless ``in_place``.
         """
+        if not isinstance(joint, (JointGraph, State)):
+            raise ProblemError(
+                f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
+            )
         state = joint if isinstance(joint, State) else State(joint=joint)
         if not in_place and state.forward is None:
             state = replace(state, joint=state.joint.copy())

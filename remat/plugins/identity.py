@@ -1,8 +1,23 @@
-"""Where a plugin's code comes from, for the keys of caches: another version is another key."""
+"""Where code and options come from, for the keys of caches: another version is another key."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+#: Stands for what no other process can know.
+_OF_THIS_PROCESS = f"process-{uuid4().hex}"
+#: Libraries that may decide, by the names of their distributions.
+_LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
 
 
 def identity(thing: object) -> str:
@@ -10,6 +25,109 @@ def identity(thing: object) -> str:
     kind = type(thing)
     package = kind.__module__.partition(".")[0]
     return f"{kind.__module__}:{kind.__qualname__} {_versions_of(package)}"
+
+
+def described(value: Any) -> Any:
+    """A value as JSON can hold it, such that equal descriptions mean the same in every process.
+
+    What cannot be told from outside (a function, a class that keeps its state to itself, or anything
+    that is defined outside of remat) is described for this process alone; see `is_known_elsewhere`.
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (Path, Fraction)):
+        return f"{type(value).__name__} {value}"
+    if isinstance(value, Mapping):
+        return [[described(k), described(v)] for k, v in value.items()]
+    if isinstance(value, Set):
+        return sorted(json.dumps(described(v)) for v in value)
+    if isinstance(value, (tuple, list)):
+        return [described(v) for v in value]
+    kind = type(value)
+    called = f"{kind.__module__}:{kind.__qualname__}"
+    if kind.__module__.partition(".")[0] != "remat":
+        return f"{called} {_OF_THIS_PROCESS} {id(value)}"
+    if isinstance(value, Enum):
+        return f"{called} {value.name}"
+    for method in ("to_json", "key"):
+        if hasattr(value, method):
+            return [called, getattr(value, method)()]
+    return [called, [[name, described(state)] for name, state in _state(value)]]
+
+
+def is_known_elsewhere(description: Any) -> bool:
+    """Whether a description means the same in another process."""
+    return _OF_THIS_PROCESS not in json.dumps(description)
+
+
+def _state(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an instance, in slots or not."""
+    if is_dataclass(value):
+        yield from ((f.name, getattr(value, f.name)) for f in fields(value))
+        return
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+    yield from getattr(value, "__dict__", {}).items()
+
+
+def surroundings() -> dict[str, Any]:
+    """What else decides about a plan, besides its graph and its options: code, libraries, declarations.
+
+    Every module of ours that keeps what users declare about operators has a function ``declared()``.
+    """
+    from remat.graph.ops import default_taxonomy
+    from remat.plugins.registry import registry
+
+    registry().learn_operators()
+    declarations = {
+        name: described(list(module.declared()))
+        for name, module in sorted(sys.modules.items())
+        if name.startswith("remat.") and callable(getattr(module, "declared", None))
+    }
+    taxonomy = default_taxonomy()
+    return {
+        "code": _code(),
+        "libraries": _versions(),
+        "solvers": registry().solver_names(),
+        "operators": {
+            f.name: sorted(map(_operator, getattr(taxonomy, f.name))) for f in fields(taxonomy)
+        },
+        "declared": declarations,
+    }
+
+
+def _operator(target: Any) -> str:
+    text = str(target)
+    if " at 0x" not in text:
+        return text
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
+
+
+@functools.cache
+def _code() -> str:
+    """A digest of remat itself: a version alone does not tell what somebody has edited."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.so"), *root.rglob("*.pyd"))):
+        digest.update(f"\n{path.relative_to(root)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _versions() -> dict[str, str | None]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | None] = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.calling import read_call
 from remat.graph.costs import CostModel
 from remat.sac.calls import Bytes, CallStats, LifeTable
 from remat.sac.estimator import SACEstimator
@@ -148,15 +149,15 @@ def collect_modules(
 
     Raises:
         ProblemError: no such mode, or no operator of a module can be estimated.
-        CaptureError: no output requires a gradient.
+        CaptureError: the arguments are no tuple and dict, or no output requires a gradient.
     """
-    named = dict(kwargs or {})
     if not isinstance(model, nn.Module):
         raise ProblemError(
             f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
             "its modules"
         )
-    given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((tuple(args), named))]
+    args, named = read_call(args, kwargs)
+    given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((args, named))]
     if fake is None:
         fake = not on_the_cpu(given)
     estimator = SACEstimator()
@@ -164,7 +165,7 @@ def collect_modules(
         if fake:
             faker = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
             args, named = pytree.tree_map_only(
-                torch.Tensor, lambda t: fake_of(t, faker), (tuple(args), named)
+                torch.Tensor, lambda t: fake_of(t, faker), (args, named)
             )
             stack.enter_context(fake_parameters(model, faker))
             stack.enter_context(faker)

@@ -23,12 +23,12 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def optimal_checkpointing_policy(
-    stats: SACStats, memory_budget: float, solver: Solver | None = None
+    sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
     """Which operators to store so that recomputing the others takes the least time.
 
     Args:
-        stats: the operators of the module.
+        sac_stats: the operators of the module.
         memory_budget: share of the module's memory that may be stored, 0 to 1.
         solver: any knapsack solver; `remat.solvers.auto.Auto` where None.
 
@@ -41,12 +41,17 @@ def optimal_checkpointing_policy(
         BudgetError: what must be stored is more than the budget; the message says by how much.
         SolverError: as from `remat.solve`.
     """
+    if not isinstance(sac_stats, SACStats):
+        raise ProblemError(
+            f"sac_stats is a {type(sac_stats).__name__}; expected the SACStats of a module, for example "
+            "from SACEstimator().sac_mod_stats"
+        )
     if isinstance(memory_budget, bool) or not isinstance(memory_budget, (int, float)):
         raise ProblemError(f"memory_budget must be a number from 0 to 1, got {memory_budget!r}")
     if not 0 <= memory_budget <= 1:
         raise ProblemError(f"memory_budget must be from 0 to 1, got {memory_budget}")
-    allowed = math.ceil(memory_budget * sum(stats.memory))
-    return store_within(stats, group(stats), allowed, Auto() if solver is None else solver)
+    allowed = math.ceil(memory_budget * sum(sac_stats.memory))
+    return store_within(sac_stats, group(sac_stats), allowed, Auto() if solver is None else solver)
 
 
 #: PyTorch's name for it.

@@ -71,14 +71,15 @@ class Search:
         if len(apart) > len(self._found) and sum(len(c.choices) for c in apart) <= MOST_APART:
             kinds.append(apart)
         bound = 0.0
+        last = None
         try:
             for kind in kinds:
                 found, bound = self._by_cuts(kind, budget, bound)
                 if found is not None:
                     return found
+            last = self._by_module(budget)
         except InfeasibleError:
-            return self._least(budget)
-        last = self._by_module(budget)
+            bound = 0.0
         if last is None:
             return self._least(budget, bound)
         return Found(decision=last[0], simulated=last[1], bound_ps=bound)

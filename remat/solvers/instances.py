@@ -103,9 +103,13 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
     """Writes an instance to a file, whole or not at all.
 
     Raises:
-        ProblemError: the file would be larger than what can be read again.
+        ProblemError: this is no instance, or the file would be larger than what can be read again.
         RematError: the file cannot be written; what was there before is as it was.
     """
+    if not isinstance(instance, Instance):
+        raise ProblemError(
+            f"instance is a {type(instance).__name__}; expected an Instance: save_instance(path, instance)"
+        )
     text = instance.to_json()
     nbytes = len(text.encode())
     if nbytes > form.MAX_BYTES:

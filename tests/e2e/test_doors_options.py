@@ -74,9 +74,12 @@ def test_a_plan_captured_for_inductor_fits_what_inductor_compiles(
         ({"plan": "{"}, "not a saved plan"),
         ({"plan": "/nowhere/plan.json"}, "cannot be read"),
         ({"time_limit": -1}, "time_limit"),
-        ({"no_such_option": 1}, "no_such_option"),
+        ({"no_such_option": 1}, "known to neither remat .* nor Inductor"),
         ({"no_such_option": 1, "lower": "inductor"}, "known to neither remat .* nor Inductor"),
         ({"max_autotune": True}, "does not use Inductor"),
+        ({"bugdet": 0.5}, "did you mean 'budget'"),
+        ({"bugdet": 0.5, "lower": "inductor"}, "did you mean 'budget'"),
+        ({"max-autotun": True, "lower": "inductor"}, "did you mean 'max_autotune'"),
     ],
 )
 def test_bad_options_say_what_is_wrong(

@@ -170,6 +170,22 @@ def test_arguments_that_cannot_be_meant(model: Any, options: Any, message: str) 
         remat.capture(model, (torch.randn(2, 8),), **options)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ((torch.randn(2, 8),), "args is a Tensor; .* tuple .* write \\(x,\\), with a comma"),
+        (({"x": torch.randn(2, 8)},), "args is a dict; .* write \\(\\), kwargs for keyword arg"),
+        ((None,), "args is a NoneType; .* write \\(\\) for none"),
+        (((torch.randn(2, 8),), torch.randn(2)), "kwargs is a Tensor; expected a dict"),
+        ((), "'Net' cannot be called like that: it takes .* missing a required argument: 'x'"),
+        (((torch.randn(2, 8), 1, 2, 3, 4),), "too many positional arguments"),
+    ],
+)
+def test_a_call_that_cannot_be_meant_says_what_to_write(call: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        remat.capture(Net(), *call)
+
+
 def test_captures_do_not_disturb_what_is_compiled() -> None:
     model, x = Net().eval(), torch.randn(2, 8)
     seen = 0

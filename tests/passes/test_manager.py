@@ -200,6 +200,10 @@ def test_of_two_ways_to_partition_each_may_have_its_condition() -> None:
 def test_only_passes_make_a_pipeline() -> None:
     with pytest.raises(ProblemError, match="made of Pass instances"):
         BareManager((MinCut,))  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="made of Pass instances, got 5"):
+        BareManager(5)  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="joint is a Linear; expected a JointGraph"):
+        BareManager((MinCut(),)).run(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 # Running ------------------------------------------------------------------------------------------

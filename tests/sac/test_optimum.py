@@ -141,6 +141,11 @@ def test_budgets_that_cannot_be_meant(budget: object) -> None:
         optimal_checkpointing_policy(example(), budget)  # type: ignore[arg-type]
 
 
+def test_what_is_no_statistics_is_refused_by_name() -> None:
+    with pytest.raises(ProblemError, match="sac_stats is a NoneType; expected the SACStats"):
+        optimal_checkpointing_policy(sac_stats=None, memory_budget=0.5)  # type: ignore[arg-type]
+
+
 def test_statistics_that_do_not_fit() -> None:
     broken = example()
     broken.memory.pop()

@@ -368,3 +368,8 @@ def test_an_instance_checks_what_it_is_given(changes: dict[str, Any], says: str)
 def test_names_that_would_break_a_line_are_refused() -> None:
     with pytest.raises(ProblemError, match=r"names\[1\] is 'm\\nm'"):
         graph(names=("x", "m\nm", "z"))
+
+
+def test_what_is_no_instance_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match="instance is a PosixPath; expected an Instance"):
+        remat.save_instance(3, tmp_path / "out.json")  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Solvers side by side: what is asked for, one or several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import remat
+from remat.errors import ProblemError, SolverError
+from tests.graphs import joint_of, weight
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    return joint_of(lambda x, w: torch.mm(x.cos(), w).exp().sum(), weight(8, 8), weight(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("solvers", "budgets", "rows"),
+    [
+        ("greedy", "0.5", [("greedy", "0.5")]),
+        ("greedy", 0.5, [("greedy", "0.5")]),
+        (["greedy"], "8GiB", [("greedy", f"{8 * 2**30}B")]),
+        (("greedy", "dp"), (1, 2**20), [(s, b) for b in ("1", f"{2**20}B") for s in ("greedy", "dp")]),
+        ("greedy", remat.Peak("1MiB"), [("greedy", f"peak:{2**20}B")]),
+    ],
+)  # fmt: skip
+def test_one_thing_is_a_list_of_one(
+    joint: remat.JointGraph, solvers: Any, budgets: Any, rows: list[tuple[str, str]]
+) -> None:
+    found = remat.compare(joint, solvers, budgets).rows
+    assert [(r.solver, r.budget) for r in found] == rows
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"solvers": 5}, ProblemError, "solvers is 5; expected a list"),
+        ({"solvers": ()}, ProblemError, "solvers is empty"),
+        ({"budgets": []}, ProblemError, "budgets is empty"),
+        ({"solvers": "gredy"}, SolverError, "unknown solver 'gredy'.*did you mean 'greedy'"),
+        ({"budgets": "8 gigs"}, ProblemError, "'gigs' is no unit of bytes"),
+    ],
+)
+def test_what_cannot_be_meant(
+    joint: remat.JointGraph, options: dict[str, Any], error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        remat.compare(joint, **options)
+
+
+def test_a_model_is_no_joint_graph() -> None:
+    with pytest.raises(ProblemError, match=r"joint is a Linear; .* remat\.capture"):
+        remat.compare(torch.nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ import remat
 from remat import api, pipelines, sweep, torch_compat
 from remat.errors import ProblemError
 from remat.graph.budget import Budget
-from remat.graph.joint import JointGraph
+from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
@@ -149,6 +149,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             lower=self.lower,
             name=_name_of(gm),
         )
+        _mark_static_inputs(joint)
         try:
             return self._split_and_note(joint) if self.keeps else self._split(joint)
         except Exception as error:
@@ -409,6 +410,16 @@ def _parameters_of(joint: JointGraph) -> str:
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
     static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
     return ", ".join(f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor))
+
+
+def _mark_static_inputs(joint: JointGraph) -> None:
+    """Tells Inductor which inputs that backward reads stay where they are from step to step.
+
+    From PyTorch 2.15 on it asks, and takes all others that it is not told about to stay too.
+    """
+    primals = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
+    for place, node in enumerate(primals):
+        node.meta["is_static_input"] = place in joint.static_inputs
 
 
 def _name_of(gm: fx.GraphModule) -> str:

@@ -360,7 +360,7 @@ def _packets(namespace: Any, names: str) -> list[Target]:
 
 @functools.cache
 def default_taxonomy() -> OpTaxonomy:
-    """The taxonomy of PyTorch 2.13's operators (cf. SPEC A4); the one instance that is extended."""
+    """The taxonomy of PyTorch's operators, the same in 2.13 to 2.15; the one instance that is extended."""
     aten, prims = torch.ops.aten, torch.ops.prims
     ops = OpTaxonomy()
     ops.views.update(

@@ -128,6 +128,8 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
 
 
 _HANDED = object()
+#: Nothing is differentiated here: detaching changes nothing. PyTorch 2.15 traces it as an alias.
+_THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def _is_handed(leaf: Any) -> bool:
@@ -156,7 +158,7 @@ def _graph(
                 f"it draws random numbers ({node.target}), which Inductor would have to know before "
                 "the graph is split"
             )
-        if node.target is torch.ops.aten.detach.default:  # nothing is differentiated here
+        if node.target in _THE_SAME:
             node.replace_all_uses_with(node.args[0])
     traced.graph.eliminate_dead_code()
     return traced

@@ -30,6 +30,23 @@ def test_partitioner_as_partition_fn(mlp: Mlp, x: torch.Tensor, new_plans: NewPl
     assert [p.budget for p in new_plans()] == ["0.2"]
 
 
+def test_inductor_is_told_which_inputs_stay_where_they_are(
+    mlp: Mlp, x: torch.Tensor, new_plans: NewPlans
+) -> None:
+    """A batch that backward reads again lies elsewhere in every step; parameters do not."""
+    f = torch.compile(mlp, backend=aot(remat.partitioner(0)))
+    f(x).sum().backward()
+    (plan,) = new_plans()
+    told = {
+        tuple(n.meta["val"].shape): n.meta["is_static_input"]
+        for n in plan.backward.graph.find_nodes(op="placeholder")
+        if n.name.startswith("primals")
+    }
+    assert told.pop(tuple(x.shape)) is False
+    assert told
+    assert all(told.values())
+
+
 def test_partitioner_inside_inductor(mlp: Mlp, x: torch.Tensor, new_plans: NewPlans) -> None:
     from torch._inductor import config
 

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import remat
 from remat.graph.text import print_graph, print_joint
 from tests.graph.text.steps import captured
-from tests.graphs import joint_of, node, weight
+from tests.graphs import joint_of, node, renumbered, weight
 
 
 def text_of(name: str) -> str:
@@ -156,7 +156,7 @@ return [
 
 def test_symbolic_sizes() -> None:
     assert_expected_inline(
-        text_of("symbols"),
+        renumbered(text_of("symbols"), "add", "mul"),
         """\
 joint("f", version=1, device="cpu", lower="eager", num_fwd_outputs=1)
 symbols(s21=symbol(6, min=2), s27=symbol(4, min=2), s77=symbol(8, min=2))
@@ -172,14 +172,14 @@ tangents_1: f32 = tangent(TangentAOTInput(PlainAOTOutput(0)))
 part("is_forward")
 mm: f32[s77, s21] = aten.mm.default(primals_3, primals_5)
 floordiv: SymInt[s77//2] = operator.floordiv(primals_1, 2)
-add_3: SymInt[s77//2 + 1] = operator.add(floordiv, 1)
-slice_1: f32[s77//2 + 1, s21] = aten.slice.Tensor(mm, 0, 0, add_3)
-mul_4: f32[s77//2 + 1, s21] = aten.mul.Tensor(slice_1, primals_1)
-sum_1: f32 = aten.sum.default(mul_4)
+add: SymInt[s77//2 + 1] = operator.add(floordiv, 1)
+slice_1: f32[s77//2 + 1, s21] = aten.slice.Tensor(mm, 0, 0, add)
+mul: f32[s77//2 + 1, s21] = aten.mul.Tensor(slice_1, primals_1)
+sum_1: f32 = aten.sum.default(mul)
 part("is_backward")
-expand: f32[s77//2 + 1, s21](0, 0) = aten.expand.default(tangents_1, [add_3, primals_4])
-mul_7: f32[s77//2 + 1, s21] = aten.mul.Tensor(expand, primals_1)
-slice_backward: f32[s77, s21] = aten.slice_backward.default(mul_7, [primals_1, primals_4], 0, 0, add_3, 1)
+expand: f32[s77//2 + 1, s21](0, 0) = aten.expand.default(tangents_1, [add, primals_4])
+mul_1: f32[s77//2 + 1, s21] = aten.mul.Tensor(expand, primals_1)
+slice_backward: f32[s77, s21] = aten.slice_backward.default(mul_1, [primals_1, primals_4], 0, 0, add, 1)
 t: f32[s27, s77](1, s27) = aten.t.default(primals_3)
 mm_1: f32[s27, s21] = aten.mm.default(t, slice_backward)
 return [
@@ -357,19 +357,16 @@ gt: b8[3] = aten.gt.Scalar(primals_1, 0)
 scalar_tensor: f32 = aten.scalar_tensor.default(-0.0, dtype=torch.float32, layout=torch.strided, device=torch.device("cpu"))
 where: f32[3] = aten.where.self(gt, primals_1, scalar_tensor)
 mul: f32[3] = aten.mul.Tensor(where, lift_fresh_copy)
-clamp: f32[3] = aten.clamp.default(mul, -inf)
-sum_1: f32 = aten.sum.default(clamp)
+fmod: f32[3] = aten.fmod.Scalar(mul, -inf)
+sum_1: f32 = aten.sum.default(fmod)
 part("is_backward")
 expand: f32[3](0) = aten.expand.default(tangents_1, [3])
-scalar_tensor_1: f32 = aten.scalar_tensor.default(0.0, dtype=torch.float32, layout=torch.strided, device=torch.device("cpu"))
-ge: b8[3] = aten.ge.Scalar(mul, -inf)
-where_1: f32[3] = aten.where.self(ge, expand, scalar_tensor_1)
-mul_1: f32[3] = aten.mul.Tensor(where_1, lift_fresh_copy)
-scalar_tensor_2: f32 = aten.scalar_tensor.default(0, dtype=torch.float32, layout=torch.strided, device=torch.device("cpu"))
-where_2: f32[3] = aten.where.self(gt, mul_1, scalar_tensor_2)
+mul_1: f32[3] = aten.mul.Tensor(expand, lift_fresh_copy)
+scalar_tensor_1: f32 = aten.scalar_tensor.default(0, dtype=torch.float32, layout=torch.strided, device=torch.device("cpu"))
+where_1: f32[3] = aten.where.self(gt, mul_1, scalar_tensor_1)
 return [
     forward(sum_1, PlainAOTOutput(0)),
-    backward(where_2, GradAOTOutput(PlainAOTInput(0))),
+    backward(where_1, GradAOTOutput(PlainAOTInput(0))),
 ]
 """,
     )

@@ -156,6 +156,16 @@ def in_a_condition(x: T, w: T) -> T:
     return F.dropout(y, 0.3).exp()  # type: ignore[no-any-return]
 
 
+@torch.compiler.nested_compile_region
+def region(x: T, w: T) -> T:
+    """PyTorch's own partitioner splits it, and recomputes what is tagged."""
+    return checkpointed(lambda a, w: noisy(torch.tanh(a @ w)).sin(), x, w).exp()
+
+
+def in_nested_regions(x: T, w: T) -> T:
+    return F.dropout(region(region(x, w).tanh(), w), 0.3)
+
+
 PROGRAMS: dict[str, Program] = {
     "noisy": layers(noisy),
     "noisy in regions": layers(noisy, checkpointed),
@@ -168,9 +178,10 @@ PROGRAMS: dict[str, Program] = {
     "unread": unread,
     "the same twice": same_twice,
     "in a condition": in_a_condition,
+    "in nested regions": in_nested_regions,
 }
 #: Under eager PyTorch, a region runs again in backward.
-AGAIN_IN_EAGER = {"noisy in regions", "tagged in regions"}
+AGAIN_IN_EAGER = {"noisy in regions", "tagged in regions", "in nested regions"}
 
 
 def arguments(name: str) -> tuple[T, ...]:

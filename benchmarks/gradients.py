@@ -2,7 +2,7 @@
 
     python -m benchmarks.gradients [--quick] [--models llama,gpt2] [--lower eager,inductor]
 
-Every model of `benchmarks.models`, at every budget: ours with every solver that runs here, PyTorch's
+Every model of `benchmarks.models`, those with custom operators too, at every budget: ours with every solver that runs here, PyTorch's
 with its default solver, each with the graphs run as they are and through Inductor (with
 ``fallback_random``, so that eager's random numbers are drawn). The figure is the norm of the
 difference of all gradients together, relative to their norm under eager PyTorch; the worst over
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
 from benchmarks.machine import header
-from benchmarks.models import ZOO, Outcome, Step, build
+from benchmarks.models import CUSTOM, ZOO, Outcome, Step, build
 
 BUDGETS = (0, 0.05, 0.2, 0.5, 0.8, 1)
 #: Differences above these are wrong numbers, not another order of summation.
@@ -72,7 +72,9 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("--quick", action="store_true", help="budgets 0.05, 0.5 and 1; no Inductor")
-    parser.add_argument("--models", default=",".join(ZOO), help="names, separated by commas")
+    parser.add_argument(
+        "--models", default=",".join([*ZOO, *CUSTOM]), help="names, separated by commas"
+    )
     parser.add_argument("--lower", default=None, help="eager, inductor, or both (default)")
     parser.add_argument("--output", type=Path, default=None, help=f"JSON file (default {RESULTS})")
     given = parser.parse_args()

@@ -27,6 +27,7 @@ class Step:
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
         loss: scalar that the step differentiates, from what the model returns.
+        begin: called before each step: what is no parameter, buffer or generator is as it was built.
         initial: parameters and buffers as they were built.
     """
 
@@ -34,6 +35,7 @@ class Step:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     loss: Callable[[Any], torch.Tensor]
+    begin: Callable[[], None] = lambda: None
     initial: Mapping[str, torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class Step:
         model = self.model
         model.load_state_dict(self.initial)
         model.zero_grad(set_to_none=True)
+        self.begin()
         torch.manual_seed(seed)
         out, loss = self(compiled)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -312,6 +315,29 @@ def mutated_buffer() -> Step:
     return Step(model=MutatedBuffer().train(), args=(torch.randn(32, 48),), loss=_square)
 
 
+def _custom(name: str, *, regions: bool) -> Callable[[], Step]:
+    def made() -> Step:
+        from benchmarks import custom_operators
+
+        model = custom_operators.Blocks(name, regions=regions)
+        return Step(
+            model=model.train(),
+            args=(torch.randn(32, 64),),
+            loss=_square,
+            begin=custom_operators.begin,
+        )
+
+    return made
+
+
+#: Models with custom operators (`benchmarks.custom_operators`), by name.
+CUSTOM: Mapping[str, Callable[[], Step]] = {
+    "custom_random": _custom("random", regions=True),
+    "custom_counting": _custom("counting", regions=False),
+    "custom_mutating": _custom("mutating", regions=False),
+    "custom_pure": _custom("pure", regions=True),
+}
+
 #: Every model by name; a builder draws weights and inputs from the default generator.
 ZOO: Mapping[str, Callable[[], Step]] = {
     "llama": llama,
@@ -327,7 +353,7 @@ ZOO: Mapping[str, Callable[[], Step]] = {
 
 
 def build(name: str, seed: int = 0) -> Step:
-    """Builds a model of the zoo; the same seed gives the same weights and inputs."""
+    """Builds a model of the zoo, or one with custom operators; the same seed gives the same weights and inputs."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ZOO[name]()
+        return {**ZOO, **CUSTOM}[name]()

@@ -82,6 +82,7 @@ def plan(
         SolverError: a solver is unknown or cannot run here.
         CaptureError: no output of the model requires a gradient.
     """
+    registry().learn_operators()
     budget = read_memory(memory)
     asked = None if solver is None or solver == "auto" else registry().solver(solver)
     tree = model

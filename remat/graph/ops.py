@@ -164,7 +164,7 @@ def is_plain(node: fx.Node) -> bool:
     It never draws, writes, communicates, has an effect, or leaves memory as it finds it, and all this
     is known. This is asked once per operator instead of all those questions once per node.
     """
-    return node.op != "call_function" or (_is_plain(node.target) and _is_known(node.target))
+    return node.op != "call_function" or (_is_plain(node.target) and is_known(node.target))
 
 
 @functools.cache
@@ -200,9 +200,9 @@ def is_opaque(node: fx.Node) -> bool:
 
 def opaque_operators(node: fx.Node) -> list[Target]:
     """The operators that nobody has declared among what a node runs; see `is_opaque`."""
-    found = [] if _is_known(node.target) else [node.target]
+    found = [] if is_known(node.target) else [node.target]
     if isinstance(node.target, torch_compat.HigherOrderOperator):
-        found += [op for op in called_operators(node) if not _is_known(op)]
+        found += [op for op in called_operators(node) if not is_known(op)]
         for inner in nested_nodes(node):
             found += opaque_operators(inner)
     return list(dict.fromkeys(found))
@@ -229,7 +229,8 @@ def declarations() -> list[str]:
     return sorted({*purity.declared(), *named})
 
 
-def _is_known(target: Target) -> bool:
+def is_known(target: Target) -> bool:
+    """Whether schema, tags or a declaration say all that an operator does beyond its result."""
     return purity.speaks_for_itself(target) or _is_declared(target)
 
 

@@ -29,7 +29,7 @@ def collect(
     """
     shown = [c for c in calls if not c.skipped]
     views = {i for i, c in enumerate(shown) if c.is_view}
-    drawn = [i for i, c in enumerate(shown) if c.is_random]
+    drawn = [i for i, c in enumerate(shown) if c.is_random or c.is_opaque]
     together, copied = _groups(calls, views)
     again = _repeated(copied, together, views, drawn)
     return SACStats(
@@ -42,7 +42,9 @@ def collect(
             i for i, c in enumerate(shown) if c.returns and all(k in saved for k in c.returns)
         ],
         inplace_ops=sorted(pair for pair in together if pair[0] not in again),
-        force_store_random=no_tensor,
+        # What may draw is stored, and so draws nothing when the module runs again: the rest would then
+        # draw other numbers.
+        force_store_random=no_tensor or any(c.is_opaque for c in shown),
     )
 
 

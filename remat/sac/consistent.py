@@ -4,7 +4,9 @@ Recomputation is right if every operator that runs again finds what it found in 
 operator is not run again, so it neither draws its numbers nor writes to its argument. Hence:
 
 * Of random operators, what is recomputed must come before what is saved: recomputation starts from
-  the generator's state at the beginning of the region, and a saved operator does not advance it.
+  the generator's state at the beginning of the region, and a saved operator does not advance it. An
+  operator that is not known to be a function of its inputs may draw, and may do more: it is saved unless
+  a policy insists, or it writes to what is recomputed.
 * What writes to a tensor is saved if the tensor is, and recomputed if it is; and what read the tensor
   before a saved write is saved too, for it would find what was written later.
 """
@@ -20,7 +22,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.errors import PolicyError
-from remat.graph.ops import is_random_call
+from remat.graph.ops import is_known, is_random_call
+from remat.graph.purity import name_of
 from remat.sac.compose import MUST, SAVE
 from remat.sac.recording import declared_writes, storages, tensors_in
 from remat.torch_compat import pytree
@@ -42,11 +45,15 @@ class RandomOps:
         Raises:
             PolicyError: it must be recomputed, and recomputing would give other numbers.
         """
-        if not is_random_call(op, args, kwargs):
+        opaque = not is_known(op)
+        if not (opaque or is_random_call(op, args, kwargs)):
             return verdict
         if verdict in SAVE:
             self._saved = op
             return verdict
+        if opaque and verdict not in MUST and not _is_in_place(op):
+            self._saved = op
+            return CheckpointPolicy.PREFER_SAVE
         if _has_generator(args, kwargs):
             why = "it draws from a generator of its own, whose state nobody restores"
         elif self._saved is not None:
@@ -54,9 +61,15 @@ class RandomOps:
         else:
             return verdict
         if verdict in MUST:
+            unknown = [x for x in (op, self._saved) if x is not None and not is_known(x)]
             raise PolicyError(
-                f"random operator {op} cannot be {verdict.name}: {why}, and the numbers would be "
-                "others than in forward; save all random operators of a region, or none"
+                f"{'' if opaque else 'random '}operator {op} cannot be {verdict.name}: {why}, and the "
+                "numbers would be others than in forward; save all random operators of a region, or none"
+                + "".join(
+                    f". {x} counts as one until it is said to be none: "
+                    f"remat.declare_pure('{name_of(x)}')"
+                    for x in dict.fromkeys(unknown)
+                )
             )
         self._saved = op
         return CheckpointPolicy.PREFER_SAVE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,30 @@ def explain(plan: SACPlan) -> str:
         )
     if any(len(kind.names) > 1 for kind in _kinds(plan)):
         lines.append("  (of modules that are alike, the figures are those of each)")
+    undeclared = list(dict.fromkeys(_undeclared(plan)))
+    if undeclared:
+        lines.append(
+            f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
+            "declared pure. What gives the same result for the same inputs may run again once that is "
+            f'said: remat.declare_pure("{undeclared[0]}")'
+        )
     return "\n".join(lines)
+
+
+def _undeclared(plan: SACPlan) -> Iterator[str]:
+    """Names of stored operators that are not known to be functions of their inputs."""
+    from remat.graph.ops import is_known
+    from remat.graph.purity import name_of
+    from remat.graph.text.targets import read_target
+
+    for kind in _kinds(plan):
+        for name in dict.fromkeys(kind.first.ops[i] for i in kind.first.stored):
+            try:
+                op = read_target(name)
+            except LookupError:  # a plan that was read where its operators are not registered
+                continue
+            if not is_known(op):
+                yield name_of(op)
 
 
 def _row(kind: _Kind) -> tuple[str, str, str, str, str]:

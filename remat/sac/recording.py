@@ -46,6 +46,7 @@ class Call:
         skipped: whether checkpointing passes over it.
         is_view: whether it returns nothing but views of its arguments.
         is_random: whether it draws random numbers.
+        is_opaque: whether it is not known to be a function of its inputs, and may draw too.
     """
 
     op: Any
@@ -58,6 +59,7 @@ class Call:
     skipped: bool
     is_view: bool
     is_random: bool
+    is_opaque: bool = False
 
     @property
     def name(self) -> str:
@@ -124,6 +126,7 @@ class Recorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 skipped=skipped,
                 is_view=not changed and bool(returned) and reads.issuperset(returned),
                 is_random=ops.is_random(node),
+                is_opaque=ops.is_opaque(node),
             )
         )
 

@@ -26,12 +26,13 @@ class SACStats:
         memory: bytes of the storages that each allocates; 0 for views, and for what makes an output
             of the module, which lives whatever is decided.
         view_like_ops: operators that return views.
-        rand_ops: operators that draw random numbers.
+        rand_ops: operators that draw random numbers, or may: those that are not known to be functions of
+            their inputs (`remat.declare_pure`).
         saved_autograd_ops: operators whose result autograd keeps for backward.
         inplace_ops: (operator, first operator on the same storage) for what works in place; an
             operator on an argument of the module is its own first.
         force_store_random: whether random results must be stored, because the module is given no
-            tensor from which they could be computed again.
+            tensor from which they could be computed again, or because one of them may do more than draw.
     """
 
     func_names: list[str]
@@ -143,7 +144,7 @@ def group(stats: SACStats) -> Grouping:
     An in-place group is everything that writes to one storage, with the operator that made it. It
     is stored if the module did not make that storage, that is, if the first operator on it works in
     place itself or is a view; else recomputing would write to the caller's memory twice. Random
-    operators, and every group with one of them in it, are stored if the module is given no tensor.
+    operators, and every group with one of them in it, are stored if `SACStats.force_store_random` says so.
     Groups that share an operator are one.
 
     Raises:

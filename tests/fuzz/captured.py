@@ -136,7 +136,7 @@ def run_joint(
     joint: remat.JointGraph, captured: Captured, seed: int = 7
 ) -> dict[str, torch.Tensor]:
     """Runs the joint graph as it is: the reference for every plan."""
-    torch.manual_seed(seed)
+    functions.begin_run(seed)
     primals = copies(captured.primals)
     out = interpret(joint.graph_module, [*primals, *copies(captured.tangents)])
     n = joint.num_fwd_outputs
@@ -157,7 +157,7 @@ def run_halves(
         those of forward's own outputs that its caller keeps: new values of inputs are copied, and
         gone.
     """
-    torch.manual_seed(seed)
+    functions.begin_run(seed)
     primals = copies(captured.primals)
     n = joint.num_fwd_outputs
     returned = interpret(forward, primals)
@@ -191,4 +191,5 @@ def named(
     found |= {f"gradient {k}": v for k, v in enumerate(gradients)}
     found |= {f"input {k}": v for k, v in enumerate(primals)}
     found["random state"] = torch.get_rng_state()
+    found["calls"] = functions.calls()
     return {k: v for k, v in found.items() if isinstance(v, torch.Tensor)}

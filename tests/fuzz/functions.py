@@ -10,6 +10,8 @@ import torch
 from torch.utils import checkpoint as torch_checkpoint
 from torch.utils.checkpoint import CheckpointPolicy
 
+import remat
+
 
 class Scaled(torch.autograd.Function):
     """Saves a result, and a number that is no tensor."""
@@ -62,6 +64,86 @@ def without_grad(x: torch.Tensor) -> torch.Tensor:
     """A section that is not differentiated."""
     with torch.no_grad():
         return torch.sigmoid(x) * 2
+
+
+# Custom operators -------------------------------------------------------------------------------
+
+OPERATORS = ("noisy", "counter", "tagged", "stir", "bent")
+
+#: Calls of custom operators since the run began.
+_CALLS = 0
+
+
+def begin_run(seed: int) -> None:
+    """The state that a run starts from: of the generator, and of operators that count their calls."""
+    global _CALLS
+    _CALLS = 0
+    torch.manual_seed(seed)
+
+
+def calls() -> torch.Tensor:
+    """How often custom operators were called that nobody has declared pure."""
+    return torch.tensor(_CALLS)
+
+
+def _counted() -> int:
+    global _CALLS
+    _CALLS += 1
+    return _CALLS
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _like(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("remat_fuzz::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    """Draws at random, and does not say so."""
+    _counted()
+    return _dense(x) + torch.rand(x.shape, dtype=x.dtype)
+
+
+@torch.library.custom_op("remat_fuzz::counter", mutates_args=())
+def counter(x: torch.Tensor) -> torch.Tensor:
+    """Gives something else each time."""
+    return _dense(x) * (1 + _counted() % 3) / 2
+
+
+@torch.library.custom_op(
+    "remat_fuzz::tagged", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def tagged(x: torch.Tensor) -> torch.Tensor:
+    """Draws at random, and says so."""
+    return _dense(x) + torch.rand(x.shape, dtype=x.dtype)
+
+
+@torch.library.custom_op("remat_fuzz::stir", mutates_args=("into",))
+def stir(x: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+    """Draws at random, counts, and writes to what it is given."""
+    into.mul_(0.5).add_(torch.rand(into.shape).to(into.dtype))
+    return _dense(x) * (1 + _counted() % 3) / 2
+
+
+@torch.library.custom_op("remat_fuzz::bent", mutates_args=())
+def bent(x: torch.Tensor) -> torch.Tensor:
+    """A function of its input, and declared to be one."""
+    return _dense(x).tanh()
+
+
+remat.declare_pure(bent)
+for _operator in (noisy, counter, tagged, stir, bent):
+    _operator.register_fake(_like)
+for _operator in (noisy, tagged):
+    _operator.register_autograd(lambda ctx, g: g * 1.0)
+counter.register_autograd(lambda ctx, g: counter(g))
+bent.register_autograd(
+    lambda ctx, g: g * (1 - bent(ctx.saved_tensors[0]) ** 2),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
 
 
 # Checkpointed regions -----------------------------------------------------------------------------

@@ -196,6 +196,15 @@ IN_PLACE = [
     )
 ]  # fmt: skip
 
+CUSTOM = [
+    Operator("noisy({0})", (o.real,), weight=3),
+    Operator("counter({0})", (o.real,), weight=3),
+    Operator("tagged({0})", (o.real,), weight=2),
+    Operator("bent({0})", (o.real,), weight=2),
+    Operator("bent({0}) * bent({0})", (o.real,)),
+    Operator("noisy({0}) * noisy({0})", (o.real,)),
+]
+
 #: What is computed from something that is not differentiated, and may be written to later.
 READS = [
     Operator("{0} * torch.cos({1})", (o.real, every(_like, o.plain)), weight=2),
@@ -215,6 +224,7 @@ BUFFERS = [
         ("{0}.copy_({1})", (every(o.real, o.broadcasts_into, o.other_than(0)),)),
         ("{0}.normal_()", ()),
         ("{0}.t_()", ()),
+        ("stir({1}, {0})", (every(o.real, o.other_than(0)),)),
     )
 ]  # fmt: skip
 
@@ -230,6 +240,7 @@ TABLE: tuple[tuple[int, list[Operator]], ...] = (
     (3, WHOLE),
     (4, RANDOM),
     (2, FUNCTIONS),
+    (3, CUSTOM),
     (4, READS),
     (4, IN_PLACE),
     (3, BUFFERS),

@@ -76,7 +76,7 @@ class Program:
 def namespace(checkpoint: Callable[..., Any]) -> dict[str, Any]:
     """What the lines of a program may name."""
     space: dict[str, Any] = {"torch": torch, "F": F, "checkpoint": checkpoint}
-    for name in ("Scaled", "Gated", "NoisyBackward", "without_grad"):
+    for name in ("Scaled", "Gated", "NoisyBackward", "without_grad", *functions.OPERATORS):
         space[name] = getattr(functions, name)
     return space
 
@@ -107,7 +107,7 @@ def run_step(
     step: Callable[..., Any], weights: list[torch.Tensor], args: list[torch.Tensor], seed: int = 5
 ) -> dict[str, torch.Tensor]:
     """Runs forward and backward; returns outputs, gradients, inputs as left, and the generator."""
-    torch.manual_seed(seed)
+    functions.begin_run(seed)
     outputs = step(*args)
     found = {f"output {k}": v.detach().clone() for k, v in enumerate(outputs)}
     wanted = [v for v in outputs if v.requires_grad]
@@ -119,4 +119,5 @@ def run_step(
         found[f"gradient {k}"] = torch.zeros_like(w) if g is None else g
     found |= {f"argument {k}": v.detach() for k, v in enumerate(args)}
     found["random state"] = torch.get_rng_state()
+    found["calls"] = functions.calls()
     return found

@@ -13,7 +13,7 @@ import torch
 
 import remat
 from remat.errors import PluginError, ProblemError
-from remat.graph.ops import OpTaxonomy, default_taxonomy
+from remat.graph.ops import OpTaxonomy, declarations, default_taxonomy, is_known
 from remat.passes import builtin_analyses, builtin_passes
 from remat.passes.base import PassResult, State
 from remat.plugins import PluginWarning, Registry
@@ -175,6 +175,7 @@ def learnt(monkeypatch: pytest.MonkeyPatch, returned: Callable[[], Any]) -> Regi
         ([OpTaxonomy()], "is not an OpTaxonomy"),
         ("cumsum", "'cumsum' is not an OpTaxonomy"),
         (OpTaxonomy(recomputable={"cumsum"}), "recomputable holds 'cumsum'"),
+        (OpTaxonomy(pure={"mine::op"}), "pure holds 'mine::op'"),
         (OpTaxonomy(views=None), "views is None"),  # type: ignore[arg-type]
         (OpTaxonomy(compute_intensive={7}), "compute_intensive holds 7"),
         (OpTaxonomy(recomputable=torch.ops.aten.cumsum), "recomputable is "),  # type: ignore[arg-type]
@@ -217,6 +218,25 @@ def test_operators_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
         assert made in taxonomy.recomputable
     finally:
         taxonomy.recomputable.discard(made)
+
+
+def test_a_plugin_declares_what_may_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    taxonomy = default_taxonomy()
+    with torch.library._scoped_library("remat_plugin_tests", "DEF") as library:
+        library.define("mine(Tensor x) -> Tensor")
+        made = torch.ops.remat_plugin_tests.mine
+
+        def remat_operators() -> Any:
+            return OpTaxonomy(pure={made})
+
+        assert not is_known(made.default)
+        try:
+            assert learnt(monkeypatch, remat_operators).problems == ()
+            assert is_known(made.default)
+            assert "remat_plugin_tests::mine" in declarations()
+        finally:
+            taxonomy.pure.discard(made)
+        assert not is_known(made.default)
 
 
 def test_a_refused_pass_cannot_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

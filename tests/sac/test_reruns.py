@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import remat
 from remat.checkpointing import estimate
 from remat.sac import reruns
 from remat.sac.reruns import Rerun, time_reruns
@@ -51,6 +52,8 @@ costly.register_autograd(
     lambda ctx, g: (g * ctx.saved_tensors[0].cos(), None),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
 )
+
+remat.declare_pure(costly)  # what is not declared would be stored
 
 CLOCKS: list[Clock] = []
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from benchmarks.models import Step
 
@@ -52,9 +51,9 @@ class Masked(nn.Module):
         self.table, self.out = nn.Embedding(32, 16), nn.Linear(16, 32)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        h = F.dropout(self.table(ids % 32)).tanh() * mask.float()[:, None]
+        h = nn.functional.dropout(self.table(ids % 32)).tanh() * mask.float()[:, None]
         h = (h @ self.table.weight.t()).sin() @ self.table.weight
-        return F.cross_entropy(self.out(h), (target * 2).softmax(-1))
+        return nn.functional.cross_entropy(self.out(h), (target * 2).softmax(-1))
 
 
 #: The steps by name; each starts from the same numbers.

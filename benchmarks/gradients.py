@@ -6,7 +6,8 @@ Every model of `benchmarks.models`, those with custom operators too, at every bu
 with its default solver, each with the graphs run as they are and through Inductor (with
 ``fallback_random``, so that eager's random numbers are drawn). The figure is the norm of the
 difference of all gradients together, relative to their norm under eager PyTorch; the worst over
-solvers and budgets is shown. Solvers that decide alike are compiled once.
+solvers and budgets is shown. Solvers that decide alike are compiled once. Steps that refill their
+inputs before backward (`benchmarks.refilled`) are planned with ``reread_inputs=False``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import remat
 from benchmarks.machine import header
 from benchmarks.models import CUSTOM, ZOO, Outcome, Step, build
+from benchmarks.refilled import CASES as REFILLED
 
 BUDGETS = (0, 0.05, 0.2, 0.5, 0.8, 1)
 #: Differences above these are wrong numbers, not another order of summation.
@@ -73,7 +75,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
     parser.add_argument("--quick", action="store_true", help="budgets 0.05, 0.5 and 1; no Inductor")
     parser.add_argument(
-        "--models", default=",".join([*ZOO, *CUSTOM]), help="names, separated by commas"
+        "--models",
+        default=",".join([*ZOO, *CUSTOM, *REFILLED]),
+        help="names, separated by commas",
     )
     parser.add_argument("--lower", default=None, help="eager, inductor, or both (default)")
     parser.add_argument("--output", type=Path, default=None, help=f"JSON file (default {RESULTS})")
@@ -105,13 +109,13 @@ def ours(name: str, lower: str, budgets: Sequence[float]) -> Row:
     """Every solver at every budget; each distinct decision is compiled and run once."""
     from torch._inductor import config as inductor
 
-    step = build(name)
+    step = _step(name)
     with inductor.patch(fallback_random=lower == "inductor"):
         joint = remat.capture(step.model, step.args, step.kwargs, lower=lower)
     plans: dict[object, tuple[list[str], remat.Plan]] = {}
     for solver in remat.solver_names():
         for budget in budgets:
-            plan = remat.plan(joint, budget, solver)
+            plan = remat.plan(joint, budget, solver, reread_inputs=name not in REFILLED)
             plans.setdefault(plan.decision, ([], plan))[0].append(f"{solver} at {budget}")
     options: dict[str, Any] = {"lower": lower}
     if lower == "inductor":
@@ -139,7 +143,7 @@ def theirs(name: str, lower: str, budgets: Sequence[float]) -> Row:
             partition_fn=min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
         )
-    step = build(name)
+    step = _step(name)
 
     def at(budget: float) -> Outcome:
         with (
@@ -153,6 +157,15 @@ def theirs(name: str, lower: str, budgets: Sequence[float]) -> Row:
             yield [f"{budget}"], lambda b=budget: at(b)  # type: ignore[misc]
 
     return _row(step, name, lower, "pytorch", runs())
+
+
+def _step(name: str) -> Step:
+    """A model of the zoo, or a step whose inputs are refilled, from the same numbers."""
+    if name not in REFILLED:
+        return build(name)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return REFILLED[name]()
 
 
 def _compiled(step: Step, **how: Any) -> Outcome:

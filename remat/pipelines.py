@@ -287,6 +287,7 @@ def apply_plan(
             solver=plan.solver,
             items=plan.items,
             deterministic=plan.deterministic,
+            region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         ),
     )
     return finish(

@@ -66,6 +66,8 @@ class Plan:
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
+        region_budget: the share that the code set by ``region_activation_memory_budget``, which held
+            instead of a share and beside bytes; empty where it set none.
     """
 
     saved: tuple[str, ...]
@@ -92,6 +94,7 @@ class Plan:
     reread: tuple[str, ...] = ()
     lower: str = ""
     torch: str = ""
+    region_budget: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
@@ -160,7 +163,7 @@ class Plan:
             raise PlanError(
                 f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
             )
-        data = {**_ADDED_FIELDS, **data}
+        data = {**_LATER_FIELDS, **data}  # an older plan says nothing of them
         missing = sorted(_JSON_FIELDS.keys() - data.keys())
         unknown = sorted(data.keys() - _JSON_FIELDS.keys())
         if missing or unknown:
@@ -199,6 +202,8 @@ class Plan:
             f"  decided by  {self.solver}"
             + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
         ]
+        if self.region_budget:
+            lines.insert(1, self._region_told())
         if self.fallbacks:
             lines += ["  not priced by the cost model itself:"]
             lines += [f"    {text}" for text in self.fallbacks]
@@ -212,6 +217,16 @@ class Plan:
             show_cost = partial(format_cost, unit=self.unit)
             lines += explain(self.forward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
+
+    def _region_told(self) -> str:
+        share = Budget.parse(self.region_budget)
+        own = share.capacity(full=max(self.full_bytes, self.least_bytes), least=self.least_bytes)
+        shared = Budget.parse(self.budget).share is not None
+        return (
+            f"  region      the code sets {self.region_budget} for the whole graph by "
+            f"region_activation_memory_budget, {format_bytes(own)}; it holds "
+            f"{'instead of' if shared else 'beside'} the budget"
+        )
 
     def _input_told(self, name: str) -> str:
         return name if self._modules is None else told(self._modules[0].graph, name)
@@ -262,9 +277,16 @@ _JSON_FIELDS: dict[str, type] = {
     "reread": tuple,
     "lower": str,
     "torch": str,
+    "region_budget": str,
 }
-#: Fields that older files do not have, with what stands for "not recorded".
-_ADDED_FIELDS = {"lower": "", "torch": "", "reread_inputs": True, "reread": []}
+#: Fields that plans did not always have, with what they stand for where they lack.
+_LATER_FIELDS: dict[str, Any] = {
+    "reread_inputs": True,
+    "reread": [],
+    "region_budget": "",
+    "lower": "",
+    "torch": "",
+}
 
 
 @without_collection
@@ -303,6 +325,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
     state.backward.recompile()
     kept = [i for i in scored.saved if lowered.kind[i] is Kind.VALUE]
     saved = tuple(problem.names[i] for i in kept)
+    region = choice.region_budget
     priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
     return Plan(
         saved=saved,
@@ -332,6 +355,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
         lower=state.joint.lower,
         torch=torch.__version__,
+        region_budget="" if region is None else str(Budget(share=region)),
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

@@ -14,7 +14,7 @@ from remat.graph.costs import CostModel
 from remat.graph.liveness import simulate_peak
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.base import Choice, Pass, State
-from remat.passes.budgeted import least_decision
+from remat.passes.budgeted import RegionBudget, least_decision, refuse_peak
 from remat.passes.knapsack import Knapsack
 from remat.passes.min_cut import MinCut, require_tangents
 from remat.pipelines import PassManager, decide, split
@@ -213,7 +213,7 @@ class Sweep:
         on_step: Callable[[str], None] | None = None,
     ) -> None:
         require_tangents(state)
-        self.state = state
+        self.state = replace(state, heeds_regions=False)  # whoever asks names the bytes
         self.solver, self.cost, self.time_limit = solver, cost, time_limit
         self.lowered: Lowered = self.state.lowered(cost)
         self.fingerprint = fingerprint
@@ -385,6 +385,7 @@ def plan_prepared(
     ``agree`` is a pass that runs on the decision before it is carried out.
     """
     if budget.peak_bytes is not None:
+        refuse_peak(budget, state.get(RegionBudget()))
         sweep = Sweep(
             state, fingerprint=fingerprint, solver=solver, cost=cost, time_limit=time_limit
         )

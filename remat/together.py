@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from torch import fx
@@ -13,6 +13,7 @@ from remat.errors import BudgetError, PlanError
 from remat.graph.budget import Budget, format_bytes
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.storages import storage_bytes
+from remat.passes.budgeted import RegionBudget
 from remat.pipelines import prepare
 from remat.planning import Plan, format_cost
 from remat.sweep import Decided, Sweep
@@ -136,7 +137,8 @@ def plan_together(
     Args:
         joints: the graphs, in the order in which they run: ``remat.capture(…, fullgraph=False)``.
         budget: bytes for all of them together, or a share of what their runtime-optimal partitions
-            save together.
+            save together. A graph whose code sets a budget of its own is decided by that alone:
+            its bytes are taken off first, and a share is one of the other graphs.
         solver: as in `remat.plan`.
         cost: as in `remat.plan`.
         time_limit: seconds for each decision; None: no clock.
@@ -166,18 +168,28 @@ def plan_together(
         for j in joints
     ]
     passed = _Passed(joints)
-    smallest = [s.at(s.least_bytes) for s in sweeps]
+    own = {k: d for k, s in enumerate(sweeps) if (d := _by_its_region(s)) is not None}
+    free = [s for k, s in enumerate(sweeps) if k not in own]
+
+    def with_own(decided: Iterable[Decided]) -> list[Decided]:
+        others = iter(decided)
+        return [own[k] if k in own else next(others) for k in range(len(sweeps))]
+
+    taken = sum(d.saved_bytes for d in own.values())
+    smallest = with_own(s.at(s.least_bytes) for s in free)
     least = sum(d.saved_bytes for d in smallest) + passed.kept(smallest)
-    full = sum(s.full_bytes for s in sweeps) + passed.all_bytes
-    capacity = budget.capacity(full=max(full, least), least=least)
+    full = sum(s.full_bytes for s in free) + passed.all_bytes
+    shared = 0 if budget.nbytes is not None else taken
+    capacity = shared + budget.capacity(full=max(full, least - shared), least=least - shared)
     best, reserve = smallest, passed.all_bytes
-    if full <= capacity:  # as for one graph: the runtime-optimal cut decides
-        best = [s.runtime_optimal for s in sweeps]
-    for _ in range(0 if full <= capacity else ROUNDS):
-        shares = _shares(sweeps, capacity - reserve)
+    fits = taken + full <= capacity
+    if fits:  # as for one graph: the runtime-optimal cut decides
+        best = with_own(s.runtime_optimal for s in free)
+    for _ in range(0 if fits or not free else ROUNDS):
+        shares = _shares(free, capacity - taken - reserve)
         if shares is None:
             break
-        found = [s.at(c) for s, c in zip(sweeps, shares, strict=True)]
+        found = with_own(s.at(c) for s, c in zip(free, shares, strict=True))
         kept = passed.kept(found)
         fits = sum(d.saved_bytes for d in found) + kept <= capacity
         if fits and sum(d.cost for d in found) < sum(d.cost for d in best):
@@ -190,6 +202,17 @@ def plan_together(
         passed_bytes=passed.kept(best),
         capacity=capacity,
     )
+
+
+def _by_its_region(sweep: Sweep) -> Decided | None:
+    """The decision for a graph whose code sets a budget of its own; None where it sets none."""
+    own = sweep.state.get(RegionBudget())
+    if own is None:
+        return None
+    capacity = Budget(share=own).capacity(full=sweep.full_bytes, least=sweep.least_bytes)
+    fits = sweep.full_bytes <= capacity
+    decided = sweep.runtime_optimal if fits else sweep.at(capacity)
+    return replace(decided, choice=replace(decided.choice, region_budget=own))
 
 
 def _shares(sweeps: Sequence[Sweep], room: int) -> list[int] | None:

@@ -76,6 +76,7 @@ def builtin_analyses() -> list[type[Analysis[Any]]]:
         min_cut.Weights,
         min_cut.Cut,
         budgeted.LeastDecision,
+        budgeted.RegionBudget,
         analyses.Liveness,
         analyses.Differentiable,
         analyses.Random,

@@ -56,6 +56,7 @@ class Choice:
         recompute_cost: what the decision costs, where that was asked.
         recompute_bound: what no decision within the capacity can cost less than, as far as the
             solver has proven.
+        region_budget: the share that the code set for its region, where that held.
     """
 
     capacity: int | None = None
@@ -67,6 +68,7 @@ class Choice:
     elapsed_s: float = 0.0
     recompute_cost: int | None = None
     recompute_bound: int = 0
+    region_budget: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,6 +90,7 @@ class State:
         hooks: what saved tensors are to pass through once the graph is split.
         refillable: names of the inputs that eager autograd lets the user refill before backward.
         reread_inputs: whether backward may read those nevertheless.
+        heeds_regions: whether a budget that the code sets for its region holds.
     """
 
     joint: JointGraph
@@ -100,6 +103,7 @@ class State:
     hooks: SavedTensorHooks | None = None
     refillable: frozenset[str] = frozenset()
     reread_inputs: bool = True
+    heeds_regions: bool = True
     _of_joint: Known = field(default=Known(()), repr=False)
     _of_halves: Known = field(default=Known(()), repr=False)
 

@@ -1,0 +1,86 @@
+"""Budgets that the user's code sets itself, by ``torch.autograd.graph.region_activation_memory_budget``.
+
+As in PyTorch, the context is for a whole graph: it must cover its forward and say one share; regions
+with different shares are kept apart by graph breaks. What AOTAutograd and Inductor add by themselves
+(the writes to mutated inputs, the seeds of random numbers) nobody can cover, and PyTorch 2.13 refuses
+a batch norm for it; here it does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
+
+from remat import torch_compat
+from remat.errors import BudgetError
+from remat.graph import ops
+from remat.graph.index import GraphIndex
+from remat.graph.joint import JointGraph
+from remat.graph.roles import Roles
+from remat.graph.source import located
+
+_WHAT = "torch.autograd.graph.region_activation_memory_budget"
+#: Uncovered operators that an error names.
+_SHOWN = 5
+
+
+def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
+    """The share that the code of a graph asks for; None where it asks for none.
+
+    Raises:
+        BudgetError: it asks for several shares, or for part of its forward alone.
+    """
+    shares: dict[float, fx.Node] = {}
+    uncovered: list[fx.Node] = []
+    for i, node in enumerate(index.nodes):
+        share = _annotated(node)
+        if share is not None:
+            shares.setdefault(share, node)
+        elif roles.required_forward[i] and node.meta.get("partitioner_tag") == "is_forward":
+            uncovered += [node] if node.op == "call_function" else []
+    for node in _nested(index, roles):
+        share = _annotated(node)
+        if share is not None:
+            shares.setdefault(share, node)
+        else:
+            uncovered.append(node)
+    if not shares:
+        return None
+    if len(shares) > 1:
+        lines = [f"  {share!r}: {located(shares[share])}" for share in sorted(shares)]
+        raise BudgetError(
+            f"graph '{joint.name}' sets the budgets {', '.join(map(repr, sorted(shares)))} by {_WHAT}, "
+            "but a graph has one budget; keep regions with different budgets apart with "
+            "torch._dynamo.graph_break():\n" + "\n".join(lines)
+        )
+    if uncovered and _must_cover():
+        more = f"\n  and {len(uncovered) - _SHOWN} more" if len(uncovered) > _SHOWN else ""
+        raise BudgetError(
+            f"graph '{joint.name}' sets the budget {next(iter(shares))!r} by {_WHAT} for a part of its "
+            f"forward: {len(uncovered)} operators stand outside. Put the whole forward into the "
+            "context, or keep what is to have another budget apart with torch._dynamo.graph_break():\n"
+            + "\n".join(f"  {located(n)}" for n in uncovered[:_SHOWN])
+            + more
+        )
+    return next(iter(shares))
+
+
+def _annotated(node: fx.Node) -> float | None:
+    custom = node.meta.get("custom")
+    share = custom.get(MEMORY_BUDGET_ANNOTATION_KEY) if isinstance(custom, dict) else None
+    return None if share is None else float(share)
+
+
+def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
+    """The calls in the graphs that forward's higher-order operators are given to call."""
+    for i, node in enumerate(index.nodes):
+        if roles.required_forward[i] and not index.plain[i]:
+            yield from ops.nested_nodes(node)
+
+
+def _must_cover() -> bool:
+    """Whether a context must cover the whole forward: PyTorch 2.15 lets its users choose."""
+    config = torch_compat.functorch_config
+    return bool(getattr(config, "activation_memory_budget_require_full_coverage", True))

@@ -1,0 +1,237 @@
+"""``torch.autograd.graph.region_activation_memory_budget``: budgets that the user's code sets itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch.autograd.graph import region_activation_memory_budget as region
+from torch.nn import functional as F
+
+import remat
+from remat.errors import BudgetError
+from remat.graph.liveness import saved_storages
+from remat.graph.text import parse_joint, print_joint
+from tests.hard.steps import drawn
+
+T = torch.Tensor
+
+LINEAR = nn.Linear(16, 16)
+NORM = nn.BatchNorm1d(16)
+
+
+def layers(x: T) -> T:
+    for _ in range(3):
+        x = LINEAR(x).sin()
+    return x.cos().sum()
+
+
+def covered(x: T, share: float = 0.4) -> T:
+    with region(share):
+        return layers(x)
+
+
+def nested(x: T) -> T:
+    with region(0.9), region(0.4):
+        return layers(x)
+
+
+def normed(x: T) -> T:
+    with region(0.4):
+        return layers(NORM(x))
+
+
+def dropped(x: T) -> T:
+    with region(0.4):
+        return layers(F.dropout(x))
+
+
+def branched(x: T) -> T:
+    with region(0.4):
+        y = torch.cond(x.sum() > 0, lambda y: LINEAR(y).sin(), lambda y: y.cos(), (x,))
+        return layers(y)
+
+
+def in_part(x: T) -> T:
+    with region(0.4):
+        x = layers(x)
+    return x.sin() * 2
+
+
+def conflicting(x: T) -> T:
+    with region(0.4):
+        x = LINEAR(x).sin()
+    with region(0.5):
+        return layers(x)
+
+
+def torn(x: T) -> T:
+    with region(0.2):
+        x = LINEAR(LINEAR(x).sin()).cos()
+    torch._dynamo.graph_break()
+    with region(0.7):
+        x = LINEAR(LINEAR(x).sin()).cos()
+    torch._dynamo.graph_break()
+    return layers(x)
+
+
+def plans_of(f: Callable[..., Any], budget: Any = 0.9, **options: Any) -> list[remat.Plan]:
+    """The plans that one step of the compiled program runs on."""
+    torch._dynamo.reset()
+    before = len(remat.plans())
+    options = {"lower": "eager", "budget": budget, **options}
+    torch.compile(f, backend="remat", options=options)(drawn(64, 16)).backward()
+    return list(remat.plans()[before:])
+
+
+def saved_by_pytorch(f: Callable[..., Any], budget: float = 0.9) -> list[int]:
+    """Bytes that PyTorch's partitioner saves, graph by graph."""
+    saved: list[int] = []
+
+    def split(joint: Any, inputs: Any, **convention: Any) -> Any:
+        halves = min_cut_rematerialization_partition(joint, inputs, **convention)
+        handed = saved_storages(halves[0], convention["num_fwd_outputs"])
+        saved.append(sum(handed.values()))
+        return halves
+
+    backend = aot_autograd(
+        fw_compiler=lambda module, _: make_boxed_func(module.forward),
+        partition_fn=split,
+        keep_inference_input_mutations=True,
+    )
+    torch._dynamo.reset()
+    with functorch_config.patch(activation_memory_budget=budget):
+        torch.compile(f, backend=backend)(drawn(64, 16))
+    return saved
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+def test_it_holds_instead_of_the_share_that_was_asked_for(share: float) -> None:
+    def asking(x: T) -> T:
+        return covered(x, share)
+
+    (plan,) = plans_of(asking, 0.5)
+    (plainly,) = plans_of(layers, share)
+    assert plan.capacity == plainly.capacity == max(plan.least_bytes, int(share * plan.full_bytes))
+    assert plan.decision == plainly.decision
+    assert plan.saved_bytes <= plan.capacity
+    assert (plan.budget, float(plan.region_budget)) == ("0.5", share)
+    # PyTorch says the same of its own budget.
+    assert saved_by_pytorch(asking, 0.5) == saved_by_pytorch(layers, share)
+
+
+def test_the_plan_tells_of_it() -> None:
+    (plan,) = plans_of(covered)
+    (line,) = (x for x in plan.explain().splitlines() if x.startswith("  region"))
+    assert "the code sets 0.4 for the whole graph" in line
+    assert "instead of the budget" in line
+    assert "  region  " not in plans_of(layers)[0].explain()
+    assert remat.Plan.from_json(plan.to_json()).region_budget == "0.4"
+
+
+@pytest.mark.parametrize("f", [covered, nested, normed, dropped, branched])
+def test_what_covers_the_forward_is_taken(f: Callable[..., Any]) -> None:
+    """Also where PyTorch 2.13 stumbles over what nobody wrote: a batch norm's write to its buffers."""
+    for plan in plans_of(f):
+        assert plan.region_budget == "0.4"
+        assert plan.saved_bytes <= max(plan.least_bytes, int(0.4 * plan.full_bytes))
+
+
+@pytest.mark.parametrize(
+    ("f", "theirs", "ours"),
+    [
+        (in_part, "must cover the entire forward", "for a part of its forward: 2 operators"),
+        (conflicting, "conflicting budgets", "sets the budgets 0.4, 0.5 by"),
+    ],
+)
+def test_what_pytorch_refuses_is_refused(f: Callable[..., Any], theirs: str, ours: str) -> None:
+    with pytest.raises(Exception, match=theirs):
+        saved_by_pytorch(f)
+    with pytest.raises(Exception, match=ours):
+        plans_of(f)
+    torch._dynamo.reset()
+    joint = remat.capture(f, (drawn(64, 16),), lower="eager")
+    with pytest.raises(BudgetError, match=r"graph_break\(\)"):
+        remat.plan(joint, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_graph_breaks_keep_regions_apart() -> None:
+    found = plans_of(torn, 0.5)
+    assert [p.region_budget for p in found] == ["0.2", "0.7", ""]
+    for plan, share in zip(found, (0.2, 0.7, 0.5), strict=True):
+        assert plan.capacity == max(plan.least_bytes, int(share * plan.full_bytes))
+        assert plan.saved_bytes <= plan.capacity
+
+
+def test_bytes_hold_beside_it() -> None:
+    joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
+    own = remat.plan(joint, 0.9).capacity
+    assert remat.plan(joint, "1MiB").capacity == own
+    assert remat.plan(joint, own - 1).capacity == own - 1
+    assert "holds beside" in remat.plan(joint, own - 1).explain()
+
+
+def test_a_peak_does_not_go_together_with_it() -> None:
+    joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
+    with pytest.raises(BudgetError, match=r"budget is peak 1 GiB, but the code sets 0.4"):
+        remat.plan(joint, remat.Peak("1GiB"))
+
+
+def test_every_way_to_a_plan_heeds_it() -> None:
+    joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
+    capacity = remat.plan(joint, 0.9).capacity
+    assert remat.plan(joint, 0.9, "greedy").capacity == capacity
+    assert remat.plan(joint, pipeline=str(remat.default_pipeline(0.9))).capacity == capacity
+    assert remat.compare(joint, ("greedy",), (0.9,)).rows[0].capacity == capacity
+    again = parse_joint(print_joint(joint))
+    assert remat.plan(again, 0.9).capacity == capacity
+    applied = remat.plan(joint, plan=remat.plan(joint, 0.9))
+    assert (applied.capacity, applied.region_budget) == (capacity, "0.4")
+
+
+@pytest.mark.parametrize("solver", ["auto", "greedy"])
+def test_a_frontier_is_over_all_budgets(solver: str) -> None:
+    joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
+    plainly = remat.capture(layers, (drawn(64, 16),), lower="eager")
+    assert remat.frontier(joint, solver).points == remat.frontier(plainly, solver).points
+
+
+def test_graphs_planned_together_take_their_own_first() -> None:
+    joints = remat.capture(torn, (drawn(64, 16),), lower="eager", fullgraph=False)
+    for budget in (0.5, "40KiB"):
+        plans = remat.plan(joints, budget)
+        assert [p.region_budget for p in plans] == ["0.2", "0.7", ""]
+        for plan, share in zip(plans[:2], (0.2, 0.7), strict=True):
+            assert plan.saved_bytes <= max(plan.least_bytes, int(share * plan.full_bytes))
+        assert plans.saved_bytes <= plans.capacity
+    with pytest.raises(BudgetError):
+        remat.plan(joints, "1KiB")
+
+
+def test_gradients_are_those_of_eager() -> None:
+    def plainly(x: T, w: T) -> T:
+        return F.dropout((x @ w).sin(), 0.3) @ w.cos()
+
+    def asking(x: T, w: T, share: float) -> T:
+        with region(share):
+            return plainly(x, w)
+
+    expected = _gradients(plainly)
+    options = {"lower": "eager", "budget": 0.9}
+    f = torch.compile(asking, backend="remat", options=options, fullgraph=True, dynamic=False)
+    for share in (0.0, 0.5, 1.0):
+        torch.testing.assert_close(_gradients(lambda x, w, s=share: f(x, w, s)), expected)
+
+
+def _gradients(f: Callable[..., Any]) -> list[T | None]:
+    x, w = drawn(6, 8), drawn(8, 8)
+    torch.manual_seed(3)
+    f(x, w).sin().sum().backward()
+    return [x.grad, w.grad]

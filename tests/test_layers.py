@@ -16,6 +16,7 @@ ROOT = Path(remat.__file__).parent
 COMPOSERS = (
     "planning",
     "pipelines",
+    "reduction",
     "sweep",
     "together",
     "saved_plans",

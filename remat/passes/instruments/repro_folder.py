@@ -210,6 +210,10 @@ def _readme(failure: Failure, name: str) -> str:
         "",
         f"    remat repro {name}",
         "",
+        "or first make it small:",
+        "",
+        f"    remat reduce {name}",
+        "",
     ]
     if failure.pipeline:
         checks = getattr(error, "found_by", "") or "structure"

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from remat.pipelines import default_pipeline as default_pipeline
     from remat.planning import Plan as Plan
     from remat.plugins.hooks import hookimpl as hookimpl
+    from remat.reduction import Reduced as Reduced
+    from remat.reduction import reduce as reduce
     from remat.solvers.base import Solver as Solver
     from remat.solvers.instances import Instance as Instance
     from remat.solvers.instances import load_instance as load_instance
@@ -76,6 +78,8 @@ _HOME = {
     "Plan": "remat.planning",
     "PlanSet": "remat.together",
     "hookimpl": "remat.plugins.hooks",
+    "Reduced": "remat.reduction",
+    "reduce": "remat.reduction",
     "Solver": "remat.solvers.base",
     "Instance": "remat.solvers.instances",
     "load_instance": "remat.solvers.instances",

@@ -17,6 +17,7 @@ COMPOSERS = (
     "planning",
     "mismatch",
     "pipelines",
+    "reduction",
     "sweep",
     "together",
     "saved_plans",

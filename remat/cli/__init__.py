@@ -4,6 +4,7 @@ try:
     from remat.cli import frontier as _frontier  # noqa: F401 - its command registers itself
     from remat.cli import instances as _instances  # noqa: F401 - its commands register themselves
     from remat.cli import opt as _opt  # noqa: F401 - its command registers itself
+    from remat.cli import reduce as _reduce  # noqa: F401 - its command registers itself
     from remat.cli import repro as _repro  # noqa: F401 - its command registers itself
     from remat.cli import sac as _sac  # noqa: F401 - its command registers itself
     from remat.cli.commands import main

@@ -10,9 +10,11 @@ import contextlib
 import copy
 import logging
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -57,6 +59,7 @@ def capture(
     device: str | torch.device | None = ...,
     fullgraph: Literal[False],
     dynamic: bool | None = ...,
+    run: bool = ...,
 ) -> list[JointGraph]: ...
 def capture(
     model: Callable[..., Any],
@@ -67,6 +70,7 @@ def capture(
     device: str | torch.device | None = None,
     fullgraph: bool = True,
     dynamic: bool | None = False,
+    run: bool = False,
 ) -> JointGraph | list[JointGraph]:
     """Traces forward and backward of ``model(*args, **kwargs)``.
 
@@ -83,11 +87,17 @@ def capture(
             tensors, the CPU for those on the meta device.
         fullgraph: a graph break is an error; with False, all graphs are returned in a list.
         dynamic: as in `torch.compile`; static shapes by default.
+        run: run forward on the real numbers of ``args`` and of the model, and so take the branches
+            that depend on numbers as they go: ``if x.sum() > 0:``, ``x.item()``. Only with
+            ``fullgraph=False``. Inputs and buffers are copied first; nothing is kept for backward, so
+            that at most the activations of one graph are alive at a time; the generator is left as it
+            was. (What forward itself writes to parameters stays.)
 
     Raises:
         CaptureError: arguments that are no tuple and dict, or that the model does not take; a graph
-            break (the message names the source line), an unknown lowering, a device that this build of PyTorch cannot fake, nothing to differentiate, or an error in
-            the model itself.
+            break (the message names the source line), an unknown lowering, a device that this build
+            of PyTorch cannot fake, nothing to differentiate, an error in the model itself, or, with
+            ``run``, a tensor without numbers.
     """
     torch_compat.check_version()
     if lower not in LOWERINGS:
@@ -104,6 +114,8 @@ def capture(
 
     from remat.torch_compat import FakeTensorMode
 
+    if run:
+        _check_numbers(name, _tensors_of(model, args, kwargs), fullgraph, device)
     tensors = [t for t in _tensors_of(model, args, kwargs) if hasattr(t, "fake_mode")]
     mode = (
         tensors[0].fake_mode
@@ -111,10 +123,10 @@ def capture(
         else FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     )
     target = None if device is None else _fakeable(device)
-    faked = _Faker(mode, target)
+    faked = _Copied() if run else _Faker(mode, target)
     sink: list[JointGraph] = []
-    backend = _Backend(sink, lower, name, stop=fullgraph)
-    with _quiet_dynamo(), mode:
+    backend = _Backend(sink, lower, name, stop=fullgraph, run=run)
+    with _quiet_dynamo(), _generators_kept() if run else mode:
         fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
         fake_model = faked.module(model)
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
@@ -126,6 +138,7 @@ def capture(
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
             "requires a gradient (is it in torch.no_grad, or frozen?)"
+            + ("" if fullgraph else "; nor is it compiled where a graph breaks inside of a loop")
         )
     return sink[0] if fullgraph else sink
 
@@ -194,10 +207,62 @@ class _Faker:
             ) from error
 
 
+class _Copied(_Faker):
+    """Copies what a run may overwrite: inputs and buffers. Parameters are the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, torch.nn.Parameter):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _check_numbers(
+    name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
+) -> None:
+    """Refuses a run that cannot be one."""
+    if fullgraph:
+        raise CaptureError(
+            f"'{name}' is to be captured as one graph, in which no branch is taken from a run: pass "
+            "fullgraph=False with run=True"
+        )
+    if device is not None:
+        raise CaptureError(
+            f"device is {str(device)!r}, but run=True runs the model where it lies; move the model and "
+            "its inputs there instead"
+        )
+    empty = [t for t in tensors if hasattr(t, "fake_mode") or t.device.type == "meta"]
+    if empty:
+        raise CaptureError(
+            f"'{name}' cannot be run: {len(empty)} of its {len(tensors)} tensors have no numbers (meta "
+            "or fake). Build the model and its inputs for real, or capture without run=True"
+        )
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leaves the generators of all devices as they were."""
+    with torch.random.fork_rng():
+        yield
+
+
+def _dropped(_: torch.Tensor) -> None:
+    """Packs what autograd saves: nothing is kept, as nothing runs backward."""
+
+
+def _never(_: Any) -> torch.Tensor:
+    raise AssertionError("a capture does not run backward")
+
+
 class _Backend:
     """The Dynamo backend that takes joint graphs down."""
 
-    def __init__(self, sink: list[JointGraph], lower: str, name: str, *, stop: bool) -> None:
+    def __init__(
+        self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool = False
+    ) -> None:
+        self._really = run
         self._sink = sink
         self._lower = lower
         self._name = name
@@ -223,7 +288,11 @@ class _Backend:
             )
             if received and not joint.received and primals == len(args):
                 self._sink[graph] = replace(joint, received=tuple(received))
-            out = compiled(*args)
+            if self._really:
+                with torch.autograd.graph.saved_tensors_hooks(_dropped, _never):
+                    out = compiled(*args)
+            else:
+                out = compiled(*args)
             for k, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
                 if isinstance(value, torch.Tensor):
                     self._made[id(value)] = (graph, k)
@@ -357,6 +426,12 @@ def _explain(
         raise CaptureError(f"'{name}' cannot be called like that: {not_callable}") from error
     text = str(error).strip()
     where = _user_line(text)
+    if _asks_for_numbers(error):
+        raise CaptureError(
+            f"'{name}' decides by the numbers in a tensor{where or _raised_at(error)}, and fake tensors have none: "
+            f"{text.splitlines()[0][:200]}. Pass fullgraph=False and run=True with real tensors, which "
+            "takes the branches from a run, or decide without numbers (torch.where, torch.cond)"
+        ) from error
     raised = re.search(r"Developer debug context: raised exception (.+)", text)
     if raised is not None:
         raise CaptureError(
@@ -372,6 +447,23 @@ def _explain(
     raise CaptureError(
         f"'{name}' failed while it was traced{where}: {type(error).__name__}: {first[:600]}"
     ) from error
+
+
+def _asks_for_numbers(error: BaseException | None) -> bool:
+    """Whether a trace ended because the value of a tensor was asked for."""
+    while error is not None:
+        if type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+            return True
+        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
+    return False
+
+
+def _raised_at(error: BaseException) -> str:
+    """The innermost line outside of PyTorch and of this file that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (__file__, str(Path(torch.__file__).parent))
+    found = [f for f in frames if not f.filename.startswith((*ours, "<"))]
+    return f" at {found[-1].filename}:{found[-1].lineno}" if found else ""
 
 
 def _user_line(text: str) -> str:

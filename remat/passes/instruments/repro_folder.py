@@ -104,7 +104,7 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
     try:
-        for name, text in _files(failure, target.name).items():
+        for name, text in files_of(failure, target.name).items():
             (draft / name).write_text(text, encoding="utf-8")
         if failure.instance is not None:
             with contextlib.suppress(RematError):  # one that is too large to be read again
@@ -173,7 +173,8 @@ def versions() -> dict[str, Any]:
     }
 
 
-def _files(failure: Failure, name: str) -> dict[str, str]:
+def files_of(failure: Failure, name: str) -> dict[str, str]:
+    """The files of a reproducer's folder, by name; ``name`` is that of the folder."""
     error = failure.error
     record = {
         "remat_repro": VERSION,
@@ -208,6 +209,10 @@ def _readme(failure: Failure, name: str) -> str:
         "See it again:",
         "",
         f"    remat repro {name}",
+        "",
+        "or first make it small:",
+        "",
+        f"    remat reduce {name}",
         "",
     ]
     if failure.pipeline:

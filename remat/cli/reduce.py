@@ -1,0 +1,198 @@
+"""The command ``remat reduce``: a failing joint graph, made small."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import echo_json, json_option, main
+from remat.cli.progress import Progress
+from remat.cli.repro import replay
+from remat.errors import ProblemError, RematError
+
+if TYPE_CHECKING:
+    from remat.graph.joint import JointGraph
+    from remat.passes.instruments.repro_folder import Recorded
+
+#: Exit code after Ctrl-C.
+INTERRUPTED = 130
+#: Files of a reproducer that are about the graph as it was.
+_OUTDATED = ("problem.json", "traceback.txt", "README.txt")
+
+
+@main.command("reduce")
+@click.argument("source", metavar="FOLDER|JOINT", type=click.Path(path_type=Path))
+@click.option(
+    "--test",
+    metavar="COMMAND",
+    help="the graph fails where this shell command ends with an exit code other than 0; {} stands for "
+    "the file or folder. By default a FOLDER is replayed, and must raise the recorded kind of error",
+)
+@click.option(
+    "--test-timeout",
+    type=params.TimeLimitType(),
+    metavar="SECONDS",
+    help="a command that takes longer is ended and counts as not failing [default: no limit]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="where to write the result; it must not exist [default: beside the input, with -reduced "
+    "behind its name]",
+)
+@json_option
+def reduce_(
+    source: Path,
+    test: str | None,
+    test_timeout: float | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Shrink a failing joint graph while it keeps failing.
+
+    FOLDER is a reproducer that a crashed pass or solver left, JOINT a joint graph as text. The input is
+    left as it is; the smallest graph found is written behind its name, also after Ctrl-C (exit code
+    130).
+    """
+    from remat.graph.text import SUFFIX, print_joint, read_joint
+    from remat.passes.instruments.repro_folder import read_reproducer
+    from remat.reduction import reduce
+
+    recorded = read_reproducer(source) if source.is_dir() else None
+    if recorded is None and test is None:
+        raise click.UsageError("a JOINT needs a --test that says whether it fails")
+    if test is not None and "{}" not in test:
+        raise click.UsageError(f"--test '{test}' has no {{}} where the graph's file is to stand")
+    suffix = SUFFIX if recorded is None else ""
+    target = output or source.with_name(f"{source.name.removesuffix(suffix)}-reduced{suffix}")
+    if target.exists():
+        raise ProblemError(f"'{target}' exists already; name another with -o, or remove it")
+    if not target.resolve().parent.is_dir():
+        raise ProblemError(f"there is no folder '{target.resolve().parent}'")
+    with Progress() as progress, tempfile.TemporaryDirectory(prefix="remat-reduce-") as room:
+        progress.step(f"reading {source}")
+        joint = read_joint(source if recorded is None else recorded.graph)
+        place = Path(room) / source.name
+        if recorded is not None:
+            shutil.copytree(source, place)
+        fails: Callable[[JointGraph], bool]
+        if test is not None:
+            fails = _command(test, test_timeout, place, recorded is not None)
+        else:
+            assert recorded is not None
+            fails = _fails_alike(recorded)
+        found = reduce(joint, fails, progress=progress.step)
+    text = print_joint(found.joint)
+    if recorded is None:
+        params.write(target, text, "joint graph")
+    else:
+        _write_folder(source, target, recorded, found.joint, text)
+    if as_json:
+        counts = ("before", "nodes", "tests", "known", "refused", "interrupted")
+        echo_json({"written": str(target), **{k: getattr(found, k) for k in counts}})
+    else:
+        cut = "interrupted; so far: " if found.interrupted else ""
+        click.echo(
+            f"{cut}{found.before} -> {found.nodes} nodes in {found.tests} tests, written to {target}"
+        )
+    if found.interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
+    """Replays a graph as `remat repro` does; names and numbers in the message do not count."""
+    wanted = recorded.type, _kind(recorded.message)
+
+    def fails(joint: JointGraph) -> bool:
+        error = replay(joint, recorded)
+        return error is not None and (type(error).__name__, _kind(str(error))) == wanted
+
+    return fails
+
+
+def _kind(message: str) -> str:
+    """The first line of a message without what depends on the graph: names in quotes, and numbers."""
+    first = message.strip().partition("\n")[0]
+    first = re.sub(r" \(passes completed before it: [^)]*\)", "", first)
+    # What several nodes have done wrong is one kind of error, however many they are.
+    first = first.partition(";")[0]
+    return re.sub(r"\d+", "0", re.sub(r"'[^']*'", "'…'", first))
+
+
+def _command(
+    command: str, timeout_s: float | None, place: Path, in_folder: bool
+) -> Callable[[JointGraph], bool]:
+    """Runs a shell command on a graph that is written to a file, or into a copied reproducer."""
+    from remat.graph.text import write_joint
+
+    line = command.replace("{}", shlex.quote(str(place)))
+    file = place / "graph.joint" if in_folder else place
+
+    def fails(joint: JointGraph) -> bool:
+        write_joint(file, joint)
+        # Ctrl-C is for the search: the command runs in a session of its own, and is ended with it.
+        run = subprocess.Popen(
+            line,
+            shell=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return run.wait(timeout_s) != 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            if run.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(run.pid, signal.SIGKILL)
+                run.wait()
+
+    return fails
+
+
+def _write_folder(
+    source: Path, target: Path, recorded: Recorded, joint: JointGraph, text: str
+) -> None:
+    """Writes a reproducer for the smaller graph, whole or not at all."""
+    from remat.passes.instruments.repro_folder import Failure, files_of
+
+    error = replay(joint.copy(), recorded)
+    draft: Path | None = None
+    try:
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
+        kept = draft / "kept"
+        shutil.copytree(source, kept, ignore=shutil.ignore_patterns(*_OUTDATED))
+        files = {"graph.joint": text}
+        if error is not None:
+            failure = Failure(
+                graph=text,
+                pipeline=recorded.pipeline,
+                options=recorded.options,
+                path=recorded.path,
+                error=error,
+                note=recorded.note,
+            )
+            files = files_of(failure, target.name)
+        for name, content in files.items():
+            (kept / name).write_text(content, encoding="utf-8")
+        kept.rename(target)
+    except OSError as failed:
+        raise RematError(f"reproducer '{target}' cannot be written: {failed.strerror}") from failed
+    finally:
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)

@@ -1,0 +1,325 @@
+"""Edits that make a joint graph smaller, or simpler, and leave it a joint graph.
+
+An edit changes a graph in place and keeps the convention of AOTAutograd: primals, then tangents; forward
+outputs, then a gradient or None for every primal. Every value keeps its shape, so that gradients fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat.graph.fake import repair_aliases
+from remat.graph.joint import JointGraph, Role, output_node, outputs_of, role_of
+from remat.graph.structure import check_structure
+
+#: What an edit works on: positions of outputs, or names of nodes.
+Item = int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """One kind of edit.
+
+    Attributes:
+        name: what it does, in words.
+        items: what it can work on in a graph, what is likely to go first.
+        apply: works on some of these and returns the edited graph; what is gone by then is skipped.
+    """
+
+    name: str
+    items: Callable[[JointGraph], list[Item]]
+    apply: Callable[[JointGraph, Sequence[Item]], JointGraph]
+
+
+def tidy(joint: JointGraph) -> JointGraph:
+    """Removes calls that nobody reads, and shows in fake values what aliases what."""
+    for node in reversed(list(joint.graph.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users and not node.is_impure():
+            joint.graph.erase_node(node)
+    repair_aliases(joint.graph)
+    return joint
+
+
+def fault_of(joint: JointGraph) -> str | None:
+    """Why a graph is no joint graph, in words; None where it is one."""
+    fault = check_structure(joint.graph_module)
+    if fault is not None:
+        return fault
+    begun = False
+    backward: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        is_primal = node.op == "placeholder" and role_of(node) is Role.PRIMAL
+        if is_primal and begun:
+            return f"primal '{node.name}' stands behind a tangent"
+        if node.op == "placeholder" and not is_primal:
+            begun = True
+            if role_of(node) is not Role.FORWARD_SEED:
+                backward.add(node)
+        elif not backward.isdisjoint(node.all_input_nodes):
+            backward.add(node)
+    values, n = outputs_of(joint.graph), joint.num_fwd_outputs
+    late = [v.name for v in values[:n] if v in backward]
+    if late:
+        return f"forward returns '{late[0]}', which depends on a tangent"
+    return None
+
+
+def _outputs(joint: JointGraph, keep: Callable[[int, Any], Any], dropped: set[int]) -> None:
+    """Replaces outputs, and drops some, with their descriptors."""
+    out = output_node(joint.graph)
+    values = outputs_of(joint.graph)
+    descs = list(out.meta.get("desc") or ()) or None
+    left = [k for k in range(len(values)) if k not in dropped]
+    out.args = (tuple(keep(k, values[k]) for k in left),)
+    if descs is not None and len(descs) == len(values):
+        out.meta = {**out.meta, "desc": [descs[k] for k in left]}
+
+
+def _nodes(joint: JointGraph, names: Sequence[Item]) -> list[fx.Node]:
+    wanted = set(names)
+    return [n for n in joint.graph.nodes if n.name in wanted]
+
+
+def _gradients(joint: JointGraph) -> list[Item]:
+    values, n = outputs_of(joint.graph), joint.num_fwd_outputs
+    return [k for k in range(n, len(values)) if isinstance(values[k], fx.Node)]
+
+
+def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    gone = set(items)
+    _outputs(joint, lambda k, v: None if k in gone else v, set())
+    return joint
+
+
+def _forward_outputs(joint: JointGraph) -> list[Item]:
+    return list(range(joint.num_fwd_outputs))
+
+
+def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    gone = {int(k) for k in items}
+    _outputs(joint, lambda _, v: v, gone)
+    return replace(joint, num_fwd_outputs=joint.num_fwd_outputs - len(gone))
+
+
+def _placeholders(joint: JointGraph, role: Role) -> list[fx.Node]:
+    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is role]
+
+
+def _has_a_gradient_each(joint: JointGraph) -> bool:
+    """Whether outputs and inputs can be told to belong together, so that inputs can come and go."""
+    gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
+    return gradients == len(_placeholders(joint, Role.PRIMAL)) and all(
+        role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
+    )
+
+
+def _unused(joint: JointGraph) -> list[Item]:
+    if not _has_a_gradient_each(joint):
+        return []
+    inputs = joint.graph.find_nodes(op="placeholder")
+    return [n.name for n in inputs if not n.users]
+
+
+def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    gone = {n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users}
+    inputs = list(joint.graph.find_nodes(op="placeholder"))
+    primals, n = _placeholders(joint, Role.PRIMAL), joint.num_fwd_outputs
+    _outputs(joint, lambda _, v: v, {n + k for k, p in enumerate(primals) if p in gone})
+    place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in gone)}
+    for node in gone:
+        joint.graph.erase_node(node)
+    return replace(
+        joint,
+        static_inputs=tuple(place[k] for k in joint.static_inputs if k in place),
+        received=tuple((place[k], i, j) for k, i, j in joint.received if k in place),
+    )
+
+
+def _cuttable(joint: JointGraph) -> list[Item]:
+    if not _has_a_gradient_each(joint):
+        return []
+    return [
+        n.name
+        for n in joint.graph.nodes
+        if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)
+    ]
+
+
+def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
+    """What belongs to backward: tangents and the like, and all that reads them."""
+    found: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        late = node.op == "placeholder" and role_of(node) is not Role.PRIMAL
+        if late or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = None) -> fx.Node:
+    """A new input with the looks of a node: a tangent, or a primal and its gradient."""
+    inputs = list(joint.graph.find_nodes(op="placeholder"))
+    primals = [n for n in inputs if role_of(n) is Role.PRIMAL]
+    name = f"{'tangents' if late else 'primals'}_{like.name}"
+    if late or primals:
+        with joint.graph.inserting_after(inputs[-1] if late else primals[-1]):
+            made = joint.graph.placeholder(name)
+    else:
+        with joint.graph.inserting_before(next(iter(joint.graph.nodes))):
+            made = joint.graph.placeholder(name)
+    made.meta = {"val": _own(like.meta["val"])}
+    if not late:  # behind the old ones, and so is its gradient
+        _insert_output(joint, len(outputs_of(joint.graph)), gradient)
+    return made
+
+
+def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
+    out = output_node(joint.graph)
+    values, descs = outputs_of(joint.graph), out.meta.get("desc")
+    if descs is not None:
+        out.meta = {**out.meta, "desc": [*descs[:at], None, *descs[at:]]}
+    out.args = ((*values[:at], value, *values[at:]),)
+
+
+def _cut(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    """Turns results into inputs: of forward, or of backward where a tangent went into them."""
+    cut, late = _nodes(joint, items), _behind_tangents(joint)
+    apart = set(cut)
+    for node in cut:
+        if not all(u in apart for u in node.users):  # else it goes by itself
+            node.replace_all_uses_with(_add_input(joint, node, late=node in late))
+    return joint
+
+
+def _cut_out(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    """Turns results into inputs, and returns what went into them, so that it stays.
+
+    What a call of forward has read becomes an output of forward; what a call that backward runs or
+    reads has read becomes a gradient, which backward has to come by.
+    """
+    late, cut = _behind_tangents(joint), _nodes(joint, items)
+    apart = set(cut)
+    for node in cut:
+        gradients = outputs_of(joint.graph)[joint.num_fwd_outputs :]
+        backward = node in late or node in gradients or not late.isdisjoint(node.users)
+        if node.users:
+            node.replace_all_uses_with(_add_input(joint, node, late=node in late))
+        stack = [node]
+        while stack:
+            gone = stack.pop()
+            read = [n for n in gone.all_input_nodes if n.op == "call_function" and n not in apart]
+            joint.graph.erase_node(gone)
+            for value in read:
+                if not isinstance(value.meta.get("val"), torch.Tensor):
+                    if not value.users:
+                        apart.add(value)
+                        stack.append(value)
+                    continue
+                n, returned = joint.num_fwd_outputs, outputs_of(joint.graph)
+                if backward and value not in returned[n:]:
+                    _add_input(joint, value, late=False, gradient=value)
+                if node not in late and value not in returned[:n]:
+                    _insert_output(joint, n, value)
+                    joint = replace(joint, num_fwd_outputs=n + 1)
+    return joint
+
+
+def _own(value: torch.Tensor) -> torch.Tensor:
+    """A fake value like another, in memory of its own."""
+    with value.fake_mode, torch.no_grad():  # type: ignore[attr-defined]
+        if value.layout is not torch.strided:
+            return torch.empty_like(value)
+        return torch.empty_strided(
+            value.size(), value.stride(), dtype=value.dtype, device=value.device
+        )
+
+
+def _looks(value: Any) -> Any:
+    """What two values must share to stand for each other."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    stride = value.stride() if value.layout is torch.strided else None
+    return (str(tuple(value.shape)), str(stride), value.dtype, value.device, value.layout)
+
+
+def _bypass_to(node: fx.Node) -> fx.Node | None:
+    looks = _looks(node.meta.get("val"))
+    if looks is None or node.op != "call_function":
+        return None
+    return next((i for i in node.all_input_nodes if _looks(i.meta.get("val")) == looks), None)
+
+
+def _bypassable(joint: JointGraph) -> list[Item]:
+    return [n.name for n in joint.graph.nodes if _bypass_to(n) is not None]
+
+
+def _bypass(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    for node in _nodes(joint, items):
+        found = _bypass_to(node)
+        if found is not None:
+            node.replace_all_uses_with(found)
+    return joint
+
+
+def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
+    """Inputs that an earlier input of the same role and looks could stand for."""
+    first: dict[Any, fx.Node] = {}
+    found: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.find_nodes(op="placeholder"):
+        looks = _looks(node.meta.get("val"))
+        if looks is not None and node.users:
+            same = first.setdefault((role_of(node), looks), node)
+            if same is not node:
+                found[node] = same
+    return found
+
+
+def _mergeable(joint: JointGraph) -> list[Item]:
+    return [n.name for n in _alike(joint)]
+
+
+def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    wanted = set(items)
+    for node, same in _alike(joint).items():
+        if node.name in wanted:
+            node.replace_all_uses_with(same)
+    return joint
+
+
+def _unread(joint: JointGraph) -> list[Item]:
+    return [n.name for n in joint.graph.nodes if n.op == "call_function" and not n.users]
+
+
+def _erase(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    for node in reversed(_nodes(joint, items)):
+        if not node.users:
+            joint.graph.erase_node(node)
+    return joint
+
+
+def _tagged(joint: JointGraph) -> list[Item]:
+    return [n.name for n in joint.graph.nodes if n.meta.get("recompute") is not None]
+
+
+def _untag(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+    for node in _nodes(joint, items):
+        node.meta = {k: v for k, v in node.meta.items() if k not in ("recompute", "ac_graph_id")}
+    return joint
+
+
+#: In the order in which they are tried, round after round: what takes most away first.
+EDITS = (
+    Edit(name="drop gradients", items=_gradients, apply=_drop_gradients),
+    Edit(name="drop outputs", items=_forward_outputs, apply=_drop_outputs),
+    Edit(name="turn results into inputs", items=_cuttable, apply=_cut),
+    Edit(name="cut calls out", items=_cuttable, apply=_cut_out),
+    Edit(name="leave out calls", items=_bypassable, apply=_bypass),
+    Edit(name="erase what nobody reads", items=_unread, apply=_erase),
+    Edit(name="merge inputs", items=_mergeable, apply=_merge),
+    Edit(name="drop inputs", items=_unused, apply=_drop_unused),
+    Edit(name="drop tags", items=_tagged, apply=_untag),
+)

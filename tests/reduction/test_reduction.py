@@ -1,0 +1,203 @@
+"""Failing graphs made small: what is left, that it is legal, and that the search is orderly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import remat
+from remat import pipelines
+from remat.errors import ProblemError, VerifyError
+from remat.graph.differences import first_difference
+from remat.graph.joint import JointGraph, Role, role_of, split_outputs
+from remat.graph.lowering import Decision
+from remat.graph.rules import memory
+from remat.graph.running import Trial
+from remat.graph.text import print_joint
+from remat.passes.base import PassResult, State
+from remat.passes.partition import Partition
+from remat.reduction.edits import EDITS, fault_of, tidy
+from tests.passes.instruments.sample import step
+from tests.reduction.models import gpt, gpt_with_writes
+
+#: What a reduced graph has fewer nodes than, inputs and outputs among them.
+SMALL = 15
+
+
+def calls(joint: JointGraph, name: str) -> bool:
+    return any(name in str(n.target) for n in joint.graph.nodes if n.op == "call_function")
+
+
+def reads_a_product(joint: JointGraph) -> bool:
+    return any(
+        read.op == "call_function" and "mm" in str(read.target)
+        for n in joint.graph.nodes
+        if "sin.default" in str(n.target)
+        for read in n.all_input_nodes
+    )
+
+
+def test_what_does_not_matter_goes() -> None:
+    found = remat.reduce(step(), reads_a_product)
+    assert [n.name for n in found.joint.graph.nodes if n.op == "call_function"] == ["mm_1", "sin_1"]
+    assert found.before == len(step().graph.nodes)
+    assert found.nodes == len(found.joint.graph.nodes) == 4
+    assert not found.interrupted
+
+
+def test_every_graph_that_is_tested_is_a_joint_graph_and_new() -> None:
+    seen: list[str] = []
+
+    def test(joint: JointGraph) -> bool:
+        seen.append(print_joint(joint))
+        assert fault_of(joint) is None
+        primals = [
+            n for n in joint.graph.nodes if n.op == "placeholder" and role_of(n) is Role.PRIMAL
+        ]
+        gradients = split_outputs(joint)[1]
+        assert len(gradients) == len(primals)
+        for primal, gradient in zip(primals, gradients, strict=True):
+            if gradient is not None:
+                assert gradient.meta["val"].shape == primal.meta["val"].shape
+        state = pipelines.split(pipelines.prepare(joint))
+        assert state.forward is not None
+        joint.graph.erase_node(next(reversed(joint.graph.nodes)))  # a test may do as it likes
+        return "aten.tanh" in seen[-1] or "cos" in seen[-1]
+
+    start = step()
+    before = print_joint(start)
+    found = remat.reduce(start, test)
+    assert len(set(seen)) == len(seen) == found.tests
+    assert found.known > 0
+    assert print_joint(start) == before
+    again: list[str] = []
+    remat.reduce(start, lambda j: again.append(print_joint(j)) or "cos" in again[-1])  # type: ignore[func-returns-value]
+    assert again == seen, "the order is the same in every run"
+
+
+@pytest.mark.parametrize("edit", EDITS, ids=lambda e: e.name)
+def test_edits_leave_a_joint_graph(edit: object) -> None:
+    """All at once, one by one, and those that another has already seen to."""
+    joint = gpt().copy()
+    joint.graph_module.meta.clear()
+    for node in list(joint.graph.nodes)[::7]:
+        node.meta = {**node.meta, "recompute": torch.utils.checkpoint.CheckpointPolicy.PREFER_SAVE}
+    (kind,) = (e for e in EDITS if e is edit)
+    items = kind.items(joint)
+    for part in (items, items[::2], items[: len(items) // 2], items[:1], items[-1:]):
+        made = tidy(kind.apply(joint.copy(), part))
+        assert fault_of(made) is None
+        assert pipelines.split(pipelines.prepare(made)).forward is not None
+
+
+def test_a_graph_that_does_not_fail_is_refused() -> None:
+    with pytest.raises(ProblemError, match=r"'step' does not fail.*returns True where it fails"):
+        remat.reduce(step(), lambda _: False)
+
+
+def test_an_error_of_the_test_is_not_caught() -> None:
+    def test(joint: JointGraph) -> bool:
+        raise LookupError("of the test itself")
+
+    with pytest.raises(LookupError, match="of the test itself"):
+        remat.reduce(step(), test)
+
+
+def test_an_interruption_leaves_the_smallest_so_far() -> None:
+    ran = 0
+
+    def test(joint: JointGraph) -> bool:
+        nonlocal ran
+        ran += 1
+        if ran == 8:
+            raise KeyboardInterrupt
+        return reads_a_product(joint)
+
+    found = remat.reduce(step(), test)
+    assert found.interrupted
+    assert reads_a_product(found.joint)
+    assert found.nodes < found.before
+
+
+def test_progress_is_told() -> None:
+    told: list[str] = []
+    remat.reduce(step(), reads_a_product, progress=told.append)
+    assert told[0] == "drop gradients: 23 nodes, 1 tests"
+
+
+def test_what_the_verifier_used_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list overwritten in place, as the verifier judged it before it knew what is handed over."""
+    monkeypatch.setattr(memory, "_is_handed", lambda _: False)
+
+    def test(joint: JointGraph) -> bool:
+        try:
+            remat.plan(joint, 1)
+        except VerifyError as error:
+            return "which forward has overwritten" in str(error)
+        except remat.RematError:
+            return False
+        return False
+
+    start = gpt_with_writes()
+    found = remat.reduce(start, test)
+    assert found.before > 100
+    assert found.nodes < SMALL
+    assert calls(found.joint, "_foreach_mul_")
+
+
+def test_a_custom_operator_computed_twice() -> None:
+    """Numbers that differ where everything is computed again, but not where nothing is."""
+
+    def test(joint: JointGraph) -> bool:
+        try:
+            trial = Trial.of(joint)
+            expected = trial.run_joint(joint)
+            state = pipelines.prepare(joint)
+            inputs = joint.graph.find_nodes(op="placeholder")
+            primals = [n.name for n in inputs if role_of(n) is Role.PRIMAL]
+            halves = pipelines.split(replace(state, decision=Decision(saved=tuple(primals))))
+            assert halves.forward is not None
+            assert halves.backward is not None
+            left = trial.run_halves(halves.forward, halves.backward, joint.num_fwd_outputs)
+        except (RuntimeError, remat.RematError):
+            return False
+        results = (
+            {k: v for k, v in run.items() if k.startswith("gradient")} for run in (expected, left)
+        )
+        return first_difference(*results) is not None
+
+    found = remat.reduce(gpt(custom=True), test)
+    assert found.before > 250
+    assert found.nodes < SMALL
+    assert calls(found.joint, "noisy")
+
+
+def test_a_planted_bug_of_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that forgets a gradient wherever backward has a softmax in it."""
+    right = Partition.run
+
+    def forgets(self: Partition, state: State) -> PassResult:
+        result = right(self, state)
+        backward = result.state.backward
+        assert backward is not None
+        if calls(replace(state.joint, graph_module=backward), "_softmax_backward_data"):
+            out = next(iter(reversed(backward.graph.nodes)))
+            out.args = (tuple(out.args[0][:-1]),)
+        return result
+
+    monkeypatch.setattr(Partition, "run", forgets)
+
+    def test(joint: JointGraph) -> bool:
+        try:
+            remat.plan(joint, 0.5)
+        except VerifyError as error:
+            return "backward must return a gradient" in str(error)
+        except remat.RematError:
+            return False
+        return False
+
+    found = remat.reduce(gpt(), test)
+    assert found.nodes < SMALL
+    assert calls(found.joint, "_softmax_backward_data")

@@ -169,9 +169,14 @@ def plan_together(
     full = sum(s.full_bytes for s in sweeps) + passed.all_bytes
     capacity = budget.capacity(full=max(full, least), least=least)
     best, reserve = smallest, passed.all_bytes
-    if full <= capacity:  # as for one graph: the runtime-optimal cut decides
-        best = [s.runtime_optimal for s in sweeps]
-    for _ in range(0 if full <= capacity else ROUNDS):
+    # Where every graph's cheapest decision fits, there is nothing to share out.
+    most = [max(s.hull.ends[1].saved_bytes, s.least_bytes) for s in sweeps]
+    free = sum(most) + passed.all_bytes <= capacity
+    if free:
+        best = [s.at(c) for s, c in zip(sweeps, most, strict=True)]
+    elif full <= capacity:
+        best = [s.at(s.full_bytes) for s in sweeps]
+    for _ in range(0 if free else ROUNDS):
         shares = _shares(sweeps, capacity - reserve)
         if shares is None:
             break

@@ -31,7 +31,7 @@ class ComparisonRow:
     Attributes:
         solver: name of the solver that was asked.
         budget: the budget as it was asked for.
-        decided_by: what decided: the solver, or a cut that met the budget without it.
+        decided_by: what decided: the solver, or the cut of the pass ``min-cut`` where that costs less.
         capacity: the budget in bytes; for a budget on the peak, what the plan was allowed to save.
         saved_bytes: bytes saved.
         recompute_cost: cost of recomputing, in ``unit``.
@@ -209,7 +209,34 @@ def compare(
                 )
             if on_row is not None:
                 on_row(rows[-1])
+    on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
+    rows = [_no_dearer(r, rows) if r.solver in on_graphs else r for r in rows]
     return Comparison(graph=joint.name, cost=str(model), rows=_mark_best(rows))
+
+
+def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
+    """A row with the plan that its solver found at another budget, where that fits and costs less.
+
+    A solver stops within a tolerance of the optimum, so that of two budgets close together the larger
+    may come out a little dearer.
+    """
+    if row.recompute_cost is None or row.capacity is None or row.budget.startswith("peak:"):
+        return row
+    least, found = (row.recompute_cost, row.saved_bytes or 0), row
+    for other in rows:
+        cost, saved_bytes = other.recompute_cost, other.saved_bytes
+        if other.solver != row.solver or cost is None or saved_bytes is None:
+            continue
+        if saved_bytes <= row.capacity and (cost, saved_bytes) < least:
+            least, found = (cost, saved_bytes), other
+    return replace(
+        row,
+        decided_by=found.decided_by,
+        saved_bytes=found.saved_bytes,
+        recompute_cost=found.recompute_cost,
+        recompute_bound=min(row.recompute_bound or 0, least[0]),
+        peak_bytes=found.peak_bytes,
+    )
 
 
 def _mark_best(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:

@@ -141,9 +141,16 @@ def split(state: State) -> State:
 def decide(
     *, budget: Budget, solver: Solver, cost: CostModel, time_limit: float | None
 ) -> tuple[Pass, ...]:
-    """The passes that decide: on the whole graph where the solver can, else by a knapsack."""
+    """The passes that decide, the cut that a share refers to first."""
+    return MinCut(), deciding_pass(budget=budget, solver=solver, cost=cost, time_limit=time_limit)
+
+
+def deciding_pass(
+    *, budget: Budget, solver: Solver, cost: CostModel, time_limit: float | None
+) -> Budgeted:
+    """The pass that decides: on the whole graph where the solver can, else by a knapsack."""
     kind = SolveGraph if solver.graph else Knapsack
-    return MinCut(), kind(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0)
+    return kind(solver=solver, budget=budget, cost=cost, time_limit=time_limit or 0.0)
 
 
 def default_pipeline(

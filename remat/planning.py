@@ -52,9 +52,10 @@ class Plan:
         full_bytes: bytes that the runtime-optimal partition saves: what a ratio is a share of.
         least_bytes: the least bytes that any plan saves.
         budget: the budget as it was asked for.
-        solver: what decided: a solver, or the cut that sufficed.
+        solver: what decided: a solver, or ``min-cut``, the cut by rules, where no solver was asked or
+            that costs less.
         cost: the cost model.
-        items: items in the knapsack, 0 where a cut sufficed.
+        items: nodes that the solver decided, 0 where none was asked.
         deterministic: False only if a clock, not counted work, ended the search.
         solve_s: seconds that the solver took.
         graph: name of the joint graph.

@@ -8,21 +8,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from remat.errors import BudgetError, PlanError, ProblemError
+from remat.errors import BudgetError, ProblemError
 from remat.graph.budget import Budget, format_bytes
 from remat.graph.costs import CostModel
 from remat.graph.liveness import simulate_peak
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.base import Choice, Pass, State
 from remat.passes.budgeted import RegionBudget, least_decision, refuse_peak
-from remat.passes.knapsack import Knapsack
 from remat.passes.min_cut import MinCut, require_tangents
-from remat.pipelines import PassManager, decide, split
+from remat.pipelines import PassManager, decide, deciding_pass, split
 from remat.planning import Plan, finish
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.solvers.run import run_graph
 
 #: Budgets that a frontier looks at, besides the vertices of the hull.
 STEPS = 24
@@ -273,16 +271,14 @@ class Sweep:
     def within_peak(self, peak_bytes: int) -> Decided:
         """The cheapest decision whose simulated peak is within a number of bytes.
 
-        Where the runtime-optimal cut fits, it is the answer.
-
         Raises:
             BudgetError: none is; the message names the least peak that was found.
         """
-        tried = [self.runtime_optimal]
-        if self.peak(tried[0]) <= peak_bytes:
-            return tried[0]
+        cheapest = self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
+        if self.peak(cheapest) <= peak_bytes:
+            return cheapest
         capacities = sorted(set(self.capacities()))
-        tried += [self.at(c) for c in capacities]
+        tried = [self.runtime_optimal, *(self.at(c) for c in capacities)]
         fits = [d for d in tried if self.peak(d) <= peak_bytes]
         if not fits:
             least = min(map(self.peak, tried))
@@ -337,28 +333,13 @@ class Sweep:
         )
 
     def _decide(self, capacity: int) -> Decided:
-        if self.solver.graph:
-            problem = self.lowered.problem
-            solution = run_graph(self.solver, problem.within(capacity), time_limit=self.time_limit)
-            choice = Choice(
-                capacity=capacity,
-                solver=self.solver.name,
-                items=len(problem),
-                deterministic=solution.deterministic,
-                elapsed_s=solution.elapsed_s,
-                recompute_bound=solution.bound,
-            )
-            return self._scored(solution.saved, choice)
-        knapsack = Knapsack(
-            solver=self.solver,
+        deciding = deciding_pass(
             budget=Budget(nbytes=capacity),
+            solver=self.solver,
             cost=self.cost,
-            time_limit=self.time_limit or 0.0,
+            time_limit=self.time_limit,
         )
-        state = PassManager((MinCut(), knapsack)).run(self.state, in_place=True, verify=False).state
-        if state.decision is None or state.choice is None:
-            raise PlanError("the knapsack pass decided nothing")
-        return self._scored(self.lowered.saved_of(state.decision), state.choice)
+        return self._scored(*deciding.decide(self.state))
 
     def _scored(self, saved: tuple[int, ...], choice: Choice) -> Decided:
         done = evaluate(self.lowered.problem, saved)

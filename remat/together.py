@@ -182,11 +182,16 @@ def plan_together(
     shared = 0 if budget.nbytes is not None else taken
     capacity = shared + budget.capacity(full=max(full, least - shared), least=least - shared)
     best, reserve = smallest, passed.all_bytes
-    fits = taken + full <= capacity
-    if fits:  # as for one graph: the runtime-optimal cut decides
-        best = with_own(s.runtime_optimal for s in free)
-    for _ in range(0 if fits or not free else ROUNDS):
-        shares = _shares(free, capacity - taken - reserve)
+    room = capacity - taken
+    # Where every graph's cheapest decision fits, there is nothing to share out.
+    most = [max(s.hull.ends[1].saved_bytes, s.least_bytes) for s in free]
+    cheapest = sum(most) + passed.all_bytes <= room
+    if cheapest:
+        best = with_own(s.at(c) for s, c in zip(free, most, strict=True))
+    elif full <= room:
+        best = with_own(s.at(s.full_bytes) for s in free)
+    for _ in range(0 if cheapest or not free else ROUNDS):
+        shares = _shares(free, room - reserve)
         if shares is None:
             break
         found = with_own(s.at(c) for s, c in zip(free, shares, strict=True))
@@ -210,8 +215,7 @@ def _by_its_region(sweep: Sweep) -> Decided | None:
     if own is None:
         return None
     capacity = Budget(share=own).capacity(full=sweep.full_bytes, least=sweep.least_bytes)
-    fits = sweep.full_bytes <= capacity
-    decided = sweep.runtime_optimal if fits else sweep.at(capacity)
+    decided = sweep.at(capacity)
     return replace(decided, choice=replace(decided.choice, region_budget=own))
 
 

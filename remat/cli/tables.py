@@ -105,7 +105,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What stands below the table: why a row is empty, and where a cut decided without the solver."""
+    """What stands below the table: why a row is empty, and where a cut did better than the solver."""
     from remat.graph.budget import Budget
 
     notes: dict[str, list[str]] = {}
@@ -114,7 +114,7 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         if row.reason is not None:
             text = f"no plan at {budget}: {' '.join(row.reason.split())}"
         elif row.decided_by != row.solver:
-            text = f"at {budget} the pass '{row.decided_by}' met the budget without a solver"
+            text = f"at {budget} the cut of the pass '{row.decided_by}' costs less than the solver's plan"
         else:
             continue
         notes.setdefault(text, []).append(row.solver)

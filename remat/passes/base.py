@@ -49,8 +49,8 @@ class Choice:
         capacity: bytes that the decision may save; None where there is no limit.
         full_bytes: bytes that the runtime-optimal cut saves.
         least_bytes: the least that any decision saves.
-        solver: the solver that was asked, or the cut that sufficed.
-        items: items of the knapsack, or nodes of the graph problem; 0 where a cut sufficed.
+        solver: the solver that was asked, or ``min-cut`` where that cut is all there is or costs less.
+        items: nodes of the graph problem that a solver decided; 0 without one.
         deterministic: False if a clock ended the search.
         elapsed_s: seconds that the solver took.
         recompute_cost: what the decision costs, where that was asked.

@@ -64,11 +64,6 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
     return Items(candidates=tuple(chosen), fixed=tuple(fixed), forced_bytes=forced)
 
 
-def with_states(lowered: Lowered, saved: tuple[int, ...]) -> set[int]:
-    """A cut's nodes with every generator state: only those of replayed operators are counted."""
-    return {*saved, *(i for i, k in enumerate(lowered.kind) if k is Kind.GENERATOR_STATE)}
-
-
 def _producer(nodes: Sequence[fx.Node], lowered: Lowered, i: int) -> int:
     """The operator behind an element of a tuple; any other node stands for itself."""
     node = nodes[lowered.position[i]]

@@ -19,6 +19,7 @@ def remat_solvers() -> list[type[Solver]]:
     from remat.solvers.auto import Auto
     from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
+    from remat.solvers.cut import Cut
     from remat.solvers.dp import DynamicProgram
     from remat.solvers.graph_exact import GraphExact
     from remat.solvers.graph_milp import GraphMilp
@@ -38,6 +39,7 @@ def remat_solvers() -> list[type[Solver]]:
         CpSat,
         BranchAndBound,
         DynamicMemoryBudget,
+        Cut,
         Lagrangian,
         GraphExact,
         GraphMilp,

@@ -1,20 +1,22 @@
 """How a solver that knows knapsacks only decides a graph problem.
 
 Its items are the nodes that are worth saving; what it picks is kept from recomputation, and a
-minimum cut over plain bytes finds the smallest way to do without recomputing it.
+minimum cut over plain bytes finds the smallest way to do without recomputing it. That cut can always
+save just what was picked, so the capacity holds whatever the solver answers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from remat.solvers.base import Solver
 from remat.solvers.flow import Network
-from remat.solvers.graph_problem import GraphProblem, infeasible
+from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
-from remat.solvers.solution import GraphSolution
+from remat.solvers.solution import GraphSolution, Solution
 from remat.solvers.verify import verify_graph
 
 #: How often the solver is asked, at most, to fill what the completing cut left of the budget.
@@ -25,6 +27,11 @@ def by_knapsack(
     solver: Solver, problem: GraphProblem, *, time_limit: float | None = None
 ) -> GraphSolution:
     """Let a knapsack solver decide a graph problem.
+
+    The items are all nodes of the problem's core that cost something; where the problem knows a
+    decision, those that it does not recompute make a second set, as what a compiler's rules take for
+    expensive is often the better half. The cheapest of what comes of both and of what is known is the
+    answer.
 
     Args:
         solver: whom to ask.
@@ -37,38 +44,82 @@ def by_knapsack(
     """
     reduction = reduce_graph(problem)
     core = reduction.core
-    capacity = sum(core.size) if problem.capacity is None else problem.capacity
-    least = Network(core).cut(core.size)
-    least_bytes = sum(core.size[i] for i in least.saved)
+    capacity = sum(problem.size) if problem.capacity is None else problem.capacity
+    least = Network(core).cut(core.size).saved
+    least_bytes = sum(core.size[i] for i in least)
     if least_bytes > capacity:
         raise infeasible(capacity, least_bytes)
-    items = [
-        i
-        for i in range(len(core))
-        if core.savable[i] and core.recomputable[i] and core.size[i] and core.cost[i]
-    ]
-    offered = max(0, capacity - least_bytes)
-    best = verify_graph(problem, solver, reduction.lift(least.saved))
+    scored = [(d, evaluate(problem, d)) for d in problem.known]
+    fitting = [d for d, e in scored if e.saved_bytes <= capacity]
+    found = [verify_graph(problem, solver, d) for d in (reduction.lift(least), *fitting)]
+    weight = _weights(core)
+    items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
+    sets = [items]
+    if scored:  # where a decision fits, its like in stricter rules is the aim
+        again = set(scored[0 if fitting else -1][1].recomputed)
+        sets.append([i for i in items if reduction.kept[i] not in again])
     elapsed_s, deterministic = 0.0, True
+    for chosen in sets:
+        if min(f.cost for f in found) == 0:
+            break
+        for picked, saved in _rounds(
+            solver, core, chosen, weight, capacity, capacity - least_bytes, time_limit
+        ):
+            elapsed_s += picked.elapsed_s
+            deterministic &= picked.deterministic
+            if saved is not None:
+                found.append(verify_graph(problem, solver, reduction.lift(saved)))
+    best = min(found, key=lambda s: (s.cost, s.saved_bytes, s.saved))
+    return replace(best, elapsed_s=elapsed_s, deterministic=deterministic and solver.deterministic)
+
+
+def _rounds(
+    solver: Solver,
+    core: GraphProblem,
+    items: list[int],
+    weight: list[int],
+    capacity: int,
+    offered: int,
+    time_limit: float | None,
+) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
+    """What a solver picks, and what the cut makes of it; None where that is beyond the capacity.
+
+    The completing cut often finds something smaller than what was picked; the room that leaves is
+    offered to the solver again, a few times.
+    """
     for _ in range(ROUNDS):
         knapsack = KnapsackProblem(
-            weights=tuple(core.size[i] for i in items),
+            weights=tuple(weight[i] for i in items),
             values=tuple(core.cost[i] for i in items),
             capacity=offered,
         )
         picked = run(solver, knapsack, time_limit=time_limit)
-        elapsed_s += picked.elapsed_s
-        deterministic &= picked.deterministic
         fixed = [False] * len(core)
         for k in picked.saved:
             fixed[items[k]] = True
         saved = Network(core, fixed=fixed).cut(core.size).saved
         room = capacity - sum(core.size[i] for i in saved)
-        if room < 0:
-            break
-        found = verify_graph(problem, solver, reduction.lift(saved))
-        best = min(best, found, key=lambda s: (s.cost, s.saved_bytes))
-        if room * 100 < capacity or len(picked.saved) == len(items):
-            break
+        yield picked, saved if room >= 0 else None
+        if room < 0 or room * 100 < capacity or len(picked.saved) == len(items):
+            return
         offered += room
-    return replace(best, elapsed_s=elapsed_s, deterministic=deterministic and solver.deterministic)
+
+
+def _weights(core: GraphProblem) -> list[int]:
+    """The bytes with which each node can be kept from recomputation, at most; 0 where it cannot.
+
+    Its own, where it can be saved; otherwise, as for an operator of several results, those of all
+    that is computed from it.
+    """
+    readers: list[list[int]] = [[] for _ in core.names]
+    for i, reads in enumerate(core.inputs):
+        for j in reads:
+            readers[j].append(i)
+    needed = set(core.needed)
+    weight = [0] * len(core)
+    for i in range(len(core) - 1, -1, -1):
+        if core.savable[i]:
+            weight[i] = core.size[i]
+        elif i not in needed and all(weight[r] for r in readers[i]):
+            weight[i] = sum(weight[r] for r in readers[i])
+    return [w if core.recomputable[i] else 0 for i, w in enumerate(weight)]

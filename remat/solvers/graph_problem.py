@@ -8,7 +8,7 @@ one yardstick: it follows the decision through the graph and counts bytes and co
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from remat.errors import BudgetError, ProblemError
 
@@ -31,6 +31,9 @@ class GraphProblem:
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
         capacity: bytes that may be saved in total; None: as many as one likes.
+        known: decisions that are known to be legal (positions of the nodes to save), whether or not
+            they fit: what the minimum cuts of a compiler's rules save, the one that recomputes least
+            first. They change nothing of the problem; a solver may start from them.
     """
 
     names: tuple[str, ...]
@@ -43,6 +46,7 @@ class GraphProblem:
     needed: tuple[int, ...]
     unit: str = "flops"
     capacity: int | None = None
+    known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         n = len(self.names)
@@ -71,6 +75,10 @@ class GraphProblem:
         """The same problem under another capacity, in bytes; nothing else is checked again."""
         _check_capacity(capacity)
         return self._with(capacity=capacity)
+
+    def knowing(self, known: tuple[tuple[int, ...], ...]) -> GraphProblem:
+        """The same problem with decisions that are known to be legal."""
+        return self._with(known=known)
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
         """The same problem under other costs, in another unit; only the costs are checked again."""

@@ -127,6 +127,11 @@ class Hull:
                 return known
             self._refine(fits, over)
 
+    @property
+    def ends(self) -> tuple[Vertex, Vertex]:
+        """The vertex of fewest bytes, and that of least cost."""
+        return self._vertices[0], self._vertices[-1]
+
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:
         """All vertices, fewest bytes first."""

@@ -23,6 +23,9 @@ from remat.solvers.solution import Answer
 BEAMS = ((4_000, 0.002), (4_000, 0.01))
 #: A gap, as a share of the cost, below which nobody looks on.
 TOLERANCE = 0.001
+#: Cores of up to so many nodes are searched for the last unit, as far as so many prefixes go; it takes
+#: milliseconds.
+SMALL, LAST_WORK = 500, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +184,12 @@ class Search:
         return self._run(best, share=share, most=most, work=2**40)[0]
 
     def answer(self, found: Found) -> Answer:
-        """What was found, for the whole problem; who stopped looking in time says so."""
+        """What was found, for the whole problem; who stopped looking in time says so.
+
+        On a small core the last unit is looked for too, so that more budget never costs more.
+        """
+        if len(self.core) <= SMALL:
+            found = self.exact(found, work=LAST_WORK, tolerance=0.0)
         by_clock = found.by_clock or (found.gap > 0 and self.late())
         return Answer(self.hull.reduction.lift(found.saved), found.bound, by_clock=by_clock)
 

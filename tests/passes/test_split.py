@@ -32,11 +32,20 @@ def joint() -> remat.JointGraph:
 
 def test_everything_kept(joint: remat.JointGraph) -> None:
     plan = remat.plan(joint, 1)
-    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "cos", "mm"]
-    assert placeholders(plan.backward) == ["primals_1", "primals_2", "cos", "mm", "tangents_1"]
+    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "cos", "exp"]
+    assert placeholders(plan.backward) == ["primals_1", "primals_2", "cos", "exp", "tangents_1"]
     assert calls(plan.forward) == ["cos", "mm", "exp", "sum_1"]
+    assert plan.recomputed == (), "the exponential takes no more bytes than the product"
+    assert plan.saved_bytes == plan.full_bytes == 2 * 256
+
+
+def test_the_cut_by_rules_is_a_solver(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 1, "cut")
+    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "cos", "mm"]
     assert plan.recomputed == ("exp",), "an exponential is cheap to recompute"
-    assert plan.saved_bytes == 2 * 256
+    assert plan.saved_bytes == plan.full_bytes == 2 * 256
+    assert plan.solver == "cut"
+    assert remat.plan(joint, 0, "cut").saved_bytes == 0, "below it, the first cut that fits"
 
 
 def test_nothing_kept(joint: remat.JointGraph) -> None:
@@ -183,7 +192,7 @@ def test_writes_stay_behind_reads() -> None:
     cos = next(n for n in graph.nodes if n.name == "cos")
     reader = next(iter(cos.users))
     with graph.inserting_before(output_node(graph)):
-        written = graph.call_function(torch.ops.aten.copy_.default, (cos, node_of(graph, "mm")))
+        written = graph.call_function(torch.ops.aten.copy_.default, (cos, node_of(graph, "exp")))
         written.meta["val"] = cos.meta["val"]
     reorder(graph)
     order = calls(graph)

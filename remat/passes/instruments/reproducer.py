@@ -78,7 +78,7 @@ def _instance(p: Pass, state: State, error: BaseException) -> Instance | None:
     """The problem that a solver failed at, where one did."""
     problem = getattr(error, "problem", None)
     if isinstance(p, Budgeted) and isinstance(problem, GraphProblem):
-        _, limits = p.limits(state)
+        limits = p.limits(state)
         least = limits.least_bytes or 0
         full = max(least, limits.full_bytes or 0)
         return instance_of(problem, str(p.cost), full_bytes=full, least_bytes=least)

@@ -282,8 +282,13 @@ class Sweep:
         if self.peak(tried[0]) <= peak_bytes:
             return tried[0]
         capacities = sorted(set(self.capacities()))
-        tried += [self.at(c) for c in capacities]
-        fits = [d for d in tried if self.peak(d) <= peak_bytes]
+        fits: list[Decided] = []
+        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
+            if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
+                break
+            tried.append(self.at(c))
+            if self.peak(tried[-1]) <= peak_bytes:
+                fits.append(tried[-1])
         if not fits:
             least = min(map(self.peak, tried))
             raise BudgetError(

@@ -278,8 +278,14 @@ class Sweep:
         if self.peak(cheapest) <= peak_bytes:
             return cheapest
         capacities = sorted(set(self.capacities()))
-        tried = [self.runtime_optimal, *(self.at(c) for c in capacities)]
-        fits = [d for d in tried if self.peak(d) <= peak_bytes]
+        tried = [cheapest, self.runtime_optimal]
+        fits = [d for d in tried[1:] if self.peak(d) <= peak_bytes]
+        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
+            if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
+                break
+            tried.append(self.at(c))
+            if self.peak(tried[-1]) <= peak_bytes:
+                fits.append(tried[-1])
         if not fits:
             least = min(map(self.peak, tried))
             raise BudgetError(

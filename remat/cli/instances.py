@@ -160,6 +160,7 @@ def _solve(
             "saved_bytes": graph.saved_bytes,
             "recompute_cost": graph.cost,
             "recompute_bound": graph.bound,
+            "claimed_bound": graph.claimed_bound,
             "saved": list(graph.saved),
             "saved_names": [problem.names[i] for i in graph.saved],
         }
@@ -174,6 +175,9 @@ def _solve(
             "saved_bytes": items.weight,
             "recompute_cost": problem.total_value - items.value,
             "recompute_bound": problem.total_value - items.bound,
+            "claimed_bound": None
+            if items.claimed_bound is None
+            else problem.total_value - items.claimed_bound,
             "saved": list(items.saved),
         }
         done = (items.solver, items.status.value, items.deterministic, items.elapsed_s)
@@ -239,6 +243,8 @@ def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
     cost, bound, unit = solved["recompute_cost"], solved["recompute_bound"], solved["unit"]
     budget = solved["budget"] or "of the file"
     over = "" if solved["deterministic"] else "; a clock ended it"
+    claimed = solved["claimed_bound"]
+    claim = "" if claimed is None else f"; claimed, not proven: {format_cost(claimed, unit)}"
     return [
         (
             "budget",
@@ -249,7 +255,7 @@ def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
         ("saved", f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"),
         (
             "recomputed",
-            f"{format_cost(cost, unit)}; no choice needs less than {format_cost(bound, unit)}",
+            f"{format_cost(cost, unit)}; no choice needs less than {format_cost(bound, unit)}{claim}",
         ),
         ("status", solved["status"]),
         ("decided by", f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"),

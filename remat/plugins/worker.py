@@ -94,9 +94,10 @@ def _answer(solver: Solver, message: bytes) -> bytes:
             return json.dumps({"reason": _text(solver.refuses(problem))}).encode()
         ask: Any = run_graph if what == "solve_graph" else run
         solution = ask(solver, problem, time_limit=time_limit)
+        claimed = solution.claimed_bound
         reply: dict[str, Any] = {
             "saved": solution.saved,
-            "bound": solution.bound,
+            "bound": solution.bound if claimed is None else claimed,
             "by_clock": solver.deterministic and not solution.deterministic,
         }
         return json.dumps(reply).encode()

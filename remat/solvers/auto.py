@@ -24,10 +24,15 @@ from remat.solvers.verify import verify
 
 _TABLE_CELLS = 50_000_000  # items times capacities that dynamic programming fills in a blink
 _MOST_ITEMS = 3_000  # beyond, engines for general programs take 100 MB and more, and prove nothing
-
-
-#: How hard to look at a graph: prefixes of decisions to make, then nodes for HiGHS to open.
-_GRAPH_EFFORT = ((3_000_000, 20), (10_000_000, 0))
+#: How hard to look at a graph, turn by turn: prefixes that a beam keeps, and units of work for each
+#: of the kernel's searches; some hundred million take a second.
+_TURNS = ((500, 200_000), (1_500, 1_000_000), (4_000, 4_000_000))
+#: One more turn where there are more nodes than can be expected to be decided within a second.
+_LONG_TURN = (4_000, 30_000_000)
+_MOST_NODES = 1_000
+#: What HiGHS takes at its root for every node and edge, in the kernel's units; for each further node
+#: of its tree it takes about an eighth.
+_ROOT_WORK = 12_000
 
 
 class Auto(Solver):
@@ -69,16 +74,25 @@ class Auto(Solver):
         )
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
-        """Repair the hull, raise the bound, and leave what stays open to HiGHS."""
+        """Take turns at the same problem, each turn with more work: beams, the kernel, HiGHS.
+
+        What one member takes seconds to prove, another proves in hundredths: the kernel where few
+        values are alive at a time, HiGHS where a graph is wide. So none gets much before all had
+        a little, and HiGHS, which cannot be stopped at its root, waits until a turn is worth its
+        program's size.
+        """
         search = Search(problem, time_limit=time_limit)
-        best = search.repair()
-        for work, nodes in _GRAPH_EFFORT:
+        with_highs, best = unavailable(GraphMilp) is None, search.start()
+        root = _ROOT_WORK * (len(search.core) + sum(map(len, search.core.inputs)))
+        for most, work in (*_TURNS, _LONG_TURN) if len(problem) > _MOST_NODES else _TURNS:
+            best = search.repair(best, most=most)
             best = search.tightened(best, work=work)
             best = search.exact(best, work=2 * work)
+            if best.gap > TOLERANCE and with_highs and root <= 10 * work:
+                nodes = max(20, 80 * work // max(1, root))
+                best = GraphMilp(nodes=nodes, gap=0.9 * TOLERANCE).improve(search, best)
             if best.gap <= TOLERANCE or search.late():
                 break
-            if nodes and unavailable(GraphMilp) is None:
-                best = GraphMilp(nodes=nodes, gap=0.9 * TOLERANCE).improve(search, best)
         return search.answer(best)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -119,6 +120,19 @@ class Solver:
 
     def __repr__(self) -> str:
         return f"<solver '{self.name}'>"
+
+
+def built_in(solver: Solver) -> bool:
+    """Whether a solver is remat's own, so that what it has proven is proven.
+
+    What derives from one of ours elsewhere is not; what only runs in a process of its own is.
+    """
+    kind = type(solver)
+    if kind.__module__ == "remat.plugins.isolation":  # made by `isolated` around another
+        inner = getattr(solver, "inner", None)
+        return isinstance(inner, Solver) and built_in(inner)
+    ours = kind.__module__.startswith("remat.solvers.")
+    return ours and getattr(sys.modules[kind.__module__], kind.__qualname__, None) is kind
 
 
 def unavailable(solver: type[Solver]) -> str | None:

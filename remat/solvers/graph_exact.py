@@ -10,8 +10,8 @@ from remat.solvers.kernel import missing
 from remat.solvers.lagrangian import Search
 from remat.solvers.solution import Answer
 
-#: Prefixes of decisions that one search may make; some twenty million take a second.
-WORK = 400_000_000
+#: Work that one search may make, in units of the kernel; some hundred million take a second.
+WORK = 1_000_000_000
 
 
 class GraphExact(Solver):
@@ -29,4 +29,4 @@ class GraphExact(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Decide a graph problem; the answer's bound is a lower bound on the cost."""
         search = Search(problem, time_limit=time_limit)
-        return search.answer(search.exact(search.repair(), work=WORK, tolerance=0.0))
+        return search.answer(search.exact(search.repair(search.start()), work=WORK, tolerance=0.0))

@@ -40,7 +40,7 @@ class GraphMilp(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Decide a graph problem; the answer's bound is a lower bound on the cost."""
         search = Search(problem, time_limit=time_limit)
-        return search.answer(self.improve(search, search.repair()))
+        return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Found) -> Found:
         """What HiGHS makes of a decision that is known."""
@@ -64,7 +64,7 @@ class GraphMilp(Solver):
         bound = best.bound
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
-            bound = max(bound, min(best.cost, math.floor(dual * program.unit)))
+            bound = max(bound, min(best.cost, math.ceil(dual * program.unit)))  # costs are integers
         elif result.status == 2:  # nothing is cheaper than what is known
             bound = best.cost
         saved, cost = best.saved, best.cost
@@ -90,7 +90,8 @@ class _Program:
         may_save = [core.savable[i] and losses.save[i] <= most_loss for i in range(n)]
         may_again = [core.recomputable[i] and losses.recompute[i] <= most_loss for i in range(n)]
         self.unit = max(1.0, best.cost / 1e3)
-        size = np.asarray(core.size, dtype=np.float64) / max(1.0, search.capacity / 1e3)
+        scale = max(1.0, search.capacity / 1e3)
+        size = np.asarray(core.size, dtype=np.float64) / scale
         self.objective = np.concatenate(
             [np.zeros(n), np.asarray(core.cost, dtype=np.float64) / self.unit]
         )
@@ -112,7 +113,7 @@ class _Program:
         for i, reads in enumerate(core.inputs):
             for j in reads if may_again[i] else ():
                 row([(j, 1.0), (n + j, 1.0), (n + i, -1.0)], 0.0)
-        row([(i, -float(size[i])) for i in range(n) if may_save[i]], -1e3)
+        row([(i, -float(size[i])) for i in range(n) if may_save[i]], -search.capacity / scale)
         row(
             [(n + i, -float(c)) for i, c in enumerate(self.objective[n:]) if c],
             -best.cost / self.unit,

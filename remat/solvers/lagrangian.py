@@ -18,9 +18,10 @@ from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
-#: Prefixes that are kept at a time while a choice of decisions is gone through, and the losses,
-#: as shares of the bound, up to which they count.
-BEAMS = ((4_000, 0.002), (4_000, 0.01))
+#: Prefixes that are kept at a time while a choice of decisions is gone through.
+BEAM = 4_000
+#: Losses, as shares of the bound, up to which they count: one beam after the other.
+BEAM_SHARES = (0.002, 0.01)
 #: A gap, as a share of the cost, below which nobody looks on.
 TOLERANCE = 0.001
 #: Cores of up to so many nodes are searched for the last unit, as far as so many prefixes go; it takes
@@ -61,7 +62,7 @@ class Lagrangian(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Decide a graph problem; the answer's bound is a lower bound on the cost."""
         search = Search(problem, time_limit=time_limit)
-        return search.answer(search.repair())
+        return search.answer(search.repair(search.start()))
 
 
 class Search:
@@ -96,23 +97,27 @@ class Search:
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
         )
 
-    def repair(self) -> Found:
-        """A decision near the hull, by the kernel where there is one, else by filling greedily."""
-        best = self.start()
+    def repair(self, best: Found, *, most: int = BEAM) -> Found:
+        """A decision near the hull, by the kernel where there is one, else by filling greedily.
+
+        Args:
+            best: what is known so far.
+            most: prefixes that are kept at a time.
+        """
         if kernel() is None:
             return best if best.gap == 0 else self._filled(best)
-        for most, share in BEAMS:
+        for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late():
                 break
             best = self.within(best, share=share, most=most)
         return best
 
     def exact(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
-        """Goes through all decisions that could be better, as far as ``work`` prefixes go.
+        """Goes through all decisions that could be better, as far as ``work`` goes.
 
         Args:
             best: what is known so far.
-            work: prefixes to make at most.
+            work: how much, in units of the kernel.
             tolerance: the gap, as a share of the cost, that is small enough.
         """
         # In steps: each proves that nothing better loses less, and most of what is better is found early.
@@ -138,7 +143,7 @@ class Search:
 
         Args:
             best: what is known so far.
-            work: prefixes to make at most, for each of a few steps.
+            work: how much at most, in units of the kernel, for each of a few steps.
             tolerance: the gap, as a share of the cost, that is small enough.
         """
         edge = self.edge

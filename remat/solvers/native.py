@@ -48,6 +48,12 @@ class Native(Solver):
         return None
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
+        return self.search(problem, work=WORK, states=STATES, time_limit=time_limit)
+
+    def search(
+        self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None
+    ) -> Answer:
+        """What it finds and proves within so much work and so many states; see `WORK`."""
         compiled = kernel()
         if compiled is None:
             raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
@@ -56,8 +62,8 @@ class Native(Solver):
             problem.values,
             min(problem.capacity, problem.total_weight),
             0.0 if time_limit is None else time_limit,
-            WORK,
-            STATES,
+            work,
+            states,
         )
         return Answer(
             saved,

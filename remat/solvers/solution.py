@@ -44,11 +44,13 @@ class Solution:
         saved: indices of the items to save, sorted.
         value: their value, recomputed.
         weight: their weight, recomputed; at most the capacity.
-        bound: proven upper bound on the value of any choice; never below ``value``.
-        status: ``OPTIMAL`` if nothing better exists.
+        bound: upper bound on the value of any choice, proven here; never below ``value``.
+        status: ``OPTIMAL`` if it is proven here that nothing better exists.
         solver: name of the solver.
         elapsed_s: seconds the solver took.
         deterministic: False if a clock ended the search or the solver declares no better.
+        claimed_bound: the bound that a solver from outside claims, where it is tighter than
+            ``bound``: nobody here has proven it. None where there is no such claim.
     """
 
     saved: tuple[int, ...]
@@ -59,6 +61,7 @@ class Solution:
     solver: str
     elapsed_s: float
     deterministic: bool = True
+    claimed_bound: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +72,13 @@ class GraphSolution:
         saved: positions of the nodes that are saved and read, sorted.
         cost: the summed cost of what runs a second time, recomputed, in the problem's unit.
         saved_bytes: their bytes, recomputed; at most the capacity.
-        bound: proven lower bound on the cost of any decision; never above ``cost``.
-        status: ``OPTIMAL`` if nothing better exists.
+        bound: lower bound on the cost of any decision, proven here; never above ``cost``.
+        status: ``OPTIMAL`` if it is proven here that nothing better exists.
         solver: name of the solver.
         elapsed_s: seconds the solver took.
         deterministic: False if a clock ended the search or the solver declares no better.
+        claimed_bound: the bound that a solver from outside claims, where it is tighter than
+            ``bound``: nobody here has proven it. None where there is no such claim.
     """
 
     saved: tuple[int, ...]
@@ -84,3 +89,4 @@ class GraphSolution:
     solver: str
     elapsed_s: float
     deterministic: bool = True
+    claimed_bound: int | None = None

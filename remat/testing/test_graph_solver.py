@@ -35,6 +35,8 @@ def test_small_graphs_against_every_decision(solver: Solver, block: int) -> None
         assert solution.bound <= best <= solution.cost
         if solution.status is Status.OPTIMAL:
             assert solution.cost == best
+        if solution.claimed_bound is not None:
+            assert solution.claimed_bound <= best
 
 
 def test_less_than_the_least_is_refused(solver: Solver) -> None:

@@ -12,12 +12,12 @@ from remat.solvers import Answer, Solver, Status
 from remat.solvers.auto import Auto
 from remat.solvers.graph_exact import GraphExact
 from remat.solvers.graph_milp import GraphMilp
-from remat.solvers.graph_problem import evaluate
+from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.greedy import Greedy
 from remat.solvers.hull import Hull
 from remat.solvers.kernel import kernel
-from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.lagrangian import Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.run import run_graph
 from remat.testing.graphs import decisions, drawn, layers
@@ -169,3 +169,59 @@ def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
 def test_a_capacity_is_bytes(capacity: object) -> None:
     with pytest.raises(ProblemError, match="capacity is"):
         layers(1).within(capacity)  # type: ignore[arg-type]
+
+
+def test_no_member_gets_much_work_before_all_had_a_little(monkeypatch) -> None:
+    """On a wide graph the kernel proves nothing for seconds that HiGHS proves at once."""
+    given: list[tuple[str, int]] = []
+    exact = Search.exact
+
+    def counted(self, best, *, work, **kwargs):
+        given.append(("kernel", work))
+        return exact(self, best, work=work, **kwargs)
+
+    def asked(self, search, best):
+        given.append(("highs", self.nodes))
+        return best
+
+    monkeypatch.setattr(Search, "exact", counted)
+    monkeypatch.setattr(GraphMilp, "improve", asked)
+    wide = _wide(60)
+    run_graph(Auto(), wide.within(sum(wide.size) // 3))
+    before = given[: [who for who, _ in given].index("highs")]
+    assert sum(work for _, work in before) <= 3_000_000
+    assert sum(work for who, work in given if who == "kernel") <= 20_000_000
+
+
+def test_costs_are_integers_and_so_is_what_highs_proves() -> None:
+    """With costs of a few units the next integer above HiGHS's bound is the optimum."""
+    problem = GraphProblem(
+        names=("a", "b", "c", "d"),
+        inputs=((), (), (), ()),
+        cost=(6, 5, 4, 3),
+        size=(6, 5, 4, 3),
+        savable=(True,) * 4,
+        recomputable=(True,) * 4,
+        in_forward=(True,) * 4,
+        needed=(0, 1, 2, 3),
+        capacity=16,  # 15 can be saved
+    )
+    search = Search(problem)
+    found = GraphMilp(gap=0.0).improve(search, search.start())
+    assert (found.cost, found.bound) == (3, 3)
+
+
+def _wide(n: int) -> GraphProblem:
+    """Values that wait for a reader at the far end, as the skips of a U-Net do."""
+    draw = random.Random(3)
+    inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]
+    return GraphProblem(
+        names=tuple(f"v{i}" for i in range(2 * n)),
+        inputs=(*inputs, *((i, n - 1 - i) for i in range(n))),
+        cost=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
+        size=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
+        savable=(True,) * 2 * n,
+        recomputable=(True,) * 2 * n,
+        in_forward=(True,) * 2 * n,
+        needed=tuple(range(n, 2 * n)),
+    )

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from remat.errors import SolverError
+from remat.plugins.isolation import isolated
 from remat.solvers import Answer, KnapsackProblem, Solver, Status, verify
+from remat.solvers.base import built_in
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.native import Native
+from remat.solvers.verify import verify_graph
 
 # The optimum is items 1 and 2, worth 9; the relaxation says at most 9; greedy finds 0, worth 8.
 PROBLEM = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
@@ -71,7 +76,8 @@ def test_the_bound_is_the_least_of_the_claimed_and_the_relaxed() -> None:
     loose = KnapsackProblem((5, 5, 5), (5, 5, 5), 9)
     assert verify(loose, Heuristic(), [0]).bound == 9
     assert verify(loose, Heuristic(), Answer([0], 10_000)).bound == 9
-    assert verify(loose, Heuristic(), Answer([0], 6)).bound == 6
+    assert verify(loose, Native(), Answer([0], 6)).bound == 6  # ours, so believed
+    assert verify(loose, Heuristic(), Answer([0], 6)).bound == 5  # looked into
 
 
 def test_optimal_needs_a_proof() -> None:
@@ -83,6 +89,64 @@ def test_optimal_needs_a_proof() -> None:
     assert verify(loose, Exact(), Answer([0], status=Status.FEASIBLE)).status is Status.FEASIBLE
     tight = KnapsackProblem((5, 5), (5, 5), 10)
     assert verify(tight, Heuristic(), [0, 1]).status is Status.OPTIMAL  # the relaxation proves it
+
+
+# Greedy finds 124, the relaxation allows 134, and 133 is the optimum.
+CLAIMED = KnapsackProblem((6, 5, 4, 3), (60, 51, 42, 31), 13)
+
+
+class Ours(Native):
+    """Derives from one of ours, elsewhere."""
+
+    name = "ours"
+
+
+@pytest.mark.parametrize("solver", [Exact(), Ours()], ids=["foreign", "derived"])
+def test_optimality_that_only_a_plugin_claims_is_not_said(solver) -> None:
+    solution = verify(CLAIMED, solver, [1, 2, 3])
+    assert (solution.value, solution.status) == (124, Status.FEASIBLE)
+    assert (solution.bound, solution.claimed_bound) == (133, 124)
+    right = verify(CLAIMED, solver, [0, 2, 3])
+    assert (right.status, right.claimed_bound) == (Status.OPTIMAL, None)
+
+
+def test_without_a_proof_a_claim_stays_a_claim(monkeypatch) -> None:
+    monkeypatch.setattr(Native, "cannot_run", classmethod(lambda cls: "not here"))
+    solution = verify(CLAIMED, Exact(), [0, 2, 3])
+    assert (solution.bound, solution.claimed_bound) == (134, 133)
+    assert solution.status is Status.FEASIBLE
+    assert verify(CLAIMED, Native(), [0, 2, 3]).status is Status.OPTIMAL
+
+
+def test_who_is_ours() -> None:
+    assert built_in(Native())
+    assert not built_in(Ours())
+    assert not built_in(Heuristic())
+    wrapped = isolated(Native())
+    assert built_in(wrapped)
+    wrapped.close()
+
+
+# One of two values fits: keeping the one that costs 5 leaves a cost of 3.
+GRAPH = GraphProblem(
+    names=("a", "b"),
+    inputs=((), ()),
+    cost=(3, 5),
+    size=(4, 4),
+    savable=(True, True),
+    recomputable=(True, True),
+    in_forward=(True, True),
+    needed=(0, 1),
+    capacity=6,
+)
+
+
+def test_a_claim_about_a_graph_is_looked_into_too() -> None:
+    wrong = verify_graph(GRAPH, Heuristic(), Answer([0], status=Status.OPTIMAL))
+    assert (wrong.cost, wrong.status, wrong.claimed_bound) == (5, Status.FEASIBLE, 5)
+    assert wrong.bound <= 3
+    right = verify_graph(GRAPH, Heuristic(), Answer([1], status=Status.OPTIMAL))
+    assert (right.cost, right.status, right.claimed_bound) == (3, Status.OPTIMAL, None)
 
 
 def test_a_clock_makes_it_undetermined() -> None:

@@ -38,7 +38,7 @@ struct GraphCore {
     bool found = false;
     i64 bytes = 0;
     i64 loss = 0;
-    i64 work = 0;           // prefixes made
+    i64 work = 0;           // in units of a prefix
     bool by_clock = false;  // the clock ended it
     std::vector<i64> saved; // nodes, ascending
   };
@@ -53,7 +53,7 @@ struct GraphCore {
     bool complete = true;
     std::int32_t at = 0;
     walk(
-        work_limit, seconds,
+        work_limit, kPlain, seconds,
         [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool saves) {
           std::vector<State> list;
           list.reserve(states.size());
@@ -118,7 +118,7 @@ struct GraphCore {
     Bound out;
     bool complete = true;
     walk(
-        work_limit, seconds,
+        work_limit, kResidue, seconds,
         [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
           std::vector<State> list;
           list.reserve(states.size());
@@ -151,7 +151,7 @@ struct GraphCore {
     i64 work = 0;
     bool complete = true, by_clock = false;
     walk(
-        work_limit, 0,
+        work_limit, kPlain, 0,
         [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
           std::vector<State> list;
           list.reserve(states.size());
@@ -174,6 +174,9 @@ struct GraphCore {
   }
 
  private:
+  // Work is counted so that a unit takes some 12 ns whatever the graph: what a key takes, and what a
+  // prefix takes whose bytes are counted modulo something, beside a plain prefix.
+  static constexpr i64 kKey = 64, kPlain = 1, kResidue = 4;
   static constexpr int kSlots = 128;
   static constexpr std::size_t kEvents = 12'000'000;
   using Key = unsigned __int128;
@@ -203,9 +206,10 @@ struct GraphCore {
   i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // up to a constant, times q
 
   // Decides node after node. `emit` makes the states of one choice, `settle` merges what led to the
-  // same key, `end` looks at what is left; `complete` is cleared where something was given up.
+  // same key, `end` looks at what is left; `complete` is cleared where something was given up. A
+  // prefix that is made counts `prefix` units of work.
   template <class Emit, class Settle, class End>
-  void walk(i64 work_limit, double seconds, const Emit& emit, const Settle& settle, const End& end,
+  void walk(i64 work_limit, i64 prefix, double seconds, const Emit& emit, const Settle& settle, const End& end,
             i64& work, bool& complete, bool& by_clock) const {
     const auto started = std::chrono::steady_clock::now();
     const std::size_t n = nodes.size();
@@ -241,6 +245,7 @@ struct GraphCore {
       const Key bit = slot[v] >= 0 ? Key{1} << slot[v] : Key{0};
       next.clear();
       Index index;
+      index.reserve(2 * groups.size());
       for (const Group& group : groups) {
         bool all = true;
         i64 idle = 0;  // lost where an input is available and the node is not recomputed
@@ -258,8 +263,8 @@ struct GraphCore {
         if (node.recomputable && all) emit(next, index, with, states, 0, node.recompute_loss, false);
       }
       settle(next);
-      work += 8 * static_cast<i64>(groups.size());  // a key takes about as long as so many prefixes
-      for (const Group& group : next) work += static_cast<i64>(group.lists.front().size());
+      work += kKey * static_cast<i64>(groups.size());
+      for (const Group& group : next) work += prefix * static_cast<i64>(group.lists.front().size());
       by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
       if (work > work_limit || by_clock) {
         complete = false;
@@ -280,7 +285,7 @@ struct GraphCore {
     groups[at->second].lists.push_back(std::move(list));
   }
 
-  // Leaves one list, by bytes, in which more bytes always mean less cost.
+  // Leaves one list, by bytes, in which more bytes always mean less cost; every list is one already.
   void merge(Group& group) const {
     auto& lists = group.lists;
     while (lists.size() > 1) {
@@ -289,11 +294,11 @@ struct GraphCore {
       if (lists.size() % 2) half.push_back(std::move(lists.back()));
       lists = std::move(half);
     }
-    lists.front() = merged(lists.front(), {});
   }
 
   // Leaves one list, by residue, in which no state is as good as another one with bytes wasted.
   void merge_residues(Group& group, i64 modulus) const {
+    if (group.lists.size() == 1 && group.lists.front().size() == 1) return;
     std::vector<State> all;
     for (auto& list : group.lists) all.insert(all.end(), list.begin(), list.end());
     std::sort(all.begin(), all.end(), [](const State& a, const State& b) {

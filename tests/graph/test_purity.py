@@ -53,6 +53,11 @@ def _nothing_declared() -> Iterator[None]:
         remat.undeclare_pure(op)
 
 
+def _id(value: object) -> str:
+    """The same name in every process: functions print with their addresses."""
+    return str(getattr(value, "__name__", value))
+
+
 def call(target: Any, *args: Any) -> fx.Node:
     graph = fx.Graph()
     node = graph.call_function(target, (*args, graph.placeholder("x")))
@@ -96,7 +101,7 @@ def test_nobody_has_declared_it(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "target", [aten.sin.default, torch.ops.prims.cos.default, seeded._opoverload], ids=str
+    "target", [aten.sin.default, torch.ops.prims.cos.default, seeded._opoverload], ids=_id
 )
 def test_schema_and_tags_are_enough(way: str, target: Any) -> None:
     node = WAYS[way](target)
@@ -125,7 +130,7 @@ def of_nobody(x: T) -> T:
         (max, True),
         (torch.sym_max, True),
     ],
-    ids=str,
+    ids=_id,
 )
 def test_who_speaks_for_himself(target: Any, known: bool) -> None:
     assert purity.speaks_for_itself(target) is known
@@ -140,7 +145,7 @@ def test_who_speaks_for_himself(target: Any, known: bool) -> None:
         "remat_purity::unknown",
         "remat_purity::unknown.default",
     ],
-    ids=str,
+    ids=_id,
 )
 def test_an_operator_is_named_in_many_ways(op: Any) -> None:
     assert remat.declare_pure(op) is op
@@ -164,7 +169,7 @@ def test_an_operator_is_named_in_many_ways(op: Any) -> None:
         (aten.rand_like, "'aten::rand_like' .* its tag nondeterministic_seeded"),
         (effect, "'remat_purity::effect' .* an effect is registered"),
     ],
-    ids=str,
+    ids=_id,
 )
 def test_what_cannot_be_declared_is_refused_by_name(op: Any, told: str) -> None:
     before = ops.declarations()

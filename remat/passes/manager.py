@@ -35,7 +35,7 @@ class PassManager:
             if not isinstance(p, Pass):
                 raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
         _check_order(list(self.flat()))
-        _check_purpose(self.passes)
+        _check_partitions(self.passes)
 
     def __str__(self) -> str:
         return write_pipeline(self.passes)
@@ -69,8 +69,10 @@ class PassManager:
                 f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
             )
         state = joint if isinstance(joint, State) else State(joint=joint)
-        if not in_place and state.forward is None:
-            state = replace(state, joint=state.joint.copy())
+        if state.forward is None:
+            _check_halves(self.passes)
+            if not in_place:
+                state = replace(state, joint=state.joint.copy())
         run = _Run(tuple(instruments), verify=verify)
         result: PassResult | None = None
         try:
@@ -253,8 +255,24 @@ def _check_order(passes: list[Pass]) -> None:
         before.append(p.name)
 
 
-def _check_purpose(passes: tuple[Pass, ...]) -> None:
-    """Refuses a pipeline that can do nothing, or nothing more where a pass stands in it.
+def _check_halves(passes: tuple[Pass, ...]) -> None:
+    """Refuses to run a pipeline on a joint graph that works on forward and backward only.
+
+    Raises:
+        ProblemError: it is one, and could do nothing.
+    """
+    flat = list(_flat(passes))
+    if flat and all(p.stage is Stage.SPLIT for p in flat):
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in flat))
+        raise ProblemError(
+            f"this pipeline can do nothing: {names} work on forward and backward, and nothing here "
+            "partitions the joint graph into them; put 'partition' before, or run it on the state of "
+            "a result that is partitioned"
+        )
+
+
+def _check_partitions(passes: tuple[Pass, ...]) -> None:
+    """Refuses a pipeline that partitions twice.
 
     Raises:
         ProblemError: it is one; the message says why.
@@ -263,13 +281,6 @@ def _check_purpose(passes: tuple[Pass, ...]) -> None:
         raise ProblemError(
             "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
             "leave it out"
-        )
-    flat = list(_flat(passes))
-    if flat and all(p.stage is Stage.SPLIT for p in flat):
-        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in flat))
-        raise ProblemError(
-            f"this pipeline can do nothing: {names} work on forward and backward, and nothing here "
-            "partitions a joint graph into them; put 'partition' before"
         )
 
 

@@ -183,13 +183,26 @@ def test_orders_that_undo_work_are_refused(text: str, late: str, early: str) -> 
     [
         ("partition,partition", "'partition' stands twice, and a graph is split once"),
         ("dce,partition,group(partition),reorder-backward", "'partition' stands twice"),
+    ],
+)
+def test_pipelines_that_partition_twice_are_refused(text: str, message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        remat.PassManager.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("reorder-backward", "can do nothing: 'reorder-backward' work on forward and backward"),
         ("fixpoint(functionalize-rng),raise-getitems", "put 'partition' before"),
     ],
 )
 def test_pipelines_that_can_do_nothing_are_refused(text: str, message: str) -> None:
+    later = remat.PassManager.parse(text)
     with pytest.raises(ProblemError, match=message):
-        remat.PassManager.parse(text)
+        later.run(joint())
+    halves = remat.PassManager.parse("min-cut,partition").run(joint())
+    assert later.run(halves.state).forward is not None
 
 
 def test_of_two_ways_to_partition_each_may_have_its_condition() -> None:

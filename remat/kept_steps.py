@@ -19,9 +19,11 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import RematError
 from remat.files import write_whole
+from remat.graph import ops, purity
+from remat.graph.joint import JointGraph
 
 #: Version of the form of the files; another one is not read.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +34,14 @@ class Kept:
         plan: JSON of the plan; empty where a step has none, since it has nothing to differentiate.
         joint: text of the joint graph as it was captured.
         parameters: shapes and dtypes of its parameters.
+        operators: its operators that are not PyTorch's own, each with what was known of it.
         warnings: what planning warned of: modules and names of the classes, and the texts.
     """
 
     plan: str = ""
     joint: str = ""
     parameters: str = ""
+    operators: tuple[tuple[str, str], ...] = ()
     warnings: tuple[tuple[str, str, str], ...] = ()
 
 
@@ -46,21 +50,55 @@ def keep(halves: Sequence[str], kept: Kept) -> None:
     path = _path(halves)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"version": VERSION, **asdict(kept)}))
+        text = json.dumps(asdict(kept))
+        write_whole(path, json.dumps({"version": VERSION, "digest": _digest(text), "kept": text}))
     except OSError:
         return
 
 
 def find(halves: Sequence[str]) -> Kept | None:
-    """What was left behind for a step, if it is all there."""
+    """What was left behind for a step, if it is all there and still holds.
+
+    It does not where an operator of the step is no longer what it was: tagged, declared or written
+    otherwise.
+    """
     try:
         data = json.loads(_path(halves).read_text(encoding="utf-8"))
-        if data.pop("version") != VERSION:
+        if data["version"] != VERSION or data["digest"] != _digest(data["kept"]):
             return None
-        told = tuple((str(a), str(b), str(c)) for a, b, c in data.pop("warnings"))
-        return Kept(**data, warnings=told)
+        fields = json.loads(data["kept"])
+        told = tuple((str(a), str(b), str(c)) for a, b, c in fields.pop("warnings"))
+        operators = tuple((str(a), str(b)) for a, b in fields.pop("operators"))
+        kept = Kept(**fields, operators=operators, warnings=told)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    return kept if all(_known_of(name) == known for name, known in operators) else None
+
+
+def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
+    """The operators of a joint graph, and of the graphs that it calls, that are not PyTorch's own."""
+    found = {
+        purity.name_of(node.target)
+        for module in joint.graph_module.modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+        if isinstance(node.target, torch_compat.OpOverload) and not purity.is_shipped(node.target)
+    }
+    return tuple((name, _known_of(name)) for name in sorted(found))
+
+
+def _known_of(name: str) -> str:
+    """What decides how often an operator runs: schema, tags, effects and declarations."""
+    try:
+        op = purity.overload_named(name)
+    except RematError:
+        return ""  # no longer registered
+    tags = sorted(map(str, op.tags))
+    return f"{torch_compat.schema(op)} {tags} {torch_compat.get_effect(op)} {ops.is_known(op)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def halves_of(compiled: Any) -> tuple[str, ...] | None:

@@ -24,7 +24,7 @@ from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
-from remat.kept_steps import Kept, text_of
+from remat.kept_steps import Kept, operators_of, text_of
 from remat.passes.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.eager_hooks import register
 from remat.passes.instruments.unexpected import folder_for, report
@@ -158,7 +158,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     def _split_and_note(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Splits, and notes what a process needs that finds the compiled step in a cache."""
-        text, parameters = text_of(joint), _parameters_of(joint)
+        text, parameters, operators = text_of(joint), _parameters_of(joint), operators_of(joint)
         self._last_made = None
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -171,6 +171,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 plan="" if made is None else made.to_json(),
                 joint=text,
                 parameters=parameters,
+                operators=operators,
                 warnings=tuple(
                     (w.category.__module__, w.category.__qualname__, str(w.message))
                     for w in told
@@ -186,7 +187,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             PlanError: what was kept is no plan.
         """
         for module, name, text in kept.warnings:
-            warnings.warn(text, getattr(import_module(module), name), stacklevel=2)
+            warnings.warn(text, _category(module, name), stacklevel=2)
         if not kept.plan:
             return
         plan = Plan.from_json(kept.plan)
@@ -386,6 +387,15 @@ def partitioner(
         reread_inputs=reread_inputs,
         repro=repro,
     )
+
+
+def _category(module: str, name: str) -> type[Warning]:
+    """A class of warnings by name; that of all where this remat has no such class."""
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        return UserWarning
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
 def _kind_of(joint: JointGraph) -> str:

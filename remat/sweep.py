@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from remat.errors import BudgetError, ProblemError
+from remat.errors import BudgetError, PlanError, ProblemError
+from remat.graph import ops
 from remat.graph.budget import Budget, format_bytes
 from remat.graph.costs import CostModel
 from remat.graph.liveness import simulate_peak
@@ -100,7 +101,13 @@ class Frontier:
 
         Raises:
             ProblemError: the point is not of this frontier.
+            PlanError: other operators are declared pure than when the frontier was made.
         """
+        if ops.declarations() != self._sweep.declarations:
+            raise PlanError(
+                f"what is declared pure has changed since this frontier of '{self.graph}' was made, and "
+                "with it what may run again: make the frontier anew"
+            )
         if point not in self.points:
             raise ProblemError(
                 f"{point!r} is not a point of this frontier of {len(self.points)} points: take one "
@@ -215,6 +222,7 @@ class Sweep:
         self.solver, self.cost, self.time_limit = solver, cost, time_limit
         self.lowered: Lowered = self.state.lowered(cost)
         self.fingerprint = fingerprint
+        self.declarations = ops.declarations()
         size = self.lowered.problem.size
         self.cut = MinCut().solve(self.state)
         self.least_bytes = sum(size[i] for i in least_decision(self.state))

@@ -255,6 +255,18 @@ def cache_key(compiled: Any) -> str | None:
     return key if isinstance(key, str) else None
 
 
+def registered_at(op: Any) -> str:
+    """The source file of PyTorch's, or of anybody's, in which an operator overload was registered."""
+    from torch import _C
+
+    found = schema(op)
+    name = found.name + (f".{found.overload_name}" if found.overload_name else "")
+    for line in _C._dispatch_dump(name).splitlines():
+        if line.startswith("debug: registered at "):
+            return line.removeprefix("debug: registered at ").rpartition(":")[0]
+    return ""
+
+
 def overload_name(op: Any) -> str:
     """Which overload of an operator it is; ``default`` for one without a name."""
     return str(op._overloadname)

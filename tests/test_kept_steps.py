@@ -230,7 +230,9 @@ def test_a_second_graph_is_one_in_the_cache_too() -> None:
         partition.restore(Kept(plan=other), gm)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"version": 0}', '{"version": 1, "warnings": 3}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 0}', '{"version": 2, "digest": "0", "kept": "{}"}']
+)
 def test_what_is_damaged_is_not_there(cache: Path, content: str) -> None:
     halves = ("forward", "backward")
     kept_steps.keep(halves, Kept(plan="p", warnings=(("a", "b", "c"),)))
@@ -239,3 +241,32 @@ def test_what_is_damaged_is_not_there(cache: Path, content: str) -> None:
     (file,) = (cache / "remat").rglob("*.json")
     file.write_text(content)
     assert kept_steps.find(halves) is None
+
+
+def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) -> None:
+    @torch.library.custom_op("remat_kept::noise", mutates_args=())
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    noise.register_fake(torch.empty_like)
+    noise.register_autograd(lambda ctx, gradient: gradient)
+    joint = remat.capture(lambda x: noise(x.sin()).sum(), (torch.ones(4, requires_grad=True),))
+    kept = Kept(joint="graph", operators=kept_steps.operators_of(joint))
+    assert [name for name, _ in kept.operators] == ["remat_kept::noise"]
+    kept_steps.keep(["a", "b"], kept)
+    assert kept_steps.find(["a", "b"]) == kept
+    remat.declare_pure("remat_kept::noise")
+    try:
+        assert kept_steps.find(["a", "b"]) is None
+    finally:
+        remat.undeclare_pure("remat_kept::noise")
+    kept_steps.keep(["a", "b"], Kept(joint="graph", operators=(("remat_kept::gone", "known"),)))
+    assert kept_steps.find(["a", "b"]) is None
+
+
+def test_a_class_of_warnings_that_is_gone_harms_nobody() -> None:
+    kept = Kept(warnings=(("remat.errors", "GoneWarning", "said before"), ("nomod", "X", "too")))
+    partition, module = Partitioner(budget=0.5), torch.fx.symbolic_trace(torch.nn.Identity())
+    with pytest.warns(UserWarning, match="said before|too") as told:
+        partition.restore(kept, module)
+    assert [str(w.message) for w in told] == ["said before", "too"]

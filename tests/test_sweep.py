@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import BudgetError, ProblemError
+from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.budget import Budget
 from remat.pipelines import prepare
 from remat.solvers.lagrangian import Lagrangian
@@ -272,3 +272,22 @@ def test_a_peak_is_an_option_of_the_backend() -> None:
         assert Budget.parse(plan.budget).peak_bytes == allowed
         assert min(peaks) <= plan.peak_bytes <= allowed < max(peaks)
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_a_frontier_is_made_anew_where_declarations_have_changed() -> None:
+    @torch.library.custom_op("remat_sweep::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    twice.register_autograd(lambda ctx, gradient: gradient * 2)
+    joint = remat.capture(
+        lambda x, w: (twice(x @ w).sin() @ w).sum(),
+        (torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)),
+        lower="eager",
+    )
+    remat.declare_pure("remat_sweep::twice")
+    frontier = remat.frontier(joint)
+    remat.undeclare_pure("remat_sweep::twice")
+    with pytest.raises(PlanError, match="what is declared pure has changed"):
+        frontier.plan(frontier.points[0])

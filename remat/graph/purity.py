@@ -9,6 +9,8 @@ again.
 from __future__ import annotations
 
 import functools
+from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -34,6 +36,19 @@ _SHIPPED = (
     "_native torchvision"
 )
 _NAMESPACES = frozenset(_SHIPPED.split())
+
+#: Of these, the ones in which PyTorch registers functions of its own as custom operators, by its package in ``torch``.
+_WRITTEN_IN_PYTHON = {
+    "prims": "_prims",
+    "rngprims": "_prims",
+    "onnx": "onnx",
+    "onnx_symbolic": "onnx",
+    "_c10d_functional": "distributed",
+}
+
+#: What stands in the names of the C++ files that PyTorch and torchvision register operators in. Anybody
+#: can add operators to their namespaces; those are registered elsewhere.
+_FILES = ("aten/src/ATen/", "torch/csrc/", "torchvision/csrc/")
 
 #: Where Python functions and higher-order operators that are known come from.
 _MODULES = frozenset(("torch", "remat", "operator", "_operator", "math", "builtins"))
@@ -118,13 +133,34 @@ def speaks_for_itself(target: Any) -> bool:
     if isinstance(target, OpOverload):
         if torch.Tag.nondeterministic_seeded in target.tags:
             return True
-        made = OPDEFS.get(torch_compat.schema(target).name)
-        if made is not None:
-            return _module(torch_compat.function_of(made)) in _MODULES
-        return target.namespace in _NAMESPACES
+        return is_shipped(target)
     if isinstance(target, HigherOrderOperator):
         return _module(type(target)) in _MODULES and target._name not in _CALLS_ANYTHING
     return _module(target) in _MODULES
+
+
+@functools.cache
+def is_shipped(target: OpOverload) -> bool:
+    """Whether an operator was registered by PyTorch's own code, and not by others in its namespaces."""
+    if target.namespace not in _NAMESPACES:
+        return False
+    package = str(Path(torch.__file__).parent)
+    made = OPDEFS.get(torch_compat.schema(target).name)
+    if made is not None:
+        function = torch_compat.function_of(made)
+        home = _WRITTEN_IN_PYTHON.get(target.namespace)
+        return (
+            home is not None
+            and isinstance(function, FunctionType)
+            and str(function.__module__).startswith(f"torch.{home}")
+            and function.__code__.co_filename.startswith(package)
+        )
+    file = torch_compat.registered_at(target)
+    if not file or any(part in file for part in _FILES):
+        return True  # without a file: one of TorchScript's own, which no dispatcher knows
+    # `torch.library.define` registers what anybody hands it; modules of PyTorch do so themselves.
+    others = (str(Path(package, "library.py")), str(Path(package, "_library")))
+    return file.startswith(package) and not file.startswith(others)
 
 
 def name_of(target: Any) -> str:
@@ -161,6 +197,16 @@ def _found(op: object) -> list[Any]:
         f"{op!r:.80} is no operator; expected its name as 'namespace::name', what "
         "torch.library.custom_op returned, or torch.ops.namespace.name"
     )
+
+
+def overload_named(name: str) -> OpOverload:
+    """The overload that `name_of` calls by a name.
+
+    Raises:
+        ProblemError: none is registered under it.
+    """
+    found: OpOverload = _named(name if "." in name else f"{name}.default")[0]
+    return found
 
 
 def _named(name: str) -> list[Any]:

@@ -201,3 +201,36 @@ def test_an_operator_of_the_same_name_in_another_library_is_another() -> None:
     with torch.library._scoped_library("remat_purity_2", "DEF") as library:
         library.define("unknown(Tensor x) -> Tensor")
         assert not ops.is_known(torch.ops.remat_purity_2.unknown.default)
+
+
+def _defined_elsewhere(namespace: str) -> Any:
+    library = torch.library.Library(namespace, "FRAGMENT")
+    library.define("remat_noise(Tensor x) -> Tensor")
+    _LIBRARIES.append(library)
+    return getattr(torch.ops, namespace).remat_noise.default
+
+
+_LIBRARIES: list[torch.library.Library] = []
+
+
+@pytest.mark.parametrize("namespace", ["aten", "prims", "torchvision", "quantized", "inductor"])
+def test_a_namespace_of_pytorch_vouches_for_nothing(namespace: str) -> None:
+    assert not ops.is_known(_defined_elsewhere(namespace))
+    torch.library.define(f"{namespace}::remat_by_function", "(Tensor x) -> Tensor")
+    assert not ops.is_known(getattr(torch.ops, namespace).remat_by_function.default)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: T) -> T:  # type: ignore[override]
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    "function", [Doubled.apply, torch.nn.Dropout(0.5), torch.rand_like, torch.nn.functional.dropout]
+)
+@pytest.mark.parametrize("namespace", ["remat_purity", "prims", "aten"])
+def test_a_function_of_pytorchs_vouches_for_nothing(namespace: str, function: Any) -> None:
+    name = f"{namespace}::by_{getattr(function, '__name__', 'module')}"
+    made = torch.library.custom_op(name, function, mutates_args=(), schema="(Tensor x) -> Tensor")
+    assert not ops.is_known(made._opoverload)

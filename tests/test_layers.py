@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "solvers": set(),
     "graph": {"solvers"},
     "passes": {"graph", "solvers"},
-    "sac": {"graph", "solvers"},
+    "sac": {"graph", "plugins", "solvers"},
     "plugins": {"graph", "passes", "solvers"},
 }
 ROOMS = set(MAY_IMPORT)

@@ -1,0 +1,1 @@
+"""What checkpointing each module of a model frees, and what it takes."""

@@ -1,0 +1,101 @@
+"""From the operators that ran in one call of a module to its statistics (SPEC C)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from torch import fx
+
+from remat.sac.estimate.stats import SACStats
+from remat.sac.run.recording import Call
+
+
+def collect(
+    calls: Sequence[Call],
+    runtimes: Mapping[fx.Node, float],
+    *,
+    outputs: Collection[int],
+    saved: Collection[int],
+    no_tensor: bool,
+) -> SACStats:
+    """The statistics of one call of a module.
+
+    Args:
+        calls: the operators that ran in it, those that are skipped included.
+        runtimes: milliseconds of each node in `Call.parts`.
+        outputs: storages behind what the module returned: they live whatever is decided.
+        saved: storages that autograd kept.
+        no_tensor: whether the module was given no tensor.
+    """
+    shown = [c for c in calls if not c.skipped]
+    views = {i for i, c in enumerate(shown) if c.is_view}
+    drawn = [i for i, c in enumerate(shown) if c.is_random]
+    together, copied = _groups(calls, views)
+    again = _repeated(copied, together, views, drawn)
+    return SACStats(
+        func_names=[c.name for c in shown],
+        runtimes=[sum(runtimes[part] for part in c.parts) for c in shown],
+        memory=[sum(n for key, n in c.made if key not in outputs) for c in shown],
+        view_like_ops=sorted(views | again),
+        rand_ops=drawn,
+        saved_autograd_ops=[
+            i for i, c in enumerate(shown) if c.returns and all(k in saved for k in c.returns)
+        ],
+        inplace_ops=sorted(pair for pair in together if pair[0] not in again),
+        force_store_random=no_tensor,
+    )
+
+
+def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
+    """What is decided with the first operator on the same storage, and what must run again.
+
+    Each operator that writes to a storage is decided with the first on it. So is what read that
+    storage before: where the written value is stored, a repeated read would find it instead of the
+    earlier one. What writes to a copy that is made again each time must be repeated with it.
+    """
+    first: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    copies: set[int] = set()
+    together: set[tuple[int, int]] = set()
+    again: set[int] = set()
+    index = 0
+    for call in calls:
+        if call.skipped:
+            copies.update(key for key, _ in call.made)
+            continue
+        for key in call.writes:
+            if key in copies:
+                again.add(index)
+                continue
+            head = first.get(key, index)
+            together.add((index, head))
+            together.update((r, head) for r in readers.get(key, ()) if r != head)
+        for key in call.returns:
+            first.setdefault(key, index)
+        if index not in views:
+            for key in call.reads:
+                readers.setdefault(key, []).append(index)
+        index += 1
+    return together, again
+
+
+def _repeated(
+    copied: Collection[int],
+    together: Collection[tuple[int, int]],
+    views: Collection[int],
+    drawn: Collection[int],
+) -> set[int]:
+    """All that must run again because some must: groups, and random operators, stay as one."""
+    again = set(copied)
+    while True:
+        more = {
+            i
+            for pair in together
+            if again.intersection(pair) and pair[1] not in views
+            for i in pair
+        }
+        if again.intersection(drawn):
+            more.update(drawn)
+        if more <= again:
+            return again
+        again |= more

@@ -1,0 +1,183 @@
+"""What may be decided about one module: every best set of operators to store, with what it comes to."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from remat.errors import ProblemError
+from remat.sac.estimate.calls import CallStats
+from remat.sac.estimate.modules import ModuleTree
+from remat.sac.estimate.optimum import as_knapsack
+from remat.sac.estimate.stats import SACStats, group
+from remat.solvers.base import Solver
+from remat.solvers.frontier import knapsack_frontier
+from remat.solvers.run import run
+
+#: Choices for one module, at most; of more, every so-manyth by memory is considered.
+MOST_CHOICES = 3_000
+#: Choices where a solver is asked for each.
+ASKED = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to checkpoint a module.
+
+    Attributes:
+        stored: its operators that are stored.
+        kept_bytes: bytes of their results.
+        recompute_ps: picoseconds that the others take, for each call.
+    """
+
+    stored: tuple[int, ...]
+    kept_bytes: int
+    recompute_ps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """All choices for one module.
+
+    Attributes:
+        all: most bytes kept first.
+        floors: for each, picoseconds that no choice needs less of that keeps as much or more, but
+            less than the choice before; its own where all choices are here.
+    """
+
+    all: tuple[Choice, ...]
+    floors: tuple[int, ...]
+
+
+def choices(
+    stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
+) -> Choices:
+    """The choices for a module that keep less than so many bytes.
+
+    Args:
+        stats: its operators.
+        most_kept: bytes from which on checkpointing frees nothing.
+        solver: who finds them; None: all that are Pareto-optimal, by `knapsack_frontier`.
+        overhead_ps: picoseconds that running again takes besides, whatever is stored.
+    """
+    grouping = group(stats)
+    always = tuple(i for item in grouping.stored for i in item.ops)
+    fixed = sum(item.nbytes for item in grouping.stored)
+    views_ps = overhead_ps + sum(round(stats.runtimes[i] * 10**9) for i in grouping.recomputed)
+    free_ps = sum(item.runtime_ps for item in grouping.free)
+    room = most_kept - fixed - 1
+    if room < 0:
+        return Choices(all=(), floors=())
+    problem = as_knapsack(grouping, room)
+    frontier = knapsack_frontier(problem)
+    most = MOST_CHOICES if solver is None else ASKED
+    points = list(range(len(frontier)))
+    if len(points) > most:
+        points = sorted({round(k * (len(points) - 1) / (most - 1)) for k in range(most)})
+    found: list[Choice] = []
+    for point in points:
+        if solver is None:
+            picked = frontier.items(point)
+        else:
+            picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
+        items = [grouping.free[i] for i in picked]
+        choice = Choice(
+            stored=tuple(sorted((*always, *(i for item in items for i in item.ops)))),
+            kept_bytes=fixed + sum(item.nbytes for item in items),
+            recompute_ps=views_ps + free_ps - sum(item.runtime_ps for item in items),
+        )
+        if not found or choice.recompute_ps < found[-1].recompute_ps:
+            found.append(choice)
+    kept = tuple(reversed(found))
+    if solver is None and len(points) == len(frontier) and frontier.tolerance == 0:
+        return Choices(all=kept, floors=tuple(c.recompute_ps for c in kept))
+    # Between two choices there may be others, each slower than the one that keeps more.
+    slack = math.ceil(frontier.tolerance * free_ps)
+    if solver is None:
+        fastest = [*(p - 1 for p in points[1:]), len(frontier) - 1]
+        faster = [views_ps + free_ps - int(frontier.values[p]) for p in reversed(fastest)]
+    else:
+        best = views_ps + free_ps - int(frontier.values[-1])
+        faster = [best, *(c.recompute_ps for c in kept[:-1])]
+    return Choices(all=kept, floors=tuple(max(0, ps - slack) for ps in faster))
+
+
+def candidates(
+    tree: ModuleTree, units: Sequence[str] | None = None, fsdp_units: Sequence[str] = ()
+) -> tuple[int, ...]:
+    """Positions of the modules that may be checkpointed.
+
+    Leaves may not, nor the model itself: where all of it runs again at the start of backward, the
+    step needs what it needed before.
+
+    Args:
+        tree: the modules.
+        units: names, or patterns such as ``model.layers.*``, of those that may be; None: all.
+        fsdp_units: names or patterns of what FSDP gathers as one; nothing that contains one of them
+            may be checkpointed.
+
+    Raises:
+        ProblemError: a name is no module's, or a name without a pattern is of one that cannot be.
+    """
+    names = [m.fqn for m in tree.modules]
+    wanted = set(range(len(names))) if units is None else _matching(tree, units, "units")
+    above: set[int] = set()
+    for k in sorted(_matching(tree, fsdp_units, "fsdp_units")):
+        above.update(tree.ancestors(k))
+    for unit in units or ():
+        if unit in names:
+            module = tree[unit]
+            why = module.why_not or ("it is the whole model" if not module.fqn else "")
+            if why:
+                raise ProblemError(f"module '{unit}' cannot be checkpointed: {why}")
+    return tuple(
+        k for k, m in enumerate(tree.modules) if k in wanted and k not in above and m.can_run_again
+    )
+
+
+def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
+    if isinstance(patterns, str):
+        raise ProblemError(
+            f"{what} is the text {patterns!r}; expected names, such as [{patterns!r}]"
+        )
+    found: set[int] = set()
+    for pattern in patterns:
+        hits = [k for k, m in enumerate(tree.modules) if fnmatch.fnmatchcase(m.fqn, pattern)]
+        if not hits:
+            some = ", ".join(m.fqn for m in tree.modules if m.fqn and not m.is_leaf)[:200]
+            raise ProblemError(f"{what}: no module is called '{pattern}'; there are: {some}")
+        found.update(hits)
+    return found
+
+
+def rerun_peak(call: CallStats, stats: SACStats, stored: Sequence[int]) -> int:
+    """Most bytes alive of a module's own while it runs again.
+
+    Stored results wait for their operator; everything else is as in forward.
+    """
+    sizes = stats.memory
+    if call.freed_at is None:
+        return int(call.made.max(initial=0)) + sum(sizes[i] for i in stored)
+    waiting = np.zeros(len(call.made) + 1, dtype=np.int64)
+    for i in stored:
+        if sizes[i]:
+            waiting[0] += sizes[i]
+            waiting[call.freed_at[i][0] - call.begin] -= sizes[i]
+    return int((call.made + np.cumsum(waiting)[:-1]).max(initial=0))
+
+
+def held_longer(call: CallStats, stats: SACStats, stored: Sequence[int]) -> np.ndarray:
+    """Bytes by moment of forward that are alive only because they are stored."""
+    held = np.zeros(call.end - call.begin + 1, dtype=np.int64)
+    for i in stored:
+        size = stats.memory[i]
+        if not size:
+            continue
+        start = call.begin if call.freed_at is None else call.freed_at[i][1]
+        if start < call.end:
+            held[max(start - call.begin, 0)] += size
+    return np.cumsum(held)[:-1]

@@ -1,0 +1,281 @@
+"""The program over classes of modules, solved by merging labels: all that may still lead to the best.
+
+A label is what is decided in some modules: its time, and what it adds to each cut. Labels of modules
+side by side are merged by adding them. With prices for the cuts' bytes, a label's time less what its
+bytes are worth lies above the least of such values, and over all modules these excesses add up to how
+far a decision is above the Lagrangian bound: a label in excess of what is tried is dropped, and so is
+one that another beats in time and in every cut. The best label within the threshold is then the best
+decision, whatever the prices; they come from the linear relaxation, so that few labels are left. The
+same is known for the knapsack with multiple choices (Pisinger 1995), whose core this is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from remat.sac.solve.cuts import Cut
+from remat.sac.solve.module_classes import ModuleClass
+
+#: Pairs of labels that are merged at once, at most; where there would be more, others must solve it.
+MOST_PAIRS = 1_200_000
+#: How far above the bound labels are kept at first, relative to it, and by how much that grows.
+_FIRST, _GROWTH, _TRIES = 1e-4, 3.0, 10
+#: Labels that are kept at each merge where a good decision is wanted and not the best.
+_FEW = 128
+#: Labels that are compared each with each; else labels that many are compared with, at most, and how
+#: many at once.
+_BLOCK, _COMPARED, _ROWS = 48, 200, 4096
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Counts = tuple[tuple[int, ...], ...]
+
+
+class TooManyLabelsError(Exception):
+    """There are too many labels near the bound.
+
+    Attributes:
+        good: counts that meet all cuts, and their time; None where none were found.
+    """
+
+    def __init__(self, good: tuple[Counts, int] | None = None) -> None:
+        super().__init__()
+        self.good = good
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Labels:
+    """Labels, and how to read off what was decided: pairs of a class and a choice."""
+
+    time: Ints
+    gains: Ints
+    trace: Callable[[int], list[tuple[int, int]]]
+
+
+def cheapest(
+    found: Sequence[ModuleClass],
+    cuts: Sequence[Cut],
+    times: Sequence[Ints],
+    prices: Floats,
+    at_least: float = 0.0,
+    gap: float = 0.0,
+) -> tuple[Counts, int, float]:
+    """The counts of least time that meet all cuts.
+
+    Args:
+        found: the classes.
+        cuts: what the memory demands.
+        times: picoseconds of each choice, by class.
+        prices: of each cut's bytes; any that are not negative will do.
+        at_least: picoseconds that are known to be needed.
+        gap: how far below the time its bound may be, relative to it.
+
+    Returns:
+        The counts, their time, and what no time is below: the same where they are the best.
+
+    Raises:
+        TooManyLabelsError: too many labels are near the bound.
+    """
+    merging = _Merging(found, cuts, times, prices)
+    bound = max(merging.bound, at_least)
+    good = merging.within(np.inf, _FEW)
+    if good is not None and bound >= (1.0 - gap) * good[1]:
+        return *good, min(bound, good[1])
+    if good is not None:  # nothing slower is of interest
+        with contextlib.suppress(TooManyLabelsError):
+            best = merging.within(float(good[1]))
+            if best is not None:
+                return *best, best[1]
+    most = float(sum(t.max(initial=0) * len(c.members) for t, c in zip(times, found, strict=True)))
+    above = _FIRST * max(bound, 0.01 * most)
+    with contextlib.suppress(TooManyLabelsError):
+        for k in range(_TRIES):
+            best = merging.within(bound + above * _GROWTH**k)
+            if best is not None:
+                return *best, best[1]
+    raise TooManyLabelsError(good)
+
+
+class _Merging:
+    def __init__(
+        self,
+        found: Sequence[ModuleClass],
+        cuts: Sequence[Cut],
+        times: Sequence[Ints],
+        prices: Floats,
+    ) -> None:
+        self._found, self._times, self._prices, self._few = found, times, prices, 0
+        self._needs = np.array([c.need for c in cuts], dtype=np.int64)
+        self._gains = [np.zeros((len(t), len(cuts)), dtype=np.int64) for t in times]
+        for i, cut in enumerate(cuts):
+            for (c, j), gain in cut.gains.items():
+                self._gains[c][j, i] = gain
+        self._below: dict[int, list[int]] = {c: [] for c in range(-1, len(found))}
+        for c, one in enumerate(found):
+            self._below[one.parent].append(c)
+        self._least = [0.0] * len(found)
+        for c in reversed(range(len(found))):
+            inside = sum(self._found[d].each * self._least[d] for d in self._below[c])
+            own = self._worth(times[c], self._gains[c])
+            self._least[c] = min(inside, float(own.min(initial=0.0)))
+        self._all = sum(len(found[c].members) * self._least[c] for c in self._below[-1])
+        #: Time that nothing gets below.
+        self.bound = float(self._all + prices @ self._needs)
+
+    def within(self, threshold: float, few: int = 0) -> tuple[Counts, int] | None:
+        """The best counts of no more time than a threshold.
+
+        Args:
+            threshold: picoseconds.
+            few: labels that are kept at each merge, at most, which may lose the best; 0: all.
+        """
+        self._few = few
+        above = threshold - self.bound
+        above += 1.0 + 1e-9 * (abs(threshold) + abs(self._all))  # sums of floats
+        labels = self._side_by_side(
+            [(self._one(c, above), len(self._found[c].members)) for c in self._below[-1]], above
+        )
+        fits = np.flatnonzero((labels.gains >= self._needs).all(1) & (labels.time <= threshold))
+        if not len(fits):
+            return None
+        best = int(fits[np.argmin(labels.time[fits])])
+        counts = [[0] * len(t) for t in self._times]
+        for c, j in labels.trace(best):
+            counts[c][j] += 1
+        return tuple(map(tuple, counts)), int(labels.time[best])
+
+    def _worth(self, time: Ints, gains: Ints) -> Floats:
+        """Time less what the bytes are worth."""
+        worth: Floats = time - gains @ self._prices
+        return worth
+
+    def _one(self, c: int, above: float) -> _Labels:
+        """Labels of one member of a class: one of its choices, or what is chosen below it."""
+        inside = self._side_by_side(
+            [(self._one(d, above), self._found[d].each) for d in self._below[c]], above
+        )
+        own = len(self._times[c])
+        time = np.concatenate([self._times[c], inside.time])
+        gains = np.concatenate([self._gains[c], inside.gains])
+        left = np.flatnonzero(self._worth(time, gains) <= self._least[c] + above)
+        left = left[_unbeaten(time[left], gains[left])]
+        left = left[self._fewest(time[left], gains[left])]
+
+        def trace(i: int) -> list[tuple[int, int]]:
+            at = int(left[i])
+            return [(c, at)] if at < own else inside.trace(at - own)
+
+        return _Labels(time=time[left], gains=gains[left], trace=trace)
+
+    def _side_by_side(self, parts: Sequence[tuple[_Labels, int]], above: float) -> _Labels:
+        """Labels of several members of several classes."""
+        whole = _Labels(
+            time=np.zeros(1, dtype=np.int64),
+            gains=np.zeros((1, len(self._needs)), dtype=np.int64),
+            trace=lambda i: [],
+        )
+        for labels, often in parts:
+            power, left = labels, often
+            while left:
+                if left & 1:
+                    whole = self._merge(whole, power, above)
+                left >>= 1
+                if left:
+                    power = self._merge(power, power, above)
+        return whole
+
+    def _fewest(self, time: Ints, gains: Ints) -> Any:
+        """Of labels that free about the same, those of least excess, where not all are kept."""
+        if not self._few or len(time) <= self._few:
+            return slice(None)
+        worth = self._worth(time, gains)
+        order = np.argsort(worth, kind="stable")
+        _, first = np.unique(self._rank(time - worth)[order], return_index=True)
+        fewest: Ints = order[np.sort(first)][: self._few]
+        return fewest
+
+    def _rank(self, bytes_worth: Floats) -> Ints:
+        """Which of some steps from the least to the most that bytes are worth."""
+        low, high = bytes_worth.min(), bytes_worth.max()
+        share = (bytes_worth - low) / max(1.0, high - low)
+        step: Ints = (share * (self._few - 1)).astype(np.int64)
+        return step
+
+    def _merge(self, a: _Labels, b: _Labels, above: float) -> _Labels:
+        worth_a, worth_b = self._worth(a.time, a.gains), self._worth(b.time, b.gains)
+        order = np.argsort(worth_b, kind="stable")
+        room = worth_a.min() + worth_b[order[0]] + above - worth_a
+        reach = np.searchsorted(worth_b[order], room, side="right")
+        pairs = int(reach.sum())
+        if pairs > MOST_PAIRS:
+            raise TooManyLabelsError
+        left = np.repeat(np.arange(len(reach)), reach)
+        right = order[np.arange(pairs) - np.repeat(np.cumsum(reach) - reach, reach)]
+        if a is b:
+            once = left <= right
+            left, right = left[once], right[once]
+        time, gains = a.time[left] + b.time[right], a.gains[left] + b.gains[right]
+        kept = _unbeaten(time, gains)
+        kept = kept[self._fewest(time[kept], gains[kept])]
+        left, right = left[kept], right[kept]
+        return _Labels(
+            time=time[kept],
+            gains=gains[kept],
+            trace=lambda i: a.trace(int(left[i])) + b.trace(int(right[i])),
+        )
+
+
+def _unbeaten(time: Ints, gains: Ints) -> Ints:
+    """Positions of labels that no other is better than in time and in every cut; maybe some more."""
+    columns = _different(gains)
+    order = np.lexsort((*(-gains[:, i] for i in reversed(columns)), time))
+    first = gains[order, columns[0]] if columns else np.zeros(len(order), dtype=np.int64)
+    if len(columns) < 2:
+        rises = np.ones(len(order), dtype=bool)
+        rises[1:] = first[1:] > np.maximum.accumulate(first)[:-1]
+        return order[rises]
+    return order[_front(gains[order][:, columns], np.arange(len(order)))]
+
+
+def _front(gains: Ints, at: Ints) -> Ints:
+    """Positions, of some in the order of their time, that none before them is better than."""
+    if len(at) <= _BLOCK:
+        mine = gains[at]
+        beats = (mine[None] >= mine[:, None]).all(2)
+        left: Ints = at[~np.any(np.tril(beats, -1), axis=1)]
+        return left
+    half = len(at) // 2
+    first, second = _front(gains, at[:half]), at[half:]
+    second = second[~_beaten(gains[second], gains[first])]
+    return np.concatenate([first, _front(gains, second)])
+
+
+def _beaten(gains: Ints, by: Ints) -> npt.NDArray[np.bool_]:
+    """Which of some gains others reach everywhere; of three columns and more, maybe not all."""
+    if gains.shape[1] == 2:
+        order = np.argsort(-by[:, 0], kind="stable")
+        most = np.maximum.accumulate(by[order, 1])
+        reach = np.searchsorted(-by[order, 0], -gains[:, 0], side="right")
+        beaten: npt.NDArray[np.bool_] = most[np.maximum(reach - 1, 0)] >= gains[:, 1]
+        return beaten & (reach > 0)
+    found = np.zeros(len(gains), dtype=bool)
+    for start in range(0, len(gains), _ROWS):
+        rows = gains[start : start + _ROWS, None]
+        found[start : start + _ROWS] = np.any(np.all(by[None, :_COMPARED] >= rows, axis=2), axis=1)
+    return found
+
+
+def _different(gains: Ints) -> list[int]:
+    """Columns that are neither constant nor equal to one before."""
+    seen: dict[bytes, int] = {}
+    for i in range(gains.shape[1]):
+        column = np.ascontiguousarray(gains[:, i])
+        if len(column) and (column != column[0]).any():
+            seen.setdefault(column.tobytes(), i)
+    return list(seen.values())

@@ -56,7 +56,7 @@ from remat.graph.measure import StorageTracker, as_before, measure_step, run_bac
 from remat.sac import SACPlan, apply, remove
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.run.lifetimes import loss_only
-from remat.sac.run.recording import tensors_in
+from remat.sac.run.operators import tensors_in
 from remat.sac.solve.step_drawing import simulate_plan
 
 #: How far estimates may be off: activation bytes and recompute time.

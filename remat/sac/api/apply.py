@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from remat.errors import PlanError, ProblemError
 from remat.sac.api.policy import policy
 from remat.sac.policies.compose import PolicyLike
+from remat.sac.run.module_calls import own_forward, set_forward
 from remat.sac.solve.plan import ModulePlan, SACPlan
 
 M = TypeVar("M", bound=nn.Module)
@@ -63,7 +63,7 @@ def apply(
     }
     made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
     for module, checkpointed in made:
-        module.__dict__["forward"] = checkpointed
+        set_forward(module, checkpointed)
     return model
 
 
@@ -73,15 +73,12 @@ def remove(model: M) -> M:
     Raises:
         PlanError: no plan has been applied to the model.
     """
-    found = [m for m in model.modules() if _is_applied(m)]
-    if not found:
+    found = [(m, own_forward(m)) for m in model.modules()]
+    applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
+    if not applied:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
-    for module in found:
-        before = module.__dict__["forward"].before
-        if before is None:
-            del module.__dict__["forward"]
-        else:
-            module.__dict__["forward"] = before
+    for module, checkpointed in applied:
+        set_forward(module, checkpointed.before)
     return model
 
 
@@ -102,7 +99,7 @@ class Checkpointed:
         policies: tuple[PolicyLike, ...],
         options: dict[str, bool],
     ) -> None:
-        self.before: Callable[..., Any] | None = module.__dict__.get("forward")
+        self.before = own_forward(module)
         self._module = module
         self._made_of = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
@@ -132,10 +129,6 @@ def _empty() -> Checkpointed:
     return Checkpointed.__new__(Checkpointed)
 
 
-def _is_applied(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get("forward"), Checkpointed)
-
-
 def _find(model: nn.Module, name: str) -> nn.Module:
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
@@ -153,7 +146,8 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
     """Refuses what would be checkpointed twice."""
-    applied = next((n for n, m in model.named_modules() if _is_applied(m)), None)
+    names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
+    applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)
     if applied is not None:
         raise PlanError(
             f"module '{applied}' is checkpointed already: undo that first, by remat.sac.remove(model)"

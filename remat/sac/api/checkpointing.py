@@ -19,12 +19,12 @@ from torch import nn
 from remat.errors import BudgetError
 from remat.graph.budget import Budget
 from remat.graph.costs import CostModel
-from remat.graph.measure import as_before, measure_step, run_backward, run_forward
+from remat.graph.measure import measure_step, run_backward, run_forward
 from remat.plugins.registry import registry
 from remat.sac.api.apply import apply, remove
 from remat.sac.estimate.modules import ModuleTree, collect_modules
-from remat.sac.run.lifetimes import loss_only
-from remat.sac.run.recording import tensors_in
+from remat.sac.run.fakes import left_as_found
+from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.solve.milp import plan_modules
 from remat.sac.solve.plan import SACPlan
 from remat.solvers.base import Solver
@@ -149,7 +149,7 @@ def check(
     plain = measure_step(step, args, named, resident=resident)
     times: tuple[list[float], list[float]] = ([], [])
     gradients: list[list[torch.Tensor | None]] = []
-    given = [*resident, *tensors_in((tuple(args), named))]
+    given = given_tensors(model, args, named)
     device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
     peak = plain
     for k in range(2 * REPEATS):
@@ -158,7 +158,7 @@ def check(
         try:
             if k == 1:
                 peak = measure_step(step, args, named, resident=resident)
-            with as_before(given, device):
+            with left_as_found(given):
                 times[k % 2].append(_timed(step, args, named, device))
                 if k < 2:
                     gradients.append([p.grad for p in model.parameters()])

@@ -1,34 +1,177 @@
-"""One forward pass over fake tensors, and what each module of it could recompute (SPEC C)."""
+"""One forward pass, and what each module of it could recompute: statistics, curves, tables, JSON."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import torch
+from torch import nn
 from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import is_fake
 
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
-from remat.sac.estimate.checks import check_fake
-from remat.sac.estimate.collecting import collect
-from remat.sac.estimate.results import Estimate
-from remat.sac.estimate.runtimes import model_of, runtimes
-from remat.sac.run.module_calls import ModuleCall, in_backward, watching
-from remat.sac.run.recording import Recorder, storages, tensors_in
-from remat.sac.run.replays import without_replays
+from remat.sac.estimate import display
+from remat.sac.estimate.collecting import collect, model_of, runtimes
+from remat.sac.estimate.stats import SACGreedyOrderMeta, SACStats, SACTradeOffStats
+from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
+from remat.sac.run.module_calls import ModuleCall, watching
+from remat.sac.run.operators import storages, tensors_in
+from remat.sac.run.recording import Recorder, without_replays
+
+#: Version of the JSON form.
+JSON_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """One call of a module: its operators, and the storages behind what it returned."""
+class Estimate:
+    """The statistics of modules, and what follows from them.
 
-    name: str
-    begin: int
-    end: int
-    outputs: frozenset[int]
-    no_tensor: bool
+    Attributes:
+        sac_mod_stats: module name to its statistics, of its first call. The outermost module is
+            called by its class, others by their place in it: ``Model.layers.0``.
+        sac_mod_greedy_order_meta: module name to the greedy order.
+        sac_mod_tradeoff_stats: module name to the trade-off; filled by `pwlf_sac_tradeoff_curve`.
+        sac_mod_calls: module name to how often it was called.
+        sac_mod_unsteady: module name to why there is no plan for it: its calls run different
+            operators. Such modules are in none of the above.
+        mode: how runtimes are found.
+        cost: the cost model in use.
+    """
+
+    def __init__(self) -> None:
+        self.sac_mod_stats: dict[str, SACStats] = {}
+        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
+        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
+        self.sac_mod_calls: dict[str, int] = {}
+        self.sac_mod_unsteady: dict[str, str] = {}
+        self.mode = "operator-level-cost-model"
+        self.cost: CostModel = model_of(self.mode)
+        self._earlier: dict[str, SACStats] = {}
+
+    def pwlf_sac_tradeoff_curve(
+        self, n_segments: int = 2, save_tradeoff_graphs: bool = False
+    ) -> None:
+        """Fits at most so many straight lines above the greedy curve of each module.
+
+        Args:
+            n_segments: the most lines.
+            save_tradeoff_graphs: draw each module to ``tradeoff_graphs/NAME.png``.
+
+        Raises:
+            ProblemError: ``n_segments`` is below 1.
+            PlanError: a picture was asked for, and Matplotlib is not installed, or it cannot be
+                written.
+        """
+        for name, stats in self.sac_mod_stats.items():
+            order = self.sac_mod_greedy_order_meta[name]
+            self.sac_mod_tradeoff_stats[name] = upper_envelope(stats, order, n_segments)
+        if save_tradeoff_graphs:
+            folder = Path("tradeoff_graphs")
+            folder.mkdir(exist_ok=True)
+            for name in self.sac_mod_stats:
+                self.plot(folder / f"{name}.png", name)
+
+    def plot(self, path: str | Path, module: str) -> None:
+        """Draws the greedy curve of a module, the lines above it, and the exact frontier.
+
+        Raises:
+            ProblemError: the module is not known, or the path ends in neither .svg nor .png.
+            PlanError: Matplotlib is not installed, or the picture cannot be written.
+        """
+        from remat.sac.estimate.display import draw_tradeoff
+
+        stats = self._stats(module)
+        fitted = self.sac_mod_tradeoff_stats.get(module)
+        if fitted is None:
+            fitted = upper_envelope(stats, self.sac_mod_greedy_order_meta[module])
+        draw_tradeoff(stats, fitted, path, title=module)
+
+    def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
+        """Prints both tables for each module; the outermost module has depth 1."""
+        for name, stats in self.sac_mod_stats.items():
+            if name.count(".") < depth:
+                print(f"Module: {name}")
+                self.display_sac_stats(stats, print_tabular)
+                print(f"AC Trade-off for Module: {name} MSPS = Memory/Runtime")
+                order = self.sac_mod_greedy_order_meta[name]
+                self.display_sac_tradeoff_stats(order, stats, print_tabular)
+
+    def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
+        """Prints the operators of a module; with ``print_tabular``, with rules between them."""
+        print(display.totals(sac_stats))
+        display.show(display.operators(sac_stats), ruled=print_tabular)
+
+    def display_sac_tradeoff_stats(
+        self,
+        greedy_order_meta: SACGreedyOrderMeta,
+        sac_stats: SACStats,
+        print_tabular: bool = False,
+    ) -> None:
+        """Prints what has been freed and recomputed after each step of the greedy order."""
+        display.show(display.steps(greedy_order_meta, sac_stats), ruled=print_tabular)
+
+    def to_json(self) -> str:
+        """Everything that was found, as JSON; sets as sorted lists, infinity as null."""
+        modules = {
+            name: {
+                "calls": self.sac_mod_calls[name],
+                "stats": asdict(stats),
+                "greedy_order": display.order_data(self.sac_mod_greedy_order_meta[name]),
+                "tradeoff": display.tradeoff_data(self.sac_mod_tradeoff_stats.get(name)),
+            }
+            for name, stats in self.sac_mod_stats.items()
+        }
+        data = {
+            "remat_sac_estimate": JSON_VERSION,
+            "mode": self.mode,
+            "cost": str(self.cost),
+            "modules": modules,
+            "unsteady": self.sac_mod_unsteady,
+        }
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+    def _stats(self, module: str) -> SACStats:
+        if module in self.sac_mod_stats:
+            return self.sac_mod_stats[module]
+        why = self.sac_mod_unsteady.get(module)
+        known = ", ".join(list(self.sac_mod_stats)[:8]) or "none"
+        raise ProblemError(why or f"module '{module}' was not estimated; some that were: {known}")
+
+    def _take(self, name: str, stats: SACStats) -> None:
+        """Adds one call of a module.
+
+        Raises:
+            ProblemError: it ran other operators in an earlier run.
+        """
+        earlier = self._earlier.get(name)
+        if earlier is not None:
+            changed = _difference(earlier, stats)
+            if changed is not None:
+                raise ProblemError(
+                    f"module '{name}' {changed} it was estimated with before; expected the same "
+                    "model: use a new SACEstimator for another one"
+                )
+        self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
+        if name in self.sac_mod_unsteady:
+            return
+        known = self.sac_mod_stats.get(name)
+        if known is None or earlier is not None:
+            self.sac_mod_stats[name] = stats
+            self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
+            self._earlier.pop(name, None)
+            return
+        changed = _difference(known, stats)
+        if changed is not None:
+            del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
+            self.sac_mod_tradeoff_stats.pop(name, None)
+            self.sac_mod_unsteady[name] = (
+                f"module '{name}' is called more than once and {changed} its first call ran; "
+                "checkpoint what calls it, or what it calls"
+            )
 
 
 class SACEstimator(Estimate):
@@ -56,10 +199,6 @@ class SACEstimator(Estimate):
     def __init__(self) -> None:
         super().__init__()
         self._needs_fake = True
-        self._recorder = Recorder()
-        self._spans: list[_Span] = []
-        self._saved: set[int] = set()
-        self._returned: list[torch.Tensor] = []
         self._contexts = contextlib.ExitStack()
 
     def __call__(
@@ -101,73 +240,113 @@ class SACEstimator(Estimate):
                 "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
                 "real run by estimator(mode, fake=False)"
             )
-        self._clear()
-        self._begin()
+        self._earlier = dict(self.sac_mod_stats)  # from now on, it is another run
+        forward = _Forward(self)
         with contextlib.ExitStack() as contexts:
-            contexts.enter_context(watching(self._around))
+            contexts.enter_context(watching(forward))
             contexts.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(self._pack, lambda x: x)
+                torch.autograd.graph.saved_tensors_hooks(forward.pack, lambda x: x)
             )
-            contexts.enter_context(self._recorder)
+            contexts.enter_context(forward.recorder)
             self._contexts = contexts.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._contexts.close()
-        self._clear()
+        self._contexts = contextlib.ExitStack()
 
-    def _clear(self) -> None:
-        self._recorder = Recorder()
-        self._spans, self._saved, self._returned = [], set(), []
-
-    def _pack(self, x: torch.Tensor) -> torch.Tensor:
-        self._saved.update(key for key, _, _ in storages(self._recorder.fake(x)))
-        return x
-
-    def _around(self, call: ModuleCall) -> Any:
-        """Runs the forward of a module, and remembers which operators were its."""
-        if in_backward():
-            return call.run()
-        recorder = self._recorder
-        if not recorder.inside:
-            check_fake(call.name, call.module)
-            for earlier in (recorder.calls, self._spans, self._returned):
-                earlier.clear()
-        begin = len(recorder.calls)
-        recorder.inside.append(call.name)
-        try:
-            out = call.run()
-        finally:
-            recorder.inside.pop()
-        returned = tensors_in(out)
-        self._returned += returned
-        if not call.is_leaf:
-            outputs = frozenset(k for t in returned for k, _, _ in storages(t))
-            self._spans.append(
-                _Span(
-                    name=call.name,
-                    begin=begin,
-                    end=len(recorder.calls),
-                    outputs=outputs,
-                    no_tensor=not tensors_in((call.args, call.kwargs)),
-                )
-            )
-        if not recorder.inside:
-            self._conclude()
-        return out
-
-    def _conclude(self) -> None:
+    def _conclude(self, forward: _Forward) -> None:
         """Turns what was recorded of an outermost module into statistics."""
-        calls = self._recorder.calls
+        calls = forward.recorder.calls
         if self._needs_fake:
-            calls = without_replays(calls, self._returned)
+            calls = without_replays(calls, forward.returned)
         taken = runtimes(calls, self.cost)
-        for span in sorted(self._spans, key=lambda s: (s.begin, -s.end)):
+        for span in sorted(forward.spans, key=lambda s: (s.begin, -s.end)):
             stats = collect(
                 calls[span.begin : span.end],
                 taken,
                 outputs=span.outputs,
-                saved=self._saved,
+                saved=forward.saved,
                 no_tensor=span.no_tensor,
             )
             self._take(span.name, stats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """One call of a module: its operators, and the storages behind what it returned."""
+
+    name: str
+    begin: int
+    end: int
+    outputs: frozenset[int]
+    no_tensor: bool
+
+
+class _Forward:
+    """What runs within the block of an estimator, one outermost module after the other."""
+
+    def __init__(self, estimator: SACEstimator) -> None:
+        self.recorder = Recorder()
+        self.spans: list[_Span] = []
+        self.saved: set[int] = set()
+        self.returned: list[torch.Tensor] = []
+        self._estimator = estimator
+        self._begins: list[int] = []
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        self.saved.update(key for key, _, _ in storages(self.recorder.fake(x)))
+        return x
+
+    def begin(self, call: ModuleCall) -> None:
+        recorder = self.recorder
+        if not recorder.inside:
+            _check_fake(call.name, call.module)
+            for earlier in (recorder.calls, self.spans, self.returned):
+                earlier.clear()
+        self._begins.append(len(recorder.calls))
+        recorder.inside.append(call.name)
+
+    def end(self, call: ModuleCall, out: Any) -> None:
+        """Remembers which operators were the module's."""
+        recorder, begin = self.recorder, self._begins.pop()
+        recorder.inside.pop()
+        if call.failed:
+            return
+        returned = tensors_in(out)
+        self.returned += returned
+        if not call.is_leaf:
+            self.spans.append(
+                _Span(
+                    name=call.name,
+                    begin=begin,
+                    end=len(recorder.calls),
+                    outputs=frozenset(k for t in returned for k, _, _ in storages(t)),
+                    no_tensor=not tensors_in((call.args, call.kwargs)),
+                )
+            )
+        if not recorder.inside:
+            self._estimator._conclude(self)
+
+
+def _difference(before: SACStats, after: SACStats) -> str | None:
+    """Where two calls of a module part: "runs … as operator 3 instead of …, which"."""
+    for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
+        if a != b:
+            return f"runs {b} as operator {i} instead of {a}, which"
+    if len(before) != len(after):
+        return f"runs {len(after)} operators instead of {len(before)}, which"
+    return None
+
+
+def _check_fake(name: str, module: nn.Module) -> None:
+    """Refuses real parameters: they were made outside of the fake mode."""
+    mode = active_fake_mode()
+    if mode is None or mode.allow_non_fake_inputs:
+        return
+    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not is_fake(tensor):
+            raise ProblemError(
+                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
+                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
+            )

@@ -16,12 +16,12 @@ from torch.utils import _pytree as pytree
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
 from remat.sac.estimate.calls import Bytes, CallStats, LifeTable
+from remat.sac.estimate.collecting import BENCHMARK
 from remat.sac.estimate.estimator import SACEstimator
 from remat.sac.estimate.reruns import time_reruns
-from remat.sac.estimate.runtimes import BENCHMARK
 from remat.sac.estimate.stats import SACStats
-from remat.sac.run.fakes import buffers_as_before, fake_of, fake_parameters
-from remat.sac.run.lifetimes import Lifetimes, Span, loss_only, record_step
+from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
+from remat.sac.run.lifetimes import Lifetimes, Span, given_tensors, loss_only, record_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -156,9 +156,9 @@ def collect_modules(
             f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
             "its modules"
         )
-    given = [*model.parameters(), *model.buffers(), *pytree.tree_leaves((tuple(args), named))]
+    given = given_tensors(model, args, named)
     if fake is None:
-        fake = not on_the_cpu(given)
+        fake = not _on_the_cpu(given)
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
         if fake:
@@ -168,19 +168,17 @@ def collect_modules(
             )
             stack.enter_context(fake_parameters(model, faker))
             stack.enter_context(faker)
-        # Buffers are changed by a real run.
-        with buffers_as_before(model, fake), estimator(mode, cost, fake=fake):
+        with left_as_found(given), estimator(mode, cost, fake=fake):
             out = loss_only(model)(*args, **named)
         del out
         lifetimes = record_step(model, args, named)
-        timed = mode == BENCHMARK and cost is None and not fake and on_the_cpu(given)
+        timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes)
         return with_reruns(tree, model, args, named) if timed else tree
 
 
-def on_the_cpu(values: Iterable[object]) -> bool:
-    """Whether all tensors among some values lie on the CPU."""
-    return all(v.device.type == "cpu" for v in values if isinstance(v, torch.Tensor))
+def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
+    return all(t.device.type == "cpu" for t in tensors)
 
 
 def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) -> ModuleTree:

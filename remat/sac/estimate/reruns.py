@@ -23,12 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint
 
 from remat.errors import PolicyError
-from remat.graph.measure import as_before, run_backward, run_forward
+from remat.graph.measure import run_backward, run_forward
 from remat.sac.policies.region import context_fn
-from remat.sac.run.lifetimes import loss_only
-from remat.sac.run.module_calls import in_backward
+from remat.sac.run.fakes import left_as_found
+from remat.sac.run.lifetimes import given_tensors, loss_only
+from remat.sac.run.module_calls import in_backward, own_forward, set_forward
 from remat.sac.run.operators import is_skipped
-from remat.sac.run.recording import tensors_in
 
 #: Timed steps, after one that does not count.
 STEPS = 7
@@ -94,13 +94,13 @@ def time_reruns(
         None if one of the modules cannot run again.
     """
     named = dict(kwargs or {})
-    given = [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), named))]
+    given = given_tensors(model, args, named)
     watch = _Watch()
     try:
         for stored in (False, True):
             with _checkpointed(model, names, watch, _everything if stored else _nothing):
                 for k in range(STEPS + 1):
-                    with as_before(given, torch.device("cpu")), watch.step(stored, counts=k > 0):
+                    with left_as_found(given), watch.step(stored, counts=k > 0):
                         run_backward(run_forward(loss_only(model), args, named))
     except (CheckpointError, PolicyError):
         return None
@@ -113,21 +113,19 @@ def _checkpointed(
 ) -> Iterator[None]:
     """Modules that are checkpointed, and watched when they run again."""
     modules = [(name, model.get_submodule(name)) for name in names]
-    before = [module.__dict__.get("forward") for _, module in modules]
+    before = [own_forward(module) for _, module in modules]
     for name, module in modules:
-        module.__dict__["forward"] = functools.partial(
-            checkpoint,
-            functools.partial(watch.call, name, module.forward),
-            use_reentrant=False,
-            context_fn=context_fn(policy, module=name),
+        again = functools.partial(watch.call, name, module.forward)
+        contexts = context_fn(policy, module=name)
+        set_forward(
+            module,
+            functools.partial(checkpoint, again, use_reentrant=False, context_fn=contexts),
         )
     try:
         yield
     finally:
         for (_, module), forward in zip(modules, before, strict=True):
-            del module.__dict__["forward"]
-            if forward is not None:
-                module.__dict__["forward"] = forward
+            set_forward(module, forward)
 
 
 def _nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -1,18 +1,77 @@
-"""Memory against time for one module: the greedy curve, and few straight lines above it."""
+"""Memory against time for one module: the greedy order, few straight lines above its curve, the exact frontier."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 
 from remat.errors import ProblemError
-from remat.sac.estimate.stats import SACGreedyOrderMeta, SACStats, SACTradeOffStats
+from remat.sac.estimate.stats import (
+    MSPS,
+    PS_PER_MS,
+    Grouping,
+    SACGreedyOrderMeta,
+    SACStats,
+    SACTradeOffStats,
+    group,
+)
+from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
+from remat.solvers.problem import KnapsackProblem
 
 #: Corners that the segments are fitted to; of more, neighbours are merged, upwards.
 MOST_CORNERS = 400
 
 Point = tuple[float, float]
+
+
+def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
+    """The choice of what to store, as a knapsack over the free items: bytes against picoseconds."""
+    return KnapsackProblem(
+        weights=tuple(item.nbytes for item in grouping.free),
+        values=tuple(item.runtime_ps for item in grouping.free),
+        capacity=capacity,
+    )
+
+
+def exact_frontier(stats: SACStats) -> KnapsackFrontier:
+    """Every Pareto-optimal choice of free items: bytes stored against picoseconds not recomputed."""
+    grouping = group(stats)
+    return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
+
+
+def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
+    """Orders the candidates of a module by the bytes that recomputing frees per time.
+
+    Views are always recomputed. What is decided together is one candidate; what recomputing takes
+    no time comes first, then the most bytes per time; equals in the order in which they ran.
+    """
+    grouping = group(stats)
+    written = {i for pair in stats.inplace_ops for i in pair}
+    drawn = set(stats.rand_ops)
+    candidates = [
+        MSPS(
+            func_names={stats.func_names[i] for i in item.ops},
+            op_idx=item.ops[0],
+            memory=item.nbytes,
+            runtime=item.runtime_ps / PS_PER_MS,
+            msps=item.nbytes * PS_PER_MS / item.runtime_ps if item.runtime_ps else math.inf,
+        )
+        for item in grouping.free
+    ]
+    items = (*grouping.free, *grouping.stored)
+    return SACGreedyOrderMeta(
+        recomputed_ops=set(grouping.recomputed),
+        stored_ops={item.ops[0] for item in grouping.stored},
+        inplace_op_groups={
+            item.ops[0]: set(item.ops) for item in items if written.intersection(item.ops)
+        },
+        random_ops_group={
+            item.ops[0]: set(item.ops) for item in items if drawn.intersection(item.ops)
+        },
+        msps_meta=sorted(candidates, key=lambda c: (-c.msps, c.op_idx)),
+    )
 
 
 def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[float, float]:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat.errors import PolicyError
 from remat.graph.ops import is_random_call
 from remat.sac.policies.compose import MUST, SAVE
-from remat.sac.run.recording import declared_writes, storages, tensors_in
+from remat.sac.run.operators import declared_writes, storages, tensors_in
 
 _CONSTANT = torch.ops.aten.lift_fresh.default
 

@@ -1,30 +1,38 @@
-"""Runs that leave a model as it was: fake tensors in its place, or buffers put back after a real one."""
+"""Runs that leave a model as it was: with fakes of its tensors, or all put back after a real one."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+
+from remat.graph.measure import as_before
 
 
 @contextlib.contextmanager
-def buffers_as_before(model: nn.Module, fake: bool) -> Iterator[None]:
-    """A real forward leaves buffers and random generators as they were."""
-    if fake:
-        yield
-        return
-    values = [(b, b.detach().clone()) for b in model.buffers()]
-    try:
-        with torch.random.fork_rng(devices=[]):
+def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A run that leaves values, gradients and random generators as they were.
+
+    Fake tensors have no values to put back, and nothing is drawn for them; their gradients go.
+    """
+    if active_fake_mode() is None:
+        device = next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
+        with as_before(tensors, device):
             yield
+        return
+    before = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
+    for leaf, _ in before:
+        leaf.grad = None
+    try:
+        yield
     finally:
-        with torch.no_grad():
-            for buffer, value in values:
-                buffer.copy_(value)
+        for leaf, gradient in before:
+            leaf.grad = gradient
 
 
 def fake_of(tensor: torch.Tensor, faker: FakeTensorMode) -> torch.Tensor:

@@ -10,14 +10,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import active_fake_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from remat.graph.measure import as_before, run_backward, run_forward
+from remat.graph.measure import run_backward, run_forward
 from remat.graph.memories import storage_of
+from remat.sac.run.fakes import left_as_found
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
-from remat.sac.run.operators import is_skipped
-from remat.sac.run.recording import allocated_bytes, plain_parts, tensors_in, written
+from remat.sac.run.operators import (
+    allocated_bytes,
+    is_skipped,
+    plain_parts,
+    tensors_in,
+    written,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,17 +99,22 @@ def record_step(
         CaptureError: no output requires a gradient.
     """
     named = dict(kwargs or {})
-    given = [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), named))]
-    device = next((t.device for t in given if t.device.type == "cuda"), torch.device("cpu"))
-    kept = _without_gradients(given) if active_fake_mode() else as_before(given, device)
-    with kept:
+    given = given_tensors(model, args, named)
+    with left_as_found(given):
         recorder = _Recorder(given)
-        with recorder.recording():
+        with recorder.recording(model):
             result = run_forward(loss_only(model), args, named)
             forward_end = recorder.now
         with recorder:
             run_backward(result)
         return recorder.found(list(model.parameters()), forward_end)
+
+
+def given_tensors(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> list[torch.Tensor]:
+    """The tensors that are there before a step: parameters, buffers and inputs."""
+    return [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), kwargs))]
 
 
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,20 +128,6 @@ def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
         return loss, [t.detach() for t in tensors_in(out)]
 
     return step
-
-
-@contextlib.contextmanager
-def _without_gradients(tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Fake tensors have no values to put back; their gradients go."""
-    leaves = [t for t in tensors if t.requires_grad and t.is_leaf]
-    before = [t.grad for t in leaves]
-    for leaf in leaves:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        for leaf, gradient in zip(leaves, before, strict=True):
-            leaf.grad = gradient
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -151,10 +147,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._add(tensor, -1)
 
     @contextlib.contextmanager
-    def recording(self) -> Iterator[None]:
+    def recording(self, model: nn.Module) -> Iterator[None]:
         """Forward: modules are watched, and what autograd saves is known by its module."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
-        with watching(self._around), hooks, self:
+        with watching(self, model), hooks, self:
             yield
 
     def found(self, parameters: Sequence[nn.Parameter], forward_end: int) -> Lifetimes:
@@ -171,9 +167,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             written=self.written,
         )
 
-    def _around(self, call: ModuleCall) -> Any:
-        if in_backward():
-            return call.run()
+    def begin(self, call: ModuleCall) -> None:
         span = Span(
             name=call.name,
             parent=self._inside[-1] if self._inside else -1,
@@ -183,13 +177,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         self._inside.append(len(self.spans))
         self.spans.append(span)
-        try:
-            out = call.run()
-        finally:
-            self._inside.pop()
-            span.end = self.now
+
+    def end(self, call: ModuleCall, out: Any) -> None:
+        span = self.spans[self._inside.pop()]
+        span.end = self.now
         span.outputs = self._of(tensors_in(out))
-        return out
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
         for k in self._inside:

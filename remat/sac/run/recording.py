@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,20 +18,14 @@ from torch.utils._python_dispatch import (
 
 from remat.errors import ProblemError
 from remat.graph import ops
-from remat.graph.memories import storage_of
-from remat.graph.storages import hint, tensor_bytes
 from remat.sac.run.module_calls import in_backward
-from remat.sac.run.operators import is_skipped
-
-#: What CUDA's caching allocator rounds up to.
-CUDA_BLOCK_BYTES = 512
-#: Operators that write to the statistics they are given, though their schema does not say so, with
-#: the positions of the statistics and of the switch.
-_STATISTICS = {
-    torch.ops.aten.native_batch_norm.default: ((3, 4), 5),
-    torch.ops.aten.cudnn_batch_norm.default: ((3, 4), 5),
-    torch.ops.aten.miopen_batch_norm.default: ((3, 4), 5),
-}
+from remat.sac.run.operators import (
+    allocated_bytes,
+    is_skipped,
+    storages,
+    tensors_in,
+    written,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -196,61 +188,52 @@ class _Nodes:
         return known
 
 
-def tensors_in(values: Any) -> list[torch.Tensor]:
-    """All tensors in nested containers, dataclasses included."""
-    return list(_tensors_in(values))
+def without_replays(calls: Sequence[Call], returned: Iterable[torch.Tensor]) -> list[Call]:
+    """The same calls, with those that fake tensors alone take marked as skipped.
 
+    After a write to its memory, autograd makes a view again, for its place in the graph of the
+    gradient. For plain tensors it works that out without running anything; for tensor subclasses, and
+    fake tensors are one, it runs the view's operators on the new base and drops the result. Where the
+    model's own tensors are plain, no policy is ever asked about these, so they may not be counted.
+    Such a call makes a view that was there before, of memory that was written since, and nobody
+    uses it.
 
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    for x in pytree.tree_leaves(values):
-        if isinstance(x, torch.Tensor):
-            yield x
-        elif hasattr(x, "__dataclass_fields__") and not isinstance(x, type):
-            yield from _tensors_in([getattr(x, name, None) for name in x.__dataclass_fields__])
-
-
-def storages(x: torch.Tensor) -> Iterator[tuple[int, int, torch.device]]:
-    """Identity, bytes and device of each storage behind a tensor; of all in a tensor subclass."""
-    for part in plain_parts(x):
-        storage = storage_of(part)
-        if storage is None:
-            yield id(part), tensor_bytes(part), part.device
+    Args:
+        calls: what ran, in order.
+        returned: all tensors that modules returned.
+    """
+    suspects = _made_again(calls)
+    used = set(map(id, returned))
+    found = list(calls)
+    for i in reversed(range(len(calls))):
+        node = calls[i].node
+        if i in suspects and used.isdisjoint(map(id, tensors_in(node.meta["val"]))):
+            found[i] = replace(calls[i], skipped=True)
         else:
-            yield storage._cdata, hint(storage.nbytes()), part.device
+            used.update(id(n.meta["val"]) for n in node.all_input_nodes)
+    return found
 
 
-def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor consists of: itself, or all that are in a tensor subclass."""
-    if not is_traceable_wrapper_subclass_type(type(x)):
-        yield x
-        return
-    for name in x.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
-        inner = getattr(x, name)
-        if isinstance(inner, torch.Tensor):
-            yield from plain_parts(inner)
+def _made_again(calls: Sequence[Call]) -> set[int]:
+    """Calls that make a view of written memory as an earlier call did before that was written."""
+    first: dict[Hashable, int] = {}
+    written: dict[int, int] = {}
+    again: set[int] = set()
+    for i, call in enumerate(calls):
+        written.update(dict.fromkeys(call.writes, i))
+        if not call.is_view or call.parts != (call.node,):
+            continue
+        looks = _looks(call.op, call.node, call.returns)
+        since = first.setdefault(looks, i)
+        if any(written.get(key, -1) > since for key in call.returns):
+            again.add(i)
+    return again
 
 
-def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """Bytes that a storage takes: on CUDA, its allocator hands out whole blocks."""
-    if device.type != "cuda" or os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0":
-        return nbytes
-    return math.ceil(nbytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
-
-
-def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments whose numbers an operator changes."""
-    if op in _STATISTICS:
-        places, switch = _STATISTICS[op]
-        return tensors_in([args[k] for k in places]) if args[switch] else []
-    return declared_writes(op, args, kwargs)
-
-
-def declared_writes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments that an operator changes by its schema."""
-    if not op._schema.is_mutable or torch.Tag.inplace_view in op.tags:
-        return []
-    found = []
-    for k, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found.append(args[k] if k < len(args) else kwargs.get(argument.name))
-    return tensors_in(found)
+def _looks(op: object, node: fx.Node, storages: tuple[int, ...]) -> Hashable:
+    """A view by what it shows of which memory; views of one operator that look alike are equal."""
+    shown = [
+        (tuple(map(str, t.shape)), tuple(map(str, t.stride())), str(t.storage_offset()))
+        for t in tensors_in(node.meta["val"])
+    ]
+    return (str(op), storages, tuple(shown))

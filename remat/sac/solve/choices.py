@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remat.errors import ProblemError
+from remat.errors import BudgetError, ProblemError
 from remat.sac.estimate.calls import CallStats
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.estimate.optimum import as_knapsack
-from remat.sac.estimate.stats import SACStats, group
+from remat.sac.estimate.stats import PS_PER_MS, Grouping, SACStats, group
+from remat.sac.estimate.tradeoff import as_knapsack
+from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
 from remat.solvers.frontier import knapsack_frontier
 from remat.solvers.run import run
@@ -22,6 +23,55 @@ from remat.solvers.run import run
 MOST_CHOICES = 3_000
 #: Choices where a solver is asked for each.
 ASKED = 24
+
+
+def optimal_checkpointing_policy(
+    stats: SACStats, memory_budget: float, solver: Solver | None = None
+) -> list[int]:
+    """Which operators to store so that recomputing the others takes the least time.
+
+    Args:
+        stats: the operators of the module.
+        memory_budget: share of the module's memory that may be stored, 0 to 1.
+        solver: any knapsack solver; `remat.solvers.auto.Auto` where None.
+
+    Returns:
+        For each operator, 1 if it is stored and 0 if it is recomputed. What must be stored (see
+        `remat.sac.estimate.stats.group`) is.
+
+    Raises:
+        ProblemError: the budget is not between 0 and 1, or the statistics do not fit together.
+        BudgetError: what must be stored is more than the budget; the message says by how much.
+        SolverError: as from `remat.solve`.
+    """
+    if isinstance(memory_budget, bool) or not isinstance(memory_budget, (int, float)):
+        raise ProblemError(f"memory_budget must be a number from 0 to 1, got {memory_budget!r}")
+    if not 0 <= memory_budget <= 1:
+        raise ProblemError(f"memory_budget must be from 0 to 1, got {memory_budget}")
+    allowed = math.ceil(memory_budget * sum(stats.memory))
+    return store_within(stats, group(stats), allowed, Auto() if solver is None else solver)
+
+
+#: PyTorch's name for it.
+get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
+
+
+def store_within(stats: SACStats, grouping: Grouping, nbytes: int, solver: Solver) -> list[int]:
+    """As `optimal_checkpointing_policy`, with a budget in bytes and the groups found already."""
+    least = sum(item.nbytes for item in grouping.stored)
+    if least > nbytes:
+        raise BudgetError(
+            f"{nbytes} bytes may be stored, but {least} must be: operators that write to memory of "
+            "the caller, and random ones where there is no input to compute them from again. Raise "
+            f"the budget by {least - nbytes} bytes"
+        )
+    solution = run(solver, as_knapsack(grouping, nbytes - least))
+    chosen = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
+    decided = [0] * len(stats)
+    for item in chosen:
+        for i in item.ops:
+            decided[i] = 1
+    return decided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +117,7 @@ def choices(
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
-    views_ps = overhead_ps + sum(round(stats.runtimes[i] * 10**9) for i in grouping.recomputed)
+    views_ps = overhead_ps + sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
     free_ps = sum(item.runtime_ps for item in grouping.free)
     room = most_kept - fixed - 1
     if room < 0:

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.errors import ProblemError
 from remat.sac import SACEstimator, SACStats, greedy_order, upper_envelope
-from remat.sac.estimate.drawing import exact_points, tradeoff_figure
+from remat.sac.estimate.display import exact_points, tradeoff_figure
 from tests.sac.estimate.test_estimator import MODEL, Stack
 from tests.sac.estimate.test_optimum import example
 

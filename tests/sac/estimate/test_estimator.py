@@ -23,7 +23,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import Flops, Roofline
 from remat.sac import SACEstimator, SACStats, is_skipped, optimal_checkpointing_policy
 from remat.sac.estimate.stats import group
-from remat.sac.run.recording import allocated_bytes
+from remat.sac.run.operators import allocated_bytes
 
 MODEL = "operator-level-cost-model"
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from remat.errors import BudgetError, ProblemError
 from remat.plugins.registry import registry
-from remat.sac.estimate.greedy import greedy_order
-from remat.sac.estimate.optimum import exact_frontier, optimal_checkpointing_policy
 from remat.sac.estimate.stats import SACStats, group
+from remat.sac.estimate.tradeoff import exact_frontier, greedy_order
+from remat.sac.solve.choices import optimal_checkpointing_policy
 
 SOLVERS = [n for n in registry().solver_names() if registry().solver_class(n).knapsack]
 EXACT = [n for n in SOLVERS if registry().solver_class(n).exact]

@@ -9,9 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat.errors import ProblemError
-from remat.sac.estimate.greedy import greedy_order
 from remat.sac.estimate.stats import SACStats
-from remat.sac.estimate.tradeoff import fit, greedy_curve, merge_corners, upper_envelope, value_at
+from remat.sac.estimate.tradeoff import (
+    fit,
+    greedy_curve,
+    greedy_order,
+    merge_corners,
+    upper_envelope,
+    value_at,
+)
 from tests.sac.estimate.test_optimum import example, modules
 
 

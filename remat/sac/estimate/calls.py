@@ -24,7 +24,6 @@ class CallStats:
         back: when backward first asks for something that was saved in it: when it would run again.
         activation_bytes: memory that it makes, does not return, and backward reads.
         input_bytes: inputs that nothing keeps until ``back``, unless the module is checkpointed.
-        output_bytes: memory behind what it returned.
         gradient_bytes: by how much memory rises at most from ``back`` to the end of its backward.
         made: bytes alive of all that it made, by moment of its forward.
         freed_at: moment at which each of its operators' memory is made, and at which it is freed;
@@ -36,10 +35,14 @@ class CallStats:
     back: int
     activation_bytes: int
     input_bytes: int
-    output_bytes: int
     gradient_bytes: int
     made: Bytes
     freed_at: tuple[tuple[int, int], ...] | None
+
+    @property
+    def freeable_bytes(self) -> int:
+        """What checkpointing frees until ``back`` if it stores nothing."""
+        return self.activation_bytes - self.input_bytes
 
 
 class LifeTable:
@@ -78,7 +81,6 @@ class LifeTable:
             back=span.back_begin,
             activation_bytes=int(self._nbytes[crosses].sum()),
             input_bytes=int(self._nbytes[lost].sum()),
-            output_bytes=int(self._nbytes[list(span.outputs)].sum()),
             gradient_bytes=int(back.max() - back[0]),
             made=self.alive(np.flatnonzero(made))[span.begin : span.end],
             freed_at=None if stats is None else self._lives(span, stats, made),
@@ -103,11 +105,6 @@ class LifeTable:
                 for ms, t in zip(stats.runtimes, moments, strict=True)
             ],
         )
-
-    def moments(self, span: Span, stats: SACStats) -> list[int] | None:
-        """When each operator in the statistics ran; None where they cannot be told apart."""
-        lives = self._lives(span, stats, self._made(span))
-        return None if lives is None else [moment for moment, _ in lives]
 
     def _made(self, span: Span) -> npt.NDArray[np.bool_]:
         return (self._born >= span.begin) & (self._born < span.end)

@@ -7,10 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from remat.errors import BudgetError, ProblemError
-from remat.sac.estimate.calls import CallStats
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS, Grouping, SACStats, group
 from remat.sac.estimate.tradeoff import as_knapsack
@@ -202,32 +199,3 @@ def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
             raise ProblemError(f"{what}: no module is called '{pattern}'; there are: {some}")
         found.update(hits)
     return found
-
-
-def rerun_peak(call: CallStats, stats: SACStats, stored: Sequence[int]) -> int:
-    """Most bytes alive of a module's own while it runs again.
-
-    Stored results wait for their operator; everything else is as in forward.
-    """
-    sizes = stats.memory
-    if call.freed_at is None:
-        return int(call.made.max(initial=0)) + sum(sizes[i] for i in stored)
-    waiting = np.zeros(len(call.made) + 1, dtype=np.int64)
-    for i in stored:
-        if sizes[i]:
-            waiting[0] += sizes[i]
-            waiting[call.freed_at[i][0] - call.begin] -= sizes[i]
-    return int((call.made + np.cumsum(waiting)[:-1]).max(initial=0))
-
-
-def held_longer(call: CallStats, stats: SACStats, stored: Sequence[int]) -> np.ndarray:
-    """Bytes by moment of forward that are alive only because they are stored."""
-    held = np.zeros(call.end - call.begin + 1, dtype=np.int64)
-    for i in stored:
-        size = stats.memory[i]
-        if not size:
-            continue
-        start = call.begin if call.freed_at is None else call.freed_at[i][1]
-        if start < call.end:
-            held[max(start - call.begin, 0)] += size
-    return np.cumsum(held)[:-1]

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.choices import Choice, rerun_peak
-from remat.sac.solve.module_classes import Decision, ModuleClass
+from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, below
+from remat.sac.solve.peaks import rerun_peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Cut:
     gains: Mapping[tuple[int, int], int]
     need: int
 
-    def missing(self, counts: Sequence[Sequence[int]]) -> int:
+    def missing(self, counts: Counts) -> int:
         """Bytes by which counts fall short of it; not above 0 if they do not."""
         return self.need - sum(g * counts[c][j] for (c, j), g in self.gains.items())
 
@@ -36,9 +36,7 @@ class Cutter:
 
     def __init__(self, tree: ModuleTree, found: Sequence[ModuleClass], plain: Bytes) -> None:
         self._tree, self._found, self._plain = tree, found, plain
-        self._below = {
-            c: [d for d, x in enumerate(found) if x.parent == c] for c in range(len(found))
-        }
+        self._below = below(found)
 
     def at(self, moment: int, budget: int, decision: Decision | None = None) -> Cut:
         """The budget at one moment.
@@ -51,19 +49,25 @@ class Cutter:
         gains, known = self._freed(moment, decision or {})
         return Cut(gains=gains, need=int(self._plain[moment]) - budget - known)
 
-    def rerun(self, c: int, budget: int, decision: Decision) -> Cut | None:
-        """The budget while a module runs again that has no equals; None for others."""
+    def rerun(self, c: int, i: int, budget: int, decision: Decision | None = None) -> Cut | None:
+        """The budget while a module without equals runs again in one of its calls; None for others."""
         one = self._found[c]
-        if len(one.members) > 1 or len(self._tree.modules[one.members[0]].calls) > 1:
+        if len(one.members) > 1:
             return None
         module = self._tree.modules[one.members[0]]
-        call, stats = module.calls[0], module.stats
+        call, stats = module.calls[i], module.stats
         assert stats is not None
-        gains, known = self._freed(call.back, decision)
+        gains, known = self._freed(call.back, decision or {})
         for j, choice in enumerate(one.choices):
-            own = rerun_peak(call, stats, choice.stored)
-            gains[c, j] = call.activation_bytes - call.input_bytes - own
+            instead = call.freeable_bytes - rerun_peak(call, stats, choice.stored)
+            gains[c, j] = gains.get((c, j), 0) - one.gains[j][i] + instead
         return Cut(gains=gains, need=int(self._plain[call.back]) - budget - known)
+
+    def everywhere(self, moments: Sequence[int], budget: int) -> list[Cut]:
+        """All that a budget demands where each class is a module by itself."""
+        calls = [len(self._tree.modules[one.members[0]].calls) for one in self._found]
+        reruns = [self.rerun(c, i, budget) for c, n in enumerate(calls) for i in range(n)]
+        return [*(self.at(t, budget) for t in moments), *(cut for cut in reruns if cut)]
 
     def _freed(self, moment: int, decision: Decision) -> tuple[dict[tuple[int, int], int], int]:
         """What each choice frees at a moment beyond its threshold, and the thresholds in all."""
@@ -143,12 +147,7 @@ class Cutter:
     def _value(self, k: int, decision: Decision) -> int:
         """Bytes that a decision frees in a module and those below it."""
         return sum(
-            _gain(self._tree, m, choice)
+            self._tree.modules[m].calls[0].freeable_bytes - choice.kept_bytes
             for m, choice in decision.items()
             if m == k or k in self._tree.ancestors(m)
         )
-
-
-def _gain(tree: ModuleTree, k: int, choice: Choice) -> int:
-    call = tree.modules[k].calls[0]
-    return call.activation_bytes - call.input_bytes - choice.kept_bytes

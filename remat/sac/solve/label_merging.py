@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remat.sac.solve.cuts import Cut
-from remat.sac.solve.module_classes import ModuleClass
+from remat.sac.solve.module_classes import Counts, ModuleClass, below
 
 #: Pairs of labels that are merged at once, at most; where there would be more, others must solve it.
 MOST_PAIRS = 1_200_000
@@ -34,7 +34,6 @@ _BLOCK, _COMPARED, _ROWS = 48, 200, 4096
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Counts = tuple[tuple[int, ...], ...]
 
 
 class TooManyLabelsError(Exception):
@@ -116,9 +115,7 @@ class _Merging:
         for i, cut in enumerate(cuts):
             for (c, j), gain in cut.gains.items():
                 self._gains[c][j, i] = gain
-        self._below: dict[int, list[int]] = {c: [] for c in range(-1, len(found))}
-        for c, one in enumerate(found):
-            self._below[one.parent].append(c)
+        self._below = below(found)
         self._least = [0.0] * len(found)
         for c in reversed(range(len(found))):
             inside = sum(self._found[d].each * self._least[d] for d in self._below[c])

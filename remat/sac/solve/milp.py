@@ -124,7 +124,7 @@ def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> 
         module = tree.modules[k]
         stats = module.stats
         assert stats is not None
-        most = sum(c.activation_bytes - c.input_bytes for c in module.calls) // len(module.calls)
+        most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (
             most,
             tuple(stats.func_names),

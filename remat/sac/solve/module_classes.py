@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.solve.choices import Choice, Choices
 
 #: A decision: module to its choice.
 Decision = dict[int, Choice]
+#: How often each choice is taken, by class and choice.
+Counts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +27,7 @@ class ModuleClass:
         each: members below one member of the parent; all of them without a parent.
         gains: bytes freed by each choice, for each call of a member.
         choices: what may be chosen, most bytes kept first.
-        floors: see `remat.sac.choices.Choices`.
+        floors: see `remat.sac.solve.choices.Choices`.
     """
 
     members: tuple[int, ...]
@@ -31,6 +36,11 @@ class ModuleClass:
     gains: tuple[tuple[int, ...], ...]
     choices: tuple[Choice, ...]
     floors: tuple[int, ...]
+
+    def picoseconds(self, floors: bool = False) -> npt.NDArray[np.int64]:
+        """What each choice takes, or its floor, for all calls of a member."""
+        each = self.floors if floors else [c.recompute_ps for c in self.choices]
+        return np.array(each, dtype=np.int64) * len(self.gains[0])
 
 
 def classes(
@@ -44,41 +54,34 @@ def classes(
         apart: make each module a class by itself.
     """
     above = {k: _above(tree, k, options) for k in options}
-    below: dict[int, list[int]] = {k: [] for k in options}
+    inside: dict[int, list[int]] = {k: [] for k in (-1, *options)}
     for k, parent in above.items():
-        if parent >= 0:
-            below[parent].append(k)
+        inside[parent].append(k)
     signs: dict[int, Hashable] = {}
     numbers: dict[Hashable, int] = {}
     for k in sorted(options, reverse=True):
-        key = (_looks(tree, k, options[k].all), tuple(signs[c] for c in below[k]))
+        key = (_looks(tree, k, options[k].all), tuple(signs[c] for c in inside[k]))
         signs[k] = numbers.setdefault(key, len(numbers))
-    class_of: dict[int, int] = {}
-    known: dict[Hashable, int] = {}
-    members: list[list[int]] = []
-    parents: list[int] = []
+    members: dict[Hashable, list[int]] = {}
+    class_of: dict[int, Hashable] = {}
     for k in sorted(options):
-        parent = class_of.get(above[k], -1)
         # Calls that come twice free memory at two times: such a module is a class by itself.
         alone = k if apart or len(tree.modules[k].calls) > 1 else -1
-        kind = (signs[k], parent, alone)
-        if kind not in known:
-            known[kind] = len(members)
-            members.append([])
-            parents.append(parent)
-        class_of[k] = known[kind]
-        members[class_of[k]].append(k)
-    found = []
-    for c, group in enumerate(members):
-        first, above_it = group[0], parents[c]
+        class_of[k] = signs[k], class_of.get(above[k]), alone
+        members.setdefault(class_of[k], []).append(k)
+    places = {kind: c for c, kind in enumerate(members)}
+    found: list[ModuleClass] = []
+    for group in members.values():
+        first = group[0]
+        parent = places.get(class_of.get(above[first]), -1)
         calls = tree.modules[first].calls
         found.append(
             ModuleClass(
                 members=tuple(sorted(group, key=lambda k: tree.modules[k].calls[0].begin)),
-                parent=above_it,
-                each=len(group) // (len(members[above_it]) if above_it >= 0 else 1),
+                parent=parent,
+                each=len(group) // (len(found[parent].members) if parent >= 0 else 1),
                 gains=tuple(
-                    tuple(x.activation_bytes - x.input_bytes - o.kept_bytes for x in calls)
+                    tuple(call.freeable_bytes - o.kept_bytes for call in calls)
                     for o in options[first].all
                 ),
                 choices=options[first].all,
@@ -97,7 +100,15 @@ def _looks(tree: ModuleTree, k: int, options: tuple[Choice, ...]) -> Hashable:
     return (tuple(calls), options)
 
 
-def place(found: Sequence[ModuleClass], counts: Sequence[Sequence[int]]) -> Decision:
+def below(found: Sequence[ModuleClass]) -> dict[int, list[int]]:
+    """The classes right below each class; below -1, those that are below none."""
+    inside: dict[int, list[int]] = {c: [] for c in range(-1, len(found))}
+    for c, one in enumerate(found):
+        inside[one.parent].append(c)
+    return inside
+
+
+def place(found: Sequence[ModuleClass], counts: Counts) -> Decision:
     """Spreads the choices of each class over its members, those that free most first.
 
     What is freed early is free for longer: of two equal modules, the earlier one frees more.
@@ -113,11 +124,11 @@ def place(found: Sequence[ModuleClass], counts: Sequence[Sequence[int]]) -> Deci
         )
         for c, taken in zip(found, counts, strict=True)
     ]
-    below = {c: [d for d, x in enumerate(found) if x.parent == c] for c in range(-1, len(found))}
+    inside = below(found)
     decision: Decision = {}
-    for c in below[-1]:
-        bundles = _bundles(found, below, queues, c, len(found[c].members))
-        _assign(found, below, c, found[c].members, bundles, decision)
+    for c in inside[-1]:
+        bundles = _bundles(found, inside, queues, c, len(found[c].members))
+        _assign(found, inside, c, found[c].members, bundles, decision)
     return decision
 
 

@@ -1,12 +1,11 @@
-"""How often each choice of each class of modules is taken: a program, whose size is that of the classes.
+"""How often each choice of each class of modules is taken: a matrix, and who solves it.
 
-Where few decisions are near its bound, `remat.sac.solve.label_merging` finds the best by merging, in milliseconds;
-the rest is for HiGHS, in this process through SciPy, or for another solver through PuLP. All of them are
-exact for the cuts that are given.
+HiGHS does in this process, through SciPy; another solver, if one is named, through PuLP.
 """
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from remat.errors import SolverError
 from remat.sac.solve.cuts import Cut
-from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
-from remat.sac.solve.linear import Ints, Linear
-from remat.sac.solve.module_classes import ModuleClass
+from remat.sac.solve.module_classes import Counts, ModuleClass
 from remat.solvers.pulp_cbc import load_pulp, pulp_engine
+from remat.solvers.quiet import quiet_stdout
 
 #: PuLP's names of solvers that have another one here.
 BACKENDS = {"cbc": "COIN_CMD", "highs": "HiGHS_CMD", "scip": "SCIP_CMD", "gurobi": "GUROBI_CMD"}
@@ -28,23 +27,14 @@ BACKENDS = {"cbc": "COIN_CMD", "highs": "HiGHS_CMD", "scip": "SCIP_CMD", "gurobi
 HIGHS_NODES, NODES = 10_000, 1_000
 #: The same where a gap is left: such an answer only shows what is missing.
 FEW_NODES = 200
-#: Programs count microseconds, doubles being what they are.
-_UNIT = 1e6
 
+#: Choices that HiGHS is shown at first, those of least reduced cost.
+_FIRST = 400
+#: HiGHS's word for a program without an answer.
+_INFEASIBLE = 2
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """How often each choice of each class is taken, and picoseconds that nothing gets below.
-
-    Attributes:
-        counts: by class and choice.
-        bound: picoseconds.
-        exact: whether nothing better meets the cuts.
-    """
-
-    counts: tuple[tuple[int, ...], ...]
-    bound: float
-    exact: bool
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,141 +57,233 @@ class Backend:
         return None if self.deadline is None else max(0.1, self.deadline - time.monotonic())
 
     def run(self, model: Any, gap: float, nodes: int) -> int:
-        """Solves a model of PuLP's, by CBC if need be; returns PuLP's status."""
+        """Solves a model of PuLP's; returns PuLP's status."""
         left = self.time_limit
         limits = {"maxNodes": nodes} if left is None else {"timeLimit": left}
         with tempfile.TemporaryDirectory() as folder:
-            engine = pulp_engine(self.name or BACKENDS["cbc"], gapRel=gap, threads=1, **limits)
+            engine = pulp_engine(self.name or "", gapRel=gap, threads=1, **limits)
             engine.tmpDir = folder
             return int(model.solve(engine))
 
 
-def solve(
-    found: Sequence[ModuleClass],
-    cuts: Sequence[Cut],
-    backend: Backend,
-    gap: float,
-    *,
-    at_least: float = 0.0,
-    merging: bool = True,
-) -> Answer | None:
-    """Finds the counts of least time; None if none meet the cuts.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Relaxed:
+    """The linear relaxation.
 
-    Args:
-        found: the classes.
-        cuts: what the memory demands.
-        backend: who is asked where merging is not enough.
-        gap: relative gap that may be left.
-        at_least: picoseconds that fewer cuts took at least.
-        merging: whether to try that first.
-
-    Raises:
-        SolverError: the backend ended without an answer.
+    Attributes:
+        value: its least costs.
+        duals: of each row.
+        reduced: by how much the costs rise at least for each time that a choice is taken.
     """
-    times = [_times(c, [x.recompute_ps for x in c.choices]) for c in found]
-    linear = Linear.of(found, cuts, times) if found else None
-    prices = linear.prices() if linear is not None and merging else None
-    at_most = np.inf
-    if prices is not None:
-        try:
-            counts, best, bound = cheapest(found, cuts, times, prices, at_least, gap)
-            return Answer(counts=counts, bound=bound, exact=bound == best)
-        except TooManyLabelsError as many:
-            at_most = np.inf if many.good is None else float(many.good[1])
-    if linear is None or backend.name is not None:
-        return _through_pulp(found, cuts, times, backend, gap)
-    try:
-        answer = linear.solve(gap, HIGHS_NODES, backend.time_limit, at_most)
-    except TimeoutError:
-        raise SolverError("highs", "no answer within its limit; give more time, or a gap") from None
-    if answer is None:
-        return None
-    counts, bound = answer
-    spent = sum(int(t @ np.array(n)) for t, n in zip(times, counts, strict=True))
-    # One picosecond of each choice taken is for sums of floats.
-    exact = spent - bound <= max(1.0, 1e-7 * spent)
-    return Answer(counts=counts, bound=min(bound, float(spent)), exact=exact)
+
+    value: float
+    duals: Floats
+    reduced: Floats
 
 
-def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
-    """Picoseconds that nothing gets below, those choices included that were left out for being many.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Linear:
+    """How often each choice is taken: least ``costs @ x`` for which ``matrix @ x <= limits``.
 
-    What takes a choice whose floor has a reduced cost beyond the bound is not below the bound. All else
-    is below it by no more than the choices that it takes are above their floors.
-
-    Args:
-        found: the classes.
-        cuts: what the memory demands.
-        bound: picoseconds that the choices which are there take at least.
+    Attributes:
+        costs: of each choice, all classes one after the other, in ``unit``; last of the peak, if
+            that is what is minimised.
+        matrix: a row for each cut, in ``size`` bytes, then one for the members of each class.
+        limits: of each row.
+        most: how often each choice can be taken at most; infinite for the peak, which is no count.
+        starts: position of the first choice of each class.
+        cuts: how many rows are cuts.
+        unit: picoseconds that costs are counted in; bytes for the peak.
+        size: bytes that cuts are counted in.
     """
-    times = [_times(c, [x.recompute_ps for x in c.choices]) for c in found]
-    floors = [_times(c, c.floors) for c in found]
-    slack = [t - f for t, f in zip(times, floors, strict=True)]
-    if not any(s.any() for s in slack):
-        return bound
-    linear = Linear.of(found, cuts, floors)
-    if linear.relaxed is not None:
-        reach = bound / linear.unit - linear.relaxed.value
-        for c, reduced in enumerate(np.split(linear.relaxed.reduced, linear.starts[1:-1])):
-            slack[c][reduced > reach * (1.0 + 1e-9)] = 0
-    most = [0] * len(found)  # for a member, and all that is below it instead
-    total = 0
-    for c in reversed(range(len(found))):
-        most[c] = max(most[c], int(slack[c].max(initial=0)))
-        if found[c].parent >= 0:
-            most[found[c].parent] += found[c].each * most[c]
+
+    costs: Floats
+    matrix: Any
+    limits: Floats
+    most: Floats
+    starts: Ints
+    cuts: int
+    unit: float
+    size: float
+
+    @classmethod
+    def of(
+        cls,
+        found: Sequence[ModuleClass],
+        cuts: Sequence[Cut],
+        times: Sequence[Ints] | None = None,
+    ) -> Linear:
+        """The program for some classes and cuts.
+
+        Args:
+            found: the classes.
+            cuts: what the memory demands.
+            times: picoseconds of each choice, by class; None: the least peak is looked for, and the
+                cuts are those of a budget of 0.
+        """
+        from scipy.sparse import csr_array
+
+        sizes = [len(c.choices) for c in found]
+        starts = np.cumsum([0, *sizes])
+        size = max(1.0, max((abs(c.need) for c in cuts), default=1) / 2**20)
+        parts: list[tuple[Any, Any, Any]] = []
+        for i, cut in enumerate(cuts):
+            columns = [int(starts[c]) + j for c, j in cut.gains]
+            parts.append(
+                (np.full(len(columns), i), columns, [-g / size for g in cut.gains.values()])
+            )
+        limits = [-cut.need / size for cut in cuts]
+        for c, one in enumerate(found):
+            a = c
+            while a >= 0:
+                own = np.arange(starts[a], starts[a + 1])
+                share = len(one.members) / len(found[a].members)
+                parts.append((np.full(len(own), len(limits)), own, np.full(len(own), share)))
+                a = found[a].parent
+            limits.append(len(one.members))
+        most = np.repeat([float(len(c.members)) for c in found], sizes)
+        if times is None:
+            unit, costs, most = size, np.append(np.zeros(len(most)), 1.0), np.append(most, np.inf)
+            parts.append(
+                (np.arange(len(cuts)), np.full(len(cuts), starts[-1]), np.full(len(cuts), -1))
+            )
         else:
-            total += len(found[c].members) * most[c]
-    return bound - total
+            unit = max(1.0, max((float(t.max(initial=1)) for t in times), default=1.0) / 2**20)
+            costs = np.concatenate(times) / unit
+        row, column, value = (np.concatenate(p) for p in zip(*parts, strict=True))
+        return cls(
+            costs=costs,
+            matrix=csr_array((value, (row, column)), shape=(len(limits), len(costs))),
+            limits=np.array(limits, dtype=np.float64),
+            most=most,
+            starts=starts,
+            cuts=len(cuts),
+            unit=unit,
+            size=size,
+        )
 
+    @functools.cached_property
+    def relaxed(self) -> Relaxed | None:
+        """The linear relaxation; None without an answer."""
+        from scipy.optimize import linprog
 
-def _times(one: ModuleClass, ps: Sequence[int]) -> Ints:
-    """Picoseconds of each choice of a class, for all calls of a member."""
-    return np.array(ps, dtype=np.int64) * len(one.gains[0])
+        solved = linprog(self.costs, A_ub=self.matrix, b_ub=self.limits, method="highs")
+        if solved.status != 0:
+            return None
+        duals = np.maximum(0.0, -solved.ineqlin.marginals)
+        reduced = np.maximum(0.0, self.costs + self.matrix.T @ duals)
+        return Relaxed(value=float(solved.fun), duals=duals, reduced=reduced)
 
+    def prices(self) -> Floats | None:
+        """Picoseconds for a byte of each cut, by the linear relaxation; None without an answer."""
+        if self.relaxed is None:
+            return None
+        return self.relaxed.duals[: self.cuts] * self.unit / self.size
 
-def _through_pulp(
-    found: Sequence[ModuleClass],
-    cuts: Sequence[Cut],
-    times: Sequence[Any],
-    backend: Backend,
-    gap: float,
-) -> Answer | None:
-    pulp = load_pulp()
-    model = pulp.LpProblem("modules", pulp.LpMinimize)
-    new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
-    counts = [
-        [new(f"n{c}_{j}", 0, len(one.members), pulp.LpInteger) for j in range(len(one.choices))]
-        for c, one in enumerate(found)
-    ]
-    scale = max(1.0, max((abs(c.need) for c in cuts), default=1) / 2**20)
-    model += pulp.LpAffineExpression(
-        [
-            (n, float(ps) / _UNIT)
-            for taken, each in zip(counts, times, strict=True)
-            for n, ps in zip(taken, each, strict=True)
+    def solve(
+        self, backend: Backend, gap: float, at_most: float = np.inf
+    ) -> tuple[Counts, float] | None:
+        """Counts by class and choice, and what no costs are below, in picoseconds or bytes.
+
+        Args:
+            backend: who solves it, and within which limits.
+            gap: relative gap at which it may stop.
+            at_most: picoseconds of an answer that is known.
+
+        Returns:
+            None if nothing meets the cuts.
+
+        Raises:
+            SolverError: it was stopped before it had an answer.
+        """
+        if backend.name is not None:
+            return self._by_pulp(backend, gap)
+        return self._by_highs(gap, HIGHS_NODES, backend.time_limit, at_most)
+
+    def _by_highs(
+        self, gap: float, nodes: int, time_limit: float | None, at_most: float
+    ) -> tuple[Counts, float] | None:
+        """Choices whose reduced cost is more than what an answer is above the relaxation are in no
+        better answer, so that HiGHS is shown few of them.
+
+        Nodes are counted where there is no time limit, down to a tenth where there are many choices.
+        """
+        if self.relaxed is None:
+            return None
+        options: dict[str, float] = {"mip_rel_gap": gap}
+        if time_limit is not None:
+            options |= {"time_limit": time_limit}
+        least, reduced = self.relaxed.value, self.relaxed.reduced
+        shown, reach = _FIRST, 0.0
+        if at_most < np.inf:
+            reach = (at_most / self.unit - least) * (1.0 + 1e-9)
+            shown = min(len(reduced), int((reduced <= reach).sum()))
+        while True:
+            every = shown >= len(reduced)
+            reach = np.inf if every else max(reach, float(np.partition(reduced, shown)[shown]))
+            near = np.flatnonzero(reduced <= reach)
+            if time_limit is None:  # a node takes the longer the more choices there are
+                options["node_limit"] = max(
+                    nodes // 10, min(nodes, 3 * nodes * _FIRST // len(near))
+                )
+            solved = self._highs(near, options)
+            if solved.x is None:
+                if every:
+                    if solved.status == _INFEASIBLE:
+                        return None
+                    raise SolverError(
+                        "highs", "no answer within its limit; give more time, or a gap"
+                    )
+                shown *= 4
+                continue
+            bound = min(float(solved.mip_dual_bound), least + reach)
+            if solved.fun - least <= reach or bound >= (1.0 - gap) * solved.fun:
+                counts = np.zeros(len(reduced), dtype=np.int64)
+                counts[near] = np.rint(solved.x)
+                return self._by_class(counts), bound * self.unit
+            reach, shown = (solved.fun - least) * (1.0 + 1e-9), len(near)
+
+    def _highs(self, near: Ints, options: dict[str, float]) -> Any:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+
+        with quiet_stdout(noise="HighsMipSolverData::"):
+            return milp(
+                self.costs[near],
+                constraints=LinearConstraint(self.matrix[:, near], ub=self.limits),
+                integrality=np.isfinite(self.most[near]),
+                bounds=Bounds(0, self.most[near]),
+                options=options,
+            )
+
+    def _by_class(self, counts: Ints) -> Counts:
+        pairs = zip(self.starts[:-1], self.starts[1:], strict=True)
+        return tuple(tuple(counts[a:b].tolist()) for a, b in pairs)
+
+    def _by_pulp(self, backend: Backend, gap: float) -> tuple[Counts, float] | None:
+        pulp = load_pulp()
+        model = pulp.LpProblem("modules", pulp.LpMinimize)
+        new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
+        taken = [
+            new(f"n{i}", 0, most, pulp.LpInteger) if most < np.inf else new(f"n{i}", 0)
+            for i, most in enumerate(self.most.tolist())
         ]
-    )
-    for cut in cuts:
-        row = [(counts[c][j], gain / scale) for (c, j), gain in cut.gains.items()]
-        model += pulp.LpAffineExpression(row) >= cut.need / scale
-    for c, one in enumerate(found):
-        nested = []
-        a = c
-        while a >= 0:
-            nested += [(n, len(one.members) / len(found[a].members)) for n in counts[a]]
-            a = found[a].parent
-        model += pulp.LpAffineExpression(nested) <= len(one.members)
-    status = backend.run(model, gap, NODES if gap == backend.gap else FEW_NODES)
-    if status == pulp.LpStatusInfeasible:
-        return None
-    if status != pulp.LpStatusOptimal:
-        raise SolverError("pulp", f"{backend.name} ended with '{pulp.LpStatus[status]}'")
-    exact = model.sol_status == pulp.LpSolutionOptimal and not gap
-    rounded = tuple(tuple(round(n.varValue or 0.0) for n in row) for row in counts)
-    if not exact:  # PuLP hands no bound on: that of the relaxation is one
-        for n in model.variables():
-            n.cat = pulp.LpContinuous
-        backend.run(model, 0.0, NODES)
-    bound = float(pulp.value(model.objective)) * _UNIT
-    return Answer(counts=rounded, bound=bound, exact=exact)
+        model += pulp.LpAffineExpression(list(zip(taken, self.costs.tolist(), strict=True)))
+        places, columns, values = (
+            x.tolist() for x in (self.matrix.indptr, self.matrix.indices, self.matrix.data)
+        )
+        for i, limit in enumerate(self.limits.tolist()):
+            part = range(places[i], places[i + 1])
+            row = [(taken[columns[p]], values[p]) for p in part]
+            model += pulp.LpAffineExpression(row) <= limit
+        status = backend.run(model, gap, NODES if gap == backend.gap else FEW_NODES)
+        if status == pulp.LpStatusInfeasible:
+            return None
+        if status != pulp.LpStatusOptimal:
+            raise SolverError("pulp", f"{backend.name} ended with '{pulp.LpStatus[status]}'")
+        counts = np.rint([n.varValue or 0.0 for n in taken]).astype(np.int64)
+        if gap or model.sol_status != pulp.LpSolutionOptimal:
+            # PuLP hands no bound on: that of the relaxation is one.
+            for n in taken:
+                n.cat = pulp.LpContinuous
+            backend.run(model, 0.0, NODES)
+        return self._by_class(counts), float(pulp.value(model.objective)) * self.unit

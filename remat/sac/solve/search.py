@@ -1,32 +1,129 @@
-"""The search for a plan: programs with more and more cuts, until what one of them says fits."""
+"""The search for a plan: programs with more and more cuts, until what one of them says fits.
+
+Where few decisions are near a program's bound, `remat.sac.solve.label_merging` finds the best by merging,
+in milliseconds; the rest is for a solver. Both are exact for the cuts that are given.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from remat.errors import BudgetError
+import numpy as np
+
+from remat.errors import BudgetError, SolverError
 from remat.graph.budget import format_bytes
 from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.choices import Choices
+from remat.sac.solve.choices import Choice, Choices
 from remat.sac.solve.cuts import Cut, Cutter
-from remat.sac.solve.expanded import Expanded, seen
-from remat.sac.solve.module_classes import Decision, ModuleClass, classes, place
+from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
+from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, classes, place
 from remat.sac.solve.peaks import Simulated, moments_of_interest, simulate
-from remat.sac.solve.program import Answer, Backend, floor, solve
-from remat.solvers.pulp_cbc import load_pulp
+from remat.sac.solve.program import Backend, Linear
 
-#: Branch-and-bound nodes where each module is a part of the program by itself.
-SMALL_NODES = 1_000
 #: Programs solved for one plan, at most, and how many cuts each failure adds.
 ROUNDS, CUTS = 60, 8
 #: How often the budget is lowered where what is held longer in forward is too much.
 LOWERED = 6
 #: Choices in all modules together beyond which equal modules are not told apart by cuts.
 MOST_APART = 6_000
+#: Choices in all modules together beyond which, with every module by itself, only those on the hulls
+#: of memory and time are looked at.
+MOST_CHOICES = 2_000
 #: Gap at which programs stop as long as their answers only show what is missing.
 _LOOSE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """How often each choice of each class is taken, and picoseconds that nothing gets below.
+
+    Attributes:
+        counts: by class and choice.
+        bound: picoseconds.
+        exact: whether nothing better meets the cuts.
+    """
+
+    counts: tuple[tuple[int, ...], ...]
+    bound: float
+    exact: bool
+
+
+def solve(
+    found: Sequence[ModuleClass],
+    cuts: Sequence[Cut],
+    backend: Backend,
+    gap: float,
+    *,
+    at_least: float = 0.0,
+    merging: bool = True,
+) -> Answer | None:
+    """Finds the counts of least time; None if none meet the cuts.
+
+    Args:
+        found: the classes.
+        cuts: what the memory demands.
+        backend: who is asked where merging is not enough.
+        gap: relative gap that may be left.
+        at_least: picoseconds that fewer cuts took at least.
+        merging: whether to try that first.
+
+    Raises:
+        SolverError: the backend ended without an answer.
+    """
+    if not found:
+        fits = all(cut.need <= 0 for cut in cuts)
+        return Answer(counts=(), bound=0.0, exact=True) if fits else None
+    times = [c.picoseconds() for c in found]
+    linear = Linear.of(found, cuts, times)
+    prices = linear.prices() if merging else None
+    at_most = np.inf
+    if prices is not None:
+        try:
+            counts, best, bound = cheapest(found, cuts, times, prices, at_least, gap)
+            return Answer(counts=counts, bound=bound, exact=bound == best)
+        except TooManyLabelsError as many:
+            at_most = np.inf if many.good is None else float(many.good[1])
+    answer = linear.solve(backend, gap, at_most)
+    if answer is None:
+        return None
+    counts, bound = answer
+    spent = sum(int(t @ np.array(n)) for t, n in zip(times, counts, strict=True))
+    # One picosecond of each choice taken is for sums of floats.
+    exact = spent - bound <= max(1.0, 1e-7 * spent)
+    return Answer(counts=counts, bound=min(bound, float(spent)), exact=exact)
+
+
+def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
+    """Picoseconds that nothing gets below, those choices included that were left out for being many.
+
+    What takes a choice whose floor has a reduced cost beyond the bound is not below the bound. All else
+    is below it by no more than the choices that it takes are above their floors.
+
+    Args:
+        found: the classes.
+        cuts: what the memory demands.
+        bound: picoseconds that the choices which are there take at least.
+    """
+    floors = [c.picoseconds(floors=True) for c in found]
+    slack = [c.picoseconds() - f for c, f in zip(found, floors, strict=True)]
+    if not any(s.any() for s in slack):
+        return bound
+    linear = Linear.of(found, cuts, floors)
+    if linear.relaxed is not None:
+        reach = bound / linear.unit - linear.relaxed.value
+        for c, reduced in enumerate(np.split(linear.relaxed.reduced, linear.starts[1:-1])):
+            slack[c][reduced > reach * (1.0 + 1e-9)] = 0
+    most = [0] * len(found)  # for a member, and all that is below it instead
+    total = 0
+    for c in reversed(range(len(found))):
+        most[c] = max(most[c], int(slack[c].max(initial=0)))
+        if found[c].parent >= 0:
+            most[found[c].parent] += found[c].each * most[c]
+        else:
+            total += len(found[c].members) * most[c]
+    return bound - total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +193,7 @@ class Search:
                 raise InfeasibleError
             bound = max(bound, answer.bound)
             last = answer.exact or gap == self._backend.gap
-            decision = place(found, answer.counts)
-            simulated = simulate(self._tree, decision, self._plain)
+            decision, simulated = self._follow(found, answer.counts)
             if simulated.peak_bytes <= budget and last:
                 bound = floor(found, cuts, bound)
                 return Found(decision=decision, simulated=simulated, bound_ps=bound), bound
@@ -109,25 +205,51 @@ class Search:
             gap = gap if fresh else self._backend.gap
         return None, floor(found, cuts, bound)
 
-    def _by_module(self, budget: int | None) -> tuple[Decision, Simulated] | None:
-        """The program with every module by itself; without a budget, for the lowest peak."""
-        options = (
-            seen(self._found)
-            if budget is not None
-            else {k: c.choices[-1:] for c in self._found for k in c.members}
-        )
+    def _by_module(self, budget: int) -> tuple[Decision, Simulated] | None:
+        """The program with every module by itself, of which many choices are left out.
+
+        Which of two equal modules gets what can matter while backward is within one of them.
+        """
+        whole = sum(len(c.members) * len(c.choices) for c in self._found) <= MOST_CHOICES
+        few = {k: c.choices if whole else _hull(c.choices) for c in self._found for k in c.members}
+        found = self._apart(few)
+        cutter = Cutter(self._tree, found, self._plain)
         lowered = budget
         for _ in range(LOWERED):
-            program = Expanded(self._tree, options, self._plain, lowered)
-            status = self._backend.run(program.model, self._backend.gap, SMALL_NODES)
-            if status != load_pulp().LpStatusOptimal:
+            cuts = cutter.everywhere(self._moments, lowered)
+            try:
+                answer = solve(found, cuts, self._backend, self._backend.gap, merging=False)
+            except SolverError:
                 return None
-            decision = program.decision()
-            simulated = simulate(self._tree, decision, self._plain)
-            if budget is None or lowered is None or simulated.peak_bytes <= budget:
+            if answer is None:
+                return None
+            decision, simulated = self._follow(found, answer.counts)
+            if simulated.peak_bytes <= budget:
                 return decision, simulated
             lowered -= max(simulated.peak_bytes - budget, 1)
         return None
+
+    def _of_least_peak(self) -> tuple[Decision, Simulated] | None:
+        """The decision of the lowest peak, where modules keep the least that they can."""
+        found = self._apart({k: c.choices[-1:] for c in self._found for k in c.members})
+        if not found:
+            return None
+        cuts = Cutter(self._tree, found, self._plain).everywhere(self._moments, 0)
+        try:
+            answer = Linear.of(found, cuts).solve(self._backend, self._backend.gap)
+        except SolverError:
+            return None
+        return None if answer is None else self._follow(found, answer[0])
+
+    def _apart(self, options: Mapping[int, tuple[Choice, ...]]) -> tuple[ModuleClass, ...]:
+        few = {
+            k: Choices(all=o, floors=tuple(c.recompute_ps for c in o)) for k, o in options.items()
+        }
+        return classes(self._tree, few, apart=True)
+
+    def _follow(self, found: Sequence[ModuleClass], counts: Counts) -> tuple[Decision, Simulated]:
+        decision = place(found, counts)
+        return decision, simulate(self._tree, decision, self._plain)
 
     def _tops(self) -> list[int]:
         """The moment with most memory, in backward where there is one."""
@@ -148,15 +270,15 @@ class Search:
         over.sort(key=lambda t: -int(simulated.memory[t]))
         made = [cutter.at(t, budget, decision) for t in over[:CUTS]]
         class_of = {k: c for c, one in enumerate(found) for k in one.members}
-        for (k, _), peak in simulated.reruns.items():
+        for (k, i), peak in simulated.reruns.items():
             if peak > budget:
-                cut = cutter.rerun(class_of[k], budget, decision)
+                cut = cutter.rerun(class_of[k], i, budget, decision)
                 made += [] if cut is None else [cut]
         return [cut for cut in made if cut.missing(answer.counts) > 0]
 
     def _least(self, budget: int, bound: float = 0.0) -> Found:
         """The decision of the lowest peak, if that fits; where it does not, it is what is said."""
-        found = self._by_module(None)
+        found = self._of_least_peak()
         least = int(self._plain.max(initial=0)) if found is None else found[1].peak_bytes
         if found is not None and least <= budget:  # the programs ended at their limits
             return Found(decision=found[0], simulated=found[1], bound_ps=bound)
@@ -166,3 +288,20 @@ class Search:
             f"{least - budget} bytes. Raise it, make the batch smaller, or spread parameters over "
             "more ranks"
         )
+
+
+def _hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The choices on the lower convex hull of memory and time."""
+    hull: list[Choice] = []
+    for c in choices:
+        while len(hull) > 1 and _above(hull[-2], hull[-1], c):
+            hull.pop()
+        hull.append(c)
+    return tuple(hull)
+
+
+def _above(a: Choice, b: Choice, c: Choice) -> bool:
+    """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
+    return (b.recompute_ps - a.recompute_ps) * (a.kept_bytes - c.kept_bytes) >= (
+        c.recompute_ps - a.recompute_ps
+    ) * (a.kept_bytes - b.kept_bytes)

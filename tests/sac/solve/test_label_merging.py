@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from remat.sac.solve.choices import Choice
 from remat.sac.solve.cuts import Cut
 from remat.sac.solve.label_merging import TooManyLabelsError, _unbeaten, cheapest
-from remat.sac.solve.linear import Linear
 from remat.sac.solve.module_classes import ModuleClass
-from remat.sac.solve.program import Backend, floor, solve
+from remat.sac.solve.program import Backend, Linear
+from remat.sac.solve.search import floor, solve
 
 HIGHS = Backend(name=None, gap=0.0, deadline=None)
 
@@ -104,7 +104,7 @@ def test_what_was_found_is_handed_on_where_there_is_no_room(
 def test_an_answer_that_is_known_shows_highs_what_to_look_at(known: int) -> None:
     times = [np.array([o.recompute_ps for o in c.choices]) for c in CLASSES]
     linear = Linear.of(CLASSES, [cut(77)], times)
-    found = linear.solve(0.0, 1_000, None, at_most=float(least(77) + known))
+    found = linear.solve(HIGHS, 0.0, at_most=float(least(77) + known))
     assert found is not None
     counts, bound = found
     assert sum(int(t @ n) for t, n in zip(times, counts, strict=True)) == round(bound) == least(77)

@@ -123,6 +123,33 @@ def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
     assert least_time(tree, least - 1) is None
 
 
+class Again(nn.Module):
+    """One module between others, three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs, self.again = nn.ModuleList(Pair(8) for _ in range(2)), Pair(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.pairs:
+            x = self.again(pair(x))
+        return self.again(x).square().mean()
+
+
+def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> None:
+    """Backward comes to its last call first: the earlier ones are still without what they made."""
+    torch.manual_seed(0)
+    tree = collect_modules(Again(), (torch.randn(64, 8),))
+    with pytest.raises(BudgetError) as caught:
+        plan_modules(tree, 1000)
+    found = re.search(r"gets the step to is (\d+) bytes", str(caught.value))
+    assert found is not None
+    leasts = {k: (c.all[-1],) for k, c in _options(tree, candidates(tree), None).items()}
+    plain = tree.memory()
+    peaks = [simulate(tree, d, plain).peak_bytes for d in decisions(tree, leasts)]
+    assert int(found[1]) == min(peaks)
+
+
 def test_all_choices_are_there_and_the_bound_is_met() -> None:
     tree = tree_of(3, 64)
     plan = plan_modules(tree, int(0.8 * tree.peak_bytes()))
@@ -242,7 +269,7 @@ def test_highs_finds_what_merging_finds(
     budget = int(share * tree.peak_bytes())
     expected = least_time(tree, budget)
     monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
-    monkeypatch.setattr("remat.sac.solve.linear._FIRST", 2)  # so that more must be shown
+    monkeypatch.setattr("remat.sac.solve.program._FIRST", 2)  # so that more must be shown
     if expected is None:
         with pytest.raises(BudgetError, match="no plan fits"):
             plan_modules(tree, budget)

@@ -128,13 +128,6 @@ def upper_envelope(
     )
 
 
-def value_at(fitted: SACTradeOffStats, x: float) -> float:
-    """The envelope at a fraction of memory discarded; the last segment's value beyond its end."""
-    breaks = fitted.fit_breaks
-    k = min(max(bisect_left(breaks, x) - 1, 0), fitted.n_segments - 1)
-    return fitted.slopes[k] * min(x, breaks[-1]) + fitted.intercepts[k]
-
-
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
     """At most so many corners, each no further right and no lower than those it stands for."""
     if len(corners) <= most:

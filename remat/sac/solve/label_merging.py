@@ -81,27 +81,29 @@ def cheapest(
     Raises:
         TooManyLabelsError: too many labels are near the bound.
     """
-    merging = _Merging(found, cuts, times, prices)
-    bound = max(merging.bound, at_least)
-    good = merging.within(np.inf, _FEW)
+    program = _Program(found, cuts, times, prices)
+    bound = max(program.bound, at_least)
+    good = program.within(np.inf, _FEW)
     if good is not None and bound >= (1.0 - gap) * good[1]:
         return *good, min(bound, good[1])
     if good is not None:  # nothing slower is of interest
         with contextlib.suppress(TooManyLabelsError):
-            best = merging.within(float(good[1]))
+            best = program.within(float(good[1]))
             if best is not None:
                 return *best, best[1]
     most = float(sum(t.max(initial=0) * len(c.members) for t, c in zip(times, found, strict=True)))
     above = _FIRST * max(bound, 0.01 * most)
     with contextlib.suppress(TooManyLabelsError):
         for k in range(_TRIES):
-            best = merging.within(bound + above * _GROWTH**k)
+            best = program.within(bound + above * _GROWTH**k)
             if best is not None:
                 return *best, best[1]
     raise TooManyLabelsError(good)
 
 
-class _Merging:
+class _Program:
+    """A program, its Lagrangian bound, and the best counts up to a threshold."""
+
     def __init__(
         self,
         found: Sequence[ModuleClass],
@@ -109,21 +111,21 @@ class _Merging:
         times: Sequence[Ints],
         prices: Floats,
     ) -> None:
-        self._found, self._times, self._prices, self._few = found, times, prices, 0
-        self._needs = np.array([c.need for c in cuts], dtype=np.int64)
-        self._gains = [np.zeros((len(t), len(cuts)), dtype=np.int64) for t in times]
+        self.found, self.times, self._prices = found, times, prices
+        self.needs = np.array([c.need for c in cuts], dtype=np.int64)
+        self.gains = [np.zeros((len(t), len(cuts)), dtype=np.int64) for t in times]
         for i, cut in enumerate(cuts):
             for (c, j), gain in cut.gains.items():
-                self._gains[c][j, i] = gain
-        self._below = below(found)
-        self._least = [0.0] * len(found)
+                self.gains[c][j, i] = gain
+        self.below = below(found)
+        self.least = [0.0] * len(found)
         for c in reversed(range(len(found))):
-            inside = sum(self._found[d].each * self._least[d] for d in self._below[c])
-            own = self._worth(times[c], self._gains[c])
-            self._least[c] = min(inside, float(own.min(initial=0.0)))
-        self._all = sum(len(found[c].members) * self._least[c] for c in self._below[-1])
+            inside = sum(self.found[d].each * self.least[d] for d in self.below[c])
+            own = self.worth(times[c], self.gains[c])
+            self.least[c] = min(inside, float(own.min(initial=0.0)))
+        self._all = sum(len(found[c].members) * self.least[c] for c in self.below[-1])
         #: Time that nothing gets below.
-        self.bound = float(self._all + prices @ self._needs)
+        self.bound = float(self._all + prices @ self.needs)
 
     def within(self, threshold: float, few: int = 0) -> tuple[Counts, int] | None:
         """The best counts of no more time than a threshold.
@@ -132,35 +134,49 @@ class _Merging:
             threshold: picoseconds.
             few: labels that are kept at each merge, at most, which may lose the best; 0: all.
         """
-        self._few = few
         above = threshold - self.bound
         above += 1.0 + 1e-9 * (abs(threshold) + abs(self._all))  # sums of floats
-        labels = self._side_by_side(
-            [(self._one(c, above), len(self._found[c].members)) for c in self._below[-1]], above
+        merge = _Merge(of=self, above=above, few=few)
+        labels = merge.side_by_side(
+            [(merge.one(c), len(self.found[c].members)) for c in self.below[-1]]
         )
-        fits = np.flatnonzero((labels.gains >= self._needs).all(1) & (labels.time <= threshold))
+        fits = np.flatnonzero((labels.gains >= self.needs).all(1) & (labels.time <= threshold))
         if not len(fits):
             return None
         best = int(fits[np.argmin(labels.time[fits])])
-        counts = [[0] * len(t) for t in self._times]
+        counts = [[0] * len(t) for t in self.times]
         for c, j in labels.trace(best):
             counts[c][j] += 1
         return tuple(map(tuple, counts)), int(labels.time[best])
 
-    def _worth(self, time: Ints, gains: Ints) -> Floats:
+    def worth(self, time: Ints, gains: Ints) -> Floats:
         """Time less what the bytes are worth."""
         worth: Floats = time - gains @ self._prices
         return worth
 
-    def _one(self, c: int, above: float) -> _Labels:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Merge:
+    """Merging labels, those dropped that are too far above the bound.
+
+    Attributes:
+        of: the program.
+        above: how far above the bound labels are kept, in picoseconds.
+        few: labels that are kept at each merge, at most; 0: all.
+    """
+
+    of: _Program
+    above: float
+    few: int
+
+    def one(self, c: int) -> _Labels:
         """Labels of one member of a class: one of its choices, or what is chosen below it."""
-        inside = self._side_by_side(
-            [(self._one(d, above), self._found[d].each) for d in self._below[c]], above
-        )
-        own = len(self._times[c])
-        time = np.concatenate([self._times[c], inside.time])
-        gains = np.concatenate([self._gains[c], inside.gains])
-        left = np.flatnonzero(self._worth(time, gains) <= self._least[c] + above)
+        of = self.of
+        inside = self.side_by_side([(self.one(d), of.found[d].each) for d in of.below[c]])
+        own = len(of.times[c])
+        time = np.concatenate([of.times[c], inside.time])
+        gains = np.concatenate([of.gains[c], inside.gains])
+        left = np.flatnonzero(of.worth(time, gains) <= of.least[c] + self.above)
         left = left[_unbeaten(time[left], gains[left])]
         left = left[self._fewest(time[left], gains[left])]
 
@@ -170,44 +186,44 @@ class _Merging:
 
         return _Labels(time=time[left], gains=gains[left], trace=trace)
 
-    def _side_by_side(self, parts: Sequence[tuple[_Labels, int]], above: float) -> _Labels:
+    def side_by_side(self, parts: Sequence[tuple[_Labels, int]]) -> _Labels:
         """Labels of several members of several classes."""
         whole = _Labels(
             time=np.zeros(1, dtype=np.int64),
-            gains=np.zeros((1, len(self._needs)), dtype=np.int64),
+            gains=np.zeros((1, len(self.of.needs)), dtype=np.int64),
             trace=lambda i: [],
         )
         for labels, often in parts:
             power, left = labels, often
             while left:
                 if left & 1:
-                    whole = self._merge(whole, power, above)
+                    whole = self._merge(whole, power)
                 left >>= 1
                 if left:
-                    power = self._merge(power, power, above)
+                    power = self._merge(power, power)
         return whole
 
     def _fewest(self, time: Ints, gains: Ints) -> Any:
         """Of labels that free about the same, those of least excess, where not all are kept."""
-        if not self._few or len(time) <= self._few:
+        if not self.few or len(time) <= self.few:
             return slice(None)
-        worth = self._worth(time, gains)
+        worth = self.of.worth(time, gains)
         order = np.argsort(worth, kind="stable")
         _, first = np.unique(self._rank(time - worth)[order], return_index=True)
-        fewest: Ints = order[np.sort(first)][: self._few]
+        fewest: Ints = order[np.sort(first)][: self.few]
         return fewest
 
     def _rank(self, bytes_worth: Floats) -> Ints:
         """Which of some steps from the least to the most that bytes are worth."""
         low, high = bytes_worth.min(), bytes_worth.max()
         share = (bytes_worth - low) / max(1.0, high - low)
-        step: Ints = (share * (self._few - 1)).astype(np.int64)
+        step: Ints = (share * (self.few - 1)).astype(np.int64)
         return step
 
-    def _merge(self, a: _Labels, b: _Labels, above: float) -> _Labels:
-        worth_a, worth_b = self._worth(a.time, a.gains), self._worth(b.time, b.gains)
+    def _merge(self, a: _Labels, b: _Labels) -> _Labels:
+        worth_a, worth_b = self.of.worth(a.time, a.gains), self.of.worth(b.time, b.gains)
         order = np.argsort(worth_b, kind="stable")
-        room = worth_a.min() + worth_b[order[0]] + above - worth_a
+        room = worth_a.min() + worth_b[order[0]] + self.above - worth_a
         reach = np.searchsorted(worth_b[order], room, side="right")
         pairs = int(reach.sum())
         if pairs > MOST_PAIRS:

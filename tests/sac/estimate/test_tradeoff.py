@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import combinations, pairwise
 
 import pytest
@@ -9,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat.errors import ProblemError
-from remat.sac.estimate.stats import SACStats
+from remat.sac.estimate.stats import SACStats, SACTradeOffStats
 from remat.sac.estimate.tradeoff import (
     fit,
     greedy_curve,
     greedy_order,
     merge_corners,
     upper_envelope,
-    value_at,
 )
 from tests.sac.estimate.test_optimum import example, modules
 
@@ -28,6 +28,13 @@ def test_the_greedy_curve_of_the_example() -> None:
     x = [0, 100, 200, 320, 420]
     assert list(curve) == pytest.approx([b / 420 for b in x])
     assert list(curve.values()) == pytest.approx([t / 63 for t in (1, 6, 14, 29, 43)])
+
+
+def value_at(fitted: SACTradeOffStats, x: float) -> float:
+    """The envelope at a fraction of memory discarded; the last segment's value beyond its end."""
+    breaks = fitted.fit_breaks
+    k = min(max(bisect_left(breaks, x) - 1, 0), fitted.n_segments - 1)
+    return fitted.slopes[k] * min(x, breaks[-1]) + fitted.intercepts[k]
 
 
 @settings(max_examples=100, deadline=None)

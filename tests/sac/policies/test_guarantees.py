@@ -1,4 +1,4 @@
-"""What selective checkpointing promises (SPEC D), held by the contexts that remat makes."""
+"""What PyTorch's selective checkpointing promises (torch/utils/checkpoint.py), held by the contexts that remat makes."""
 
 from __future__ import annotations
 

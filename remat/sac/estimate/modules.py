@@ -58,6 +58,12 @@ class ModuleStats:
         return self.name.partition(".")[2]
 
     @property
+    def operators(self) -> SACStats:
+        """Its operators; only where it can run again."""
+        assert self.stats is not None, f"'{self.name}' has no statistics"
+        return self.stats
+
+    @property
     def can_run_again(self) -> bool:
         """Whether it may be checkpointed: not the model itself, no leaf, and nothing speaks against it."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
@@ -250,8 +256,8 @@ def with_reruns(
     found = {name: rerun for run in runs if run is not None for name, rerun in run.modules.items()}
     alike: dict[Any, list[tuple[list[float], float]]] = {}
     for module in tree.modules:
-        if module.fqn in found and module.stats is not None:
-            rerun, stats = found[module.fqn], module.stats
+        if module.fqn in found:
+            rerun, stats = found[module.fqn], module.operators
             times = rerun.runtimes(stats.func_names, stats.runtimes)
             alike.setdefault(_kind(stats), []).append((times, rerun.overhead_ms))
     forward_ms = [run.forward_ms for run in runs if run is not None]
@@ -269,12 +275,11 @@ def _kind(stats: SACStats) -> tuple[Any, ...]:
 def _as_alike(
     module: ModuleStats, alike: Mapping[Any, Sequence[tuple[list[float], float]]]
 ) -> ModuleStats:
-    assert module.stats is not None
-    times, overheads = zip(*alike[_kind(module.stats)], strict=True)
+    times, overheads = zip(*alike[_kind(module.operators)], strict=True)
     typical = [statistics.median(each) for each in zip(*times, strict=True)]
     return replace(
         module,
-        stats=replace(module.stats, runtimes=typical),
+        stats=replace(module.operators, runtimes=typical),
         overhead_ms=statistics.median(overheads),
     )
 

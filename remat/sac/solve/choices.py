@@ -1,4 +1,4 @@
-"""What may be decided about one module: every best set of operators to store, with what it comes to."""
+"""What may be decided about one module: its Pareto-optimal sets of operators to store."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.estimate.stats import PS_PER_MS, Grouping, SACStats, group
+from remat.sac.estimate.stats import PS_PER_MS, SACStats, group
 from remat.sac.estimate.tradeoff import as_knapsack
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
 from remat.solvers.frontier import knapsack_frontier
 from remat.solvers.run import run
 
-#: Choices for one module, at most; of more, every so-manyth by memory is considered.
+#: Choices for one module, at most; of more, some are considered, evenly by rank of memory.
 MOST_CHOICES = 3_000
 #: Choices where a solver is asked for each.
 ASKED = 24
@@ -45,16 +45,7 @@ def optimal_checkpointing_policy(
         raise ProblemError(f"memory_budget must be a number from 0 to 1, got {memory_budget!r}")
     if not 0 <= memory_budget <= 1:
         raise ProblemError(f"memory_budget must be from 0 to 1, got {memory_budget}")
-    allowed = math.ceil(memory_budget * sum(stats.memory))
-    return store_within(stats, group(stats), allowed, Auto() if solver is None else solver)
-
-
-#: PyTorch's name for it.
-get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
-
-
-def store_within(stats: SACStats, grouping: Grouping, nbytes: int, solver: Solver) -> list[int]:
-    """As `optimal_checkpointing_policy`, with a budget in bytes and the groups found already."""
+    nbytes, grouping = math.ceil(memory_budget * sum(stats.memory)), group(stats)
     least = sum(item.nbytes for item in grouping.stored)
     if least > nbytes:
         raise BudgetError(
@@ -62,13 +53,17 @@ def store_within(stats: SACStats, grouping: Grouping, nbytes: int, solver: Solve
             "the caller, and random ones where there is no input to compute them from again. Raise "
             f"the budget by {least - nbytes} bytes"
         )
-    solution = run(solver, as_knapsack(grouping, nbytes - least))
+    solution = run(Auto() if solver is None else solver, as_knapsack(grouping, nbytes - least))
     chosen = (*grouping.stored, *(grouping.free[i] for i in solution.saved))
     decided = [0] * len(stats)
     for item in chosen:
         for i in item.ops:
             decided[i] = 1
     return decided
+
+
+#: PyTorch's name for it.
+get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +87,8 @@ class Choices:
 
     Attributes:
         all: most bytes kept first.
-        floors: for each, picoseconds that no choice needs less of that keeps as much or more, but
-            less than the choice before; its own where all choices are here.
+        floors: for each, a lower bound in picoseconds on the time of omitted choices that keep at
+            least as much, and less than the choice before; its own time where none is omitted.
     """
 
     all: tuple[Choice, ...]

@@ -55,11 +55,10 @@ class Cutter:
         if len(one.members) > 1:
             return None
         module = self._tree.modules[one.members[0]]
-        call, stats = module.calls[i], module.stats
-        assert stats is not None
+        call = module.calls[i]
         gains, known = self._freed(call.back, decision or {})
         for j, choice in enumerate(one.choices):
-            instead = call.freeable_bytes - rerun_peak(call, stats, choice.stored)
+            instead = call.freeable_bytes - rerun_peak(call, module.operators, choice.stored)
             gains[c, j] = gains.get((c, j), 0) - one.gains[j][i] + instead
         return Cut(gains=gains, need=int(self._plain[call.back]) - budget - known)
 

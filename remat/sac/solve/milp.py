@@ -122,8 +122,7 @@ def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> 
     found: dict[int, Choices] = {}
     for k in chosen:
         module = tree.modules[k]
-        stats = module.stats
-        assert stats is not None
+        stats = module.operators
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
         key = (
             most,
@@ -150,8 +149,7 @@ def _plan(
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
         module, choice = tree.modules[k], result.decision[k]
-        stats = module.stats
-        assert stats is not None
+        stats = module.operators
         modules.append(
             ModulePlan(
                 name=module.fqn,

@@ -42,17 +42,15 @@ def simulate(tree: ModuleTree, decision: Mapping[int, Choice], plain: Bytes) -> 
     """
     memory = plain.copy()
     for k, choice in decision.items():
-        stats = tree.modules[k].stats
-        assert stats is not None
-        for call in tree.modules[k].calls:
+        module = tree.modules[k]
+        for call in module.calls:
             memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
-            memory[call.begin : call.end] += _held_longer(call, stats, choice.stored)
+            memory[call.begin : call.end] += _held_longer(call, module.operators, choice.stored)
     reruns = {}
     for k, choice in decision.items():
-        stats = tree.modules[k].stats
-        assert stats is not None
-        for i, call in enumerate(tree.modules[k].calls):
-            own = rerun_peak(call, stats, choice.stored) - choice.kept_bytes
+        module = tree.modules[k]
+        for i, call in enumerate(module.calls):
+            own = rerun_peak(call, module.operators, choice.stored) - choice.kept_bytes
             reruns[k, i] = int(memory[call.back]) + own
     peak = max([int(memory.max(initial=0)), *reruns.values()])
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from remat.errors import PlanError, PolicyError, ProblemError
+from remat.graph.joint import JointGraph
 from remat.sac import ModulePlan, SACPlan, apply, is_skipped, remove
 from tests.sac.planned import Block, Stack, all_equal, gradients, plan_for, sac_plan
 
@@ -236,9 +237,14 @@ def fresh_dynamo() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
-def test_tags_are_those_of_the_plan(dry: SACPlan) -> None:
-    joint = remat.capture(apply(Stack(p=0.0), dry), [inputs()], lower="eager")
+@pytest.fixture(scope="module")
+def joint(dry: SACPlan) -> JointGraph:
+    """The joint graph of a model that follows a plan."""
+    torch._dynamo.reset()
+    return remat.capture(apply(Stack(p=0.0), dry), [inputs()], lower="eager")
+
+
+def test_tags_are_those_of_the_plan(dry: SACPlan, joint: JointGraph) -> None:
     told = {True: CheckpointPolicy.MUST_SAVE, False: CheckpointPolicy.MUST_RECOMPUTE}
     planned = [
         (name.replace("_.", "."), told[i in m.stored])  # nothing is in place in a graph
@@ -257,18 +263,16 @@ def test_tags_are_those_of_the_plan(dry: SACPlan) -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("budget", [0.0, 1.0])
-def test_our_partitioner_obeys(dry: SACPlan, budget: float) -> None:
-    joint = remat.capture(apply(Stack(p=0.0), dry), [inputs()], lower="eager")
-    tags = {n.name: n.meta.get("recompute") for n in joint.graph.nodes}
-    saved = {tags[n] for n in remat.plan(joint, budget=budget).saved}
-    assert CheckpointPolicy.MUST_RECOMPUTE not in saved
-    assert CheckpointPolicy.MUST_SAVE in saved
+def test_our_partitioner_obeys(joint: JointGraph) -> None:
     untagged = remat.capture(Stack(p=0.0), [inputs()], lower="eager")
-    # By itself it would decide otherwise.
-    assert set(remat.plan(untagged, budget=budget).saved) != set(
-        remat.plan(joint, budget=budget).saved
-    )
+    tags = {n.name: n.meta.get("recompute") for n in joint.graph.nodes}
+    for budget in (0.0, 1.0):
+        names = set(remat.plan(joint, budget=budget).saved)
+        saved = {tags[n] for n in names}
+        assert CheckpointPolicy.MUST_RECOMPUTE not in saved
+        assert CheckpointPolicy.MUST_SAVE in saved
+        # By itself it would decide otherwise.
+        assert set(remat.plan(untagged, budget=budget).saved) != names
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
@@ -277,18 +281,10 @@ def test_our_partitioner_obeys(dry: SACPlan, budget: float) -> None:
     [{"backend": "remat", "options": {"lower": "eager"}}, {"backend": "aot_eager"}],
     ids=["remat", "aot_eager"],
 )
-@pytest.mark.parametrize("p", [0.0, 0.3])
-def test_compiled_gradients(compiler: dict[str, Any], p: float) -> None:
-    def make() -> Stack:
-        return Stack(p=p)
-
-    torch.manual_seed(0)
-    model = make()
+def test_compiled_gradients(compiler: dict[str, Any], model: Stack, plan: SACPlan) -> None:
     plain = torch.compile(copy.deepcopy(model), **compiler, fullgraph=True)
     wanted = gradients(plain, inputs())
-    compiled = torch.compile(
-        apply(model, plan_for(make, LAYERS, SHAPE)), **compiler, fullgraph=True
-    )
+    compiled = torch.compile(apply(model, plan), **compiler, fullgraph=True)
     for found, want in zip(gradients(compiled, inputs()), wanted, strict=True):
         torch.testing.assert_close(found, want)
 

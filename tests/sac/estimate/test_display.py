@@ -16,10 +16,11 @@ from tests.sac.estimate.test_estimator import MODEL, Stack
 from tests.sac.estimate.test_optimum import example
 
 
-def estimator() -> SACEstimator:
-    with FakeTensorMode(), SACEstimator()(MODEL) as found:
+@pytest.fixture
+def found() -> SACEstimator:
+    with FakeTensorMode(), SACEstimator()(MODEL) as estimator:
         Stack(1)(torch.randn(2, 5, 8))
-    return found
+    return estimator
 
 
 @pytest.mark.parametrize("tabular", [True, False])
@@ -44,16 +45,16 @@ def test_tables_are_plain_where_nobody_looks(
     assert ["0", "copy_", "1.0000", "420", "1.0000", "63.000000", "stored"] in rows
 
 
-def test_modules_are_shown_to_a_depth(capsys: pytest.CaptureFixture[str]) -> None:
-    found = estimator()
+def test_modules_are_shown_to_a_depth(
+    found: SACEstimator, capsys: pytest.CaptureFixture[str]
+) -> None:
     found.display_modulewise_sac_stats(depth=1)
     assert capsys.readouterr().out.count("Module: ") == 2
     found.display_modulewise_sac_stats(depth=3)
     assert "Module: Stack.layers.0\n" in capsys.readouterr().out
 
 
-def test_json_holds_everything() -> None:
-    found = estimator()
+def test_json_holds_everything(found: SACEstimator) -> None:
     assert json.loads(found.to_json())["modules"]["Stack"]["tradeoff"] is None
     found.pwlf_sac_tradeoff_curve(3)
     data = json.loads(found.to_json())
@@ -91,9 +92,8 @@ def test_the_exact_frontier_is_nowhere_above_the_greedy_curve() -> None:
     assert len(exact) > len(curve)
 
 
-def test_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = estimator()
     found.pwlf_sac_tradeoff_curve(2, save_tradeoff_graphs=True)
     names = sorted(p.name for p in (tmp_path / "tradeoff_graphs").iterdir())
     assert names == ["Stack.layers.0.png", "Stack.png"]

@@ -1,4 +1,4 @@
-"""A plan as checkpointing policies, for people who wrap modules by themselves."""
+"""A plan as checkpointing policies, for modules that are wrapped by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of modules in a step: what each makes, keeps for backward, and has when it runs again."""
+"""The calls of modules in a step: the memory that each makes and keeps for backward."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def collect(
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """What is decided with the first operator on the same storage, and what must run again.
+    """Pairs of operators that are decided as one, and operators that must run again.
 
     Each operator that writes to a storage is decided with the first on it. So is what read that
     storage before: where the written value is stored, a repeated read would find it instead of the

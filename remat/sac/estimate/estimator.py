@@ -15,8 +15,16 @@ from torch._subclasses.fake_tensor import is_fake
 
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
-from remat.sac.estimate import display
 from remat.sac.estimate.collecting import collect, model_of, runtimes
+from remat.sac.estimate.display import (
+    draw_tradeoff,
+    operators,
+    order_data,
+    show,
+    steps,
+    totals,
+    tradeoff_data,
+)
 from remat.sac.estimate.stats import SACGreedyOrderMeta, SACStats, SACTradeOffStats
 from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
 from remat.sac.run.module_calls import ModuleCall, watching
@@ -82,8 +90,6 @@ class Estimate:
             ProblemError: the module is not known, or the path ends in neither .svg nor .png.
             PlanError: Matplotlib is not installed, or the picture cannot be written.
         """
-        from remat.sac.estimate.display import draw_tradeoff
-
         stats = self._stats(module)
         fitted = self.sac_mod_tradeoff_stats.get(module)
         if fitted is None:
@@ -102,8 +108,8 @@ class Estimate:
 
     def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
         """Prints the operators of a module; with ``print_tabular``, with rules between them."""
-        print(display.totals(sac_stats))
-        display.show(display.operators(sac_stats), ruled=print_tabular)
+        print(totals(sac_stats))
+        show(operators(sac_stats), ruled=print_tabular)
 
     def display_sac_tradeoff_stats(
         self,
@@ -112,7 +118,7 @@ class Estimate:
         print_tabular: bool = False,
     ) -> None:
         """Prints what has been freed and recomputed after each step of the greedy order."""
-        display.show(display.steps(greedy_order_meta, sac_stats), ruled=print_tabular)
+        show(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
 
     def to_json(self) -> str:
         """Everything that was found, as JSON; sets as sorted lists, infinity as null."""
@@ -120,8 +126,8 @@ class Estimate:
             name: {
                 "calls": self.sac_mod_calls[name],
                 "stats": asdict(stats),
-                "greedy_order": display.order_data(self.sac_mod_greedy_order_meta[name]),
-                "tradeoff": display.tradeoff_data(self.sac_mod_tradeoff_stats.get(name)),
+                "greedy_order": order_data(self.sac_mod_greedy_order_meta[name]),
+                "tradeoff": tradeoff_data(self.sac_mod_tradeoff_stats.get(name)),
             }
             for name, stats in self.sac_mod_stats.items()
         }

@@ -1,4 +1,4 @@
-"""The modules of a model with what a plan over them needs: their operators, and their share of the step's memory."""
+"""The modules of a model in one step: their operators, and their share of the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What running modules again takes, measured where it happens: in the backward of real steps.
+"""The time of running modules again, measured in the backward of real steps.
 
 An operator that is timed by itself finds its arguments in the cache, and memory for its result that was
 just freed. When a module runs again in backward neither need be so, and between its operators memory is

@@ -1,4 +1,4 @@
-"""Keeping the decisions of one region true to each other: random operators, and writes in place.
+"""Keeping the decisions of one region consistent: random operators, and writes in place.
 
 Recomputation is right if every operator that runs again finds what it found in forward. A saved
 operator is not run again, so it neither draws its numbers nor writes to its argument. Hence:

@@ -1,9 +1,8 @@
-"""What a budget demands of how often each choice is taken, as linear inequalities.
+"""Cutting planes: what a budget demands of how often each choice is taken.
 
-Which of many equal modules gets which choice is not part of the program: it counts choices, and
-`remat.sac.solve.module_classes` puts those that free most first. That a budget holds at a moment then says: the
-largest gains of so many members, as many as are done and not yet back at that moment, come to what
-is missing. The sum of the ``q`` largest of some numbers is at most ``q·θ`` plus what each has above
+The program counts choices per class of equal modules, and `remat.sac.solve.module_classes` gives
+those that free most to the first modules. The budget holds at a moment if the ``q`` largest gains cover
+what is missing, where ``q`` members are between forward and backward at that moment. The sum of the ``q`` largest of some numbers is at most ``q·θ`` plus what each has above
 ``θ``, for every ``θ ≥ 0``, and for one ``θ`` it is equal: a cut for each moment, with the ``θ`` at
 which the last decision failed, is valid for all decisions.
 """
@@ -27,7 +26,7 @@ class Cut:
     need: int
 
     def missing(self, counts: Counts) -> int:
-        """Bytes by which counts fall short of it; not above 0 if they do not."""
+        """Bytes by which counts violate it; 0 or below if they do not."""
         return self.need - sum(g * counts[c][j] for (c, j), g in self.gains.items())
 
 
@@ -44,13 +43,13 @@ class Cutter:
         Args:
             moment: the moment.
             budget: bytes.
-            decision: one that fails there; None: any.
+            decision: one that is over the budget there; None: none is known.
         """
         gains, known = self._freed(moment, decision or {})
         return Cut(gains=gains, need=int(self._plain[moment]) - budget - known)
 
     def rerun(self, c: int, i: int, budget: int, decision: Decision | None = None) -> Cut | None:
-        """The budget while a module without equals runs again in one of its calls; None for others."""
+        """The budget while a module runs again in one of its calls; None if it has equals."""
         one = self._found[c]
         if len(one.members) > 1:
             return None
@@ -69,7 +68,7 @@ class Cutter:
         return [*(self.at(t, budget) for t in moments), *(cut for cut in reruns if cut)]
 
     def _freed(self, moment: int, decision: Decision) -> tuple[dict[tuple[int, int], int], int]:
-        """What each choice frees at a moment beyond its threshold, and the thresholds in all."""
+        """What each choice frees at a moment above its threshold, and the sum of thresholds."""
         gains: dict[tuple[int, int], int] = {}
         thresholds: dict[int, int] = {}
         known = 0
@@ -92,7 +91,7 @@ class Cutter:
         return gains, known
 
     def _active(self, k: int, moment: int) -> list[int]:
-        """The calls of a module that are done, and not yet back, at a moment."""
+        """The calls of a module that are between forward and backward at a moment."""
         calls = self._tree.modules[k].calls
         return [i for i, call in enumerate(calls) if call.end <= moment <= call.back]
 
@@ -110,7 +109,7 @@ class Cutter:
     def _threshold(
         self, c: int, active: Sequence[int], decision: Decision, out: dict[int, int]
     ) -> None:
-        """Chooses the threshold of a class, and of those below it: no more in all than its own."""
+        """Chooses the threshold of a class, and of those below it: their sum is at most its own."""
         members = self._found[c].members
         if not active or len(active) == len(members):
             self._set(c, 0, out)

@@ -1,12 +1,12 @@
-"""The program over classes of modules, solved by merging labels: all that may still lead to the best.
+"""The program over classes of modules, solved by merging labels (dynamic programming with bounds).
 
-A label is what is decided in some modules: its time, and what it adds to each cut. Labels of modules
-side by side are merged by adding them. With prices for the cuts' bytes, a label's time less what its
-bytes are worth lies above the least of such values, and over all modules these excesses add up to how
-far a decision is above the Lagrangian bound: a label in excess of what is tried is dropped, and so is
-one that another beats in time and in every cut. The best label within the threshold is then the best
-decision, whatever the prices; they come from the linear relaxation, so that few labels are left. The
-same is known for the knapsack with multiple choices (Pisinger 1995), whose core this is.
+A label is a partial decision: its time, and what it adds to each cut. Labels of modules side by side
+are merged by adding them. With prices for the bytes of cuts, the excess of a label is its time minus
+the price of its bytes, minus the least such value; excesses add up over modules to the distance of a
+decision from the Lagrangian bound. A label is dropped if its excess is above the threshold, or if
+another dominates it in time and in every cut. The best label left is then the best decision, for any
+prices; those of the linear relaxation leave few labels. Pisinger (1995) solves the multiple-choice
+knapsack so.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def cheapest(
 
     Args:
         found: the classes.
-        cuts: what the memory demands.
+        cuts: what the budget demands.
         times: picoseconds of each choice, by class.
-        prices: of each cut's bytes; any that are not negative will do.
-        at_least: picoseconds that are known to be needed.
-        gap: how far below the time its bound may be, relative to it.
+        prices: picoseconds per byte of each cut, not negative.
+        at_least: a known lower bound, in picoseconds.
+        gap: relative gap at which it may stop.
 
     Returns:
-        The counts, their time, and what no time is below: the same where they are the best.
+        The counts, their time, and a lower bound: the same as the time where they are optimal.
 
     Raises:
         TooManyLabelsError: too many labels are near the bound.
@@ -124,7 +124,7 @@ class _Program:
             own = self.worth(times[c], self.gains[c])
             self.least[c] = min(inside, float(own.min(initial=0.0)))
         self._all = sum(len(found[c].members) * self.least[c] for c in self.below[-1])
-        #: Time that nothing gets below.
+        #: Lagrangian lower bound, in picoseconds.
         self.bound = float(self._all + prices @ self.needs)
 
     def within(self, threshold: float, few: int = 0) -> tuple[Counts, int] | None:
@@ -245,7 +245,7 @@ class _Merge:
 
 
 def _unbeaten(time: Ints, gains: Ints) -> Ints:
-    """Positions of labels that no other is better than in time and in every cut; maybe some more."""
+    """Positions of labels that no other dominates in time and in every cut; maybe some more."""
     columns = _different(gains)
     order = np.lexsort((*(-gains[:, i] for i in reversed(columns)), time))
     first = gains[order, columns[0]] if columns else np.zeros(len(order), dtype=np.int64)
@@ -257,7 +257,7 @@ def _unbeaten(time: Ints, gains: Ints) -> Ints:
 
 
 def _front(gains: Ints, at: Ints) -> Ints:
-    """Positions, of some in the order of their time, that none before them is better than."""
+    """Positions, of some in the order of their time, that none before them dominates."""
     if len(at) <= _BLOCK:
         mine = gains[at]
         beats = (mine[None] >= mine[:, None]).all(2)
@@ -270,7 +270,7 @@ def _front(gains: Ints, at: Ints) -> Ints:
 
 
 def _beaten(gains: Ints, by: Ints) -> npt.NDArray[np.bool_]:
-    """Which of some gains others reach everywhere; of three columns and more, maybe not all."""
+    """Which of some gains are dominated by others; of three columns and more, maybe not all."""
     if gains.shape[1] == 2:
         order = np.argsort(-by[:, 0], kind="stable")
         most = np.maximum.accumulate(by[order, 1])

@@ -103,9 +103,10 @@ def _name_of(backend: str | None) -> str | None:
 def _hopeless(
     tree: ModuleTree, k: int, chosen: Sequence[int], plain: Bytes, memory_bytes: int
 ) -> bool:
-    """Whether all else that may be checkpointed is within a module or around it, and that too much.
+    """Whether checkpointing a module can never fit.
 
-    Such a module has everything back at once, and nothing else is freed meanwhile.
+    That is so where all other candidates are within it or around it, so that nothing else is freed
+    when it runs again, and the step exceeds the budget outside of its interval.
     """
     around = set(tree.ancestors(k))
     if any(m != k and m not in around and k not in tree.ancestors(m) for m in chosen):

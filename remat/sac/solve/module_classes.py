@@ -1,4 +1,4 @@
-"""Equal modules as one class, and how choices for a class are spread over its modules."""
+"""Classes of equal modules, and how the choices for a class are spread over its modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Counts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleClass:
-    """Modules that run, keep and could recompute the same.
+    """Modules with the same operators, memory and choices.
 
     Attributes:
         members: positions of the modules, in the order in which they run.
@@ -46,7 +46,7 @@ class ModuleClass:
 def classes(
     tree: ModuleTree, options: Mapping[int, Choices], *, apart: bool = False
 ) -> tuple[ModuleClass, ...]:
-    """Puts equal modules together: same operators, same memory, same modules below, same above.
+    """Groups equal modules: same operators, same memory, same modules below and above.
 
     Args:
         tree: the modules.

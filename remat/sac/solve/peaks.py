@@ -1,4 +1,4 @@
-"""The memory of a step under a decision, moment by moment; what a plan promises is read off here."""
+"""The memory of a step under a decision, moment by moment."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def simulate(tree: ModuleTree, decision: Mapping[int, Choice], plain: Bytes) -> 
 
 
 def moments_of_interest(tree: ModuleTree, modules: Mapping[int, object], plain: Bytes) -> list[int]:
-    """Of all moments at which the same modules are done and not yet back, the one with most memory.
+    """For each interval between ends of forward and starts of backward, the moment of most memory.
 
-    No other moment can be a peak, whatever is decided.
+    No other moment can be a peak under any decision.
     """
     ends = {0, len(plain)}
     for k in modules:

@@ -1,6 +1,6 @@
-"""How often each choice of each class of modules is taken: a matrix, and who solves it.
+"""The integer program over classes of modules as a matrix, and its solvers.
 
-HiGHS does in this process, through SciPy; another solver, if one is named, through PuLP.
+HiGHS solves it in this process, through SciPy; another solver, where one is named, through PuLP.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """Who solves programs, and how long that may take.
+    """The solver of programs, and its limits.
 
     Attributes:
         name: PuLP's name of a solver; None: HiGHS through SciPy.
@@ -73,7 +73,7 @@ class Relaxed:
     Attributes:
         value: its least costs.
         duals: of each row.
-        reduced: by how much the costs rise at least for each time that a choice is taken.
+        reduced: reduced costs: a lower bound on what each use of a choice adds to the value.
     """
 
     value: float
@@ -175,7 +175,7 @@ class Linear:
         return Relaxed(value=float(solved.fun), duals=duals, reduced=reduced)
 
     def prices(self) -> Floats | None:
-        """Picoseconds for a byte of each cut, by the linear relaxation; None without an answer."""
+        """Picoseconds per byte of each cut: the duals of the relaxation; None without a solution."""
         if self.relaxed is None:
             return None
         return self.relaxed.duals[: self.cuts] * self.unit / self.size
@@ -183,12 +183,12 @@ class Linear:
     def solve(
         self, backend: Backend, gap: float, at_most: float = np.inf
     ) -> tuple[Counts, float] | None:
-        """Counts by class and choice, and what no costs are below, in picoseconds or bytes.
+        """Counts by class and choice, and a lower bound on the costs, in picoseconds or bytes.
 
         Args:
-            backend: who solves it, and within which limits.
+            backend: the solver and its limits.
             gap: relative gap at which it may stop.
-            at_most: picoseconds of an answer that is known.
+            at_most: time of a known solution, in picoseconds.
 
         Returns:
             None if nothing meets the cuts.
@@ -203,10 +203,10 @@ class Linear:
     def _by_highs(
         self, gap: float, nodes: int, time_limit: float | None, at_most: float
     ) -> tuple[Counts, float] | None:
-        """Choices whose reduced cost is more than what an answer is above the relaxation are in no
-        better answer, so that HiGHS is shown few of them.
+        """Solves it over few choices first.
 
-        Nodes are counted where there is no time limit, down to a tenth where there are many choices.
+        No better solution has a choice whose reduced cost exceeds the distance of a known solution from
+        the relaxation; HiGHS is not shown those. Nodes are counted where there is no time limit, down to a tenth where there are many choices.
         """
         if self.relaxed is None:
             return None

@@ -24,7 +24,7 @@ from remat.sac.solve.program import Backend, Linear
 
 #: Programs solved for one plan, at most, and how many cuts each failure adds.
 ROUNDS, CUTS = 60, 8
-#: How often the budget is lowered where what is held longer in forward is too much.
+#: How often the budget is lowered where results that are stored early exceed it within forward.
 LOWERED = 6
 #: Choices in all modules together beyond which equal modules are not told apart by cuts.
 MOST_APART = 6_000
@@ -37,15 +37,15 @@ _LOOSE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How often each choice of each class is taken, and picoseconds that nothing gets below.
+    """A solution of a program.
 
     Attributes:
-        counts: by class and choice.
-        bound: picoseconds.
-        exact: whether nothing better meets the cuts.
+        counts: how often each choice is taken, by class and choice.
+        bound: lower bound on the time of all solutions, in picoseconds.
+        exact: whether it is optimal for the cuts.
     """
 
-    counts: tuple[tuple[int, ...], ...]
+    counts: Counts
     bound: float
     exact: bool
 
@@ -59,15 +59,15 @@ def solve(
     at_least: float = 0.0,
     merging: bool = True,
 ) -> Answer | None:
-    """Finds the counts of least time; None if none meet the cuts.
+    """Finds the counts of least time; None if no counts meet the cuts.
 
     Args:
         found: the classes.
-        cuts: what the memory demands.
-        backend: who is asked where merging is not enough.
-        gap: relative gap that may be left.
-        at_least: picoseconds that fewer cuts took at least.
-        merging: whether to try that first.
+        cuts: what the budget demands.
+        backend: the solver for what label merging cannot solve.
+        gap: relative gap at which it may stop.
+        at_least: a known lower bound, in picoseconds.
+        merging: whether to try label merging first.
 
     Raises:
         SolverError: the backend ended without an answer.
@@ -96,15 +96,15 @@ def solve(
 
 
 def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
-    """Picoseconds that nothing gets below, those choices included that were left out for being many.
+    """A lower bound that holds for omitted choices too, in picoseconds.
 
-    What takes a choice whose floor has a reduced cost beyond the bound is not below the bound. All else
-    is below it by no more than the choices that it takes are above their floors.
+    A decision with a choice whose floor has a reduced cost beyond the bound is not below the bound. Any
+    other is below it by at most the sum over its choices of time minus floor.
 
     Args:
         found: the classes.
-        cuts: what the memory demands.
-        bound: picoseconds that the choices which are there take at least.
+        cuts: what the budget demands.
+        bound: lower bound over the choices that were not omitted, in picoseconds.
     """
     floors = [c.picoseconds(floors=True) for c in found]
     slack = [c.picoseconds() - f for c, f in zip(found, floors, strict=True)]
@@ -115,7 +115,7 @@ def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> fl
         reach = bound / linear.unit - linear.relaxed.value
         for c, reduced in enumerate(np.split(linear.relaxed.reduced, linear.starts[1:-1])):
             slack[c][reduced > reach * (1.0 + 1e-9)] = 0
-    most = [0] * len(found)  # for a member, and all that is below it instead
+    most = [0] * len(found)  # for one member, or for the modules below it instead
     total = 0
     for c in reversed(range(len(found))):
         most[c] = max(most[c], int(slack[c].max(initial=0)))
@@ -128,7 +128,7 @@ def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A decision that fits, and the least picoseconds that any needs."""
+    """A decision that fits, and a lower bound on the time of any that fits."""
 
     decision: Decision
     simulated: Simulated
@@ -136,7 +136,7 @@ class Found:
 
 
 class InfeasibleError(Exception):
-    """Not even the cuts can be met."""
+    """The cuts alone cannot be met."""
 
 
 class Search:
@@ -183,7 +183,7 @@ class Search:
     def _by_cuts(
         self, found: Sequence[ModuleClass], budget: int, bound: float
     ) -> tuple[Found | None, float]:
-        """What a program with cuts finds, if cuts can say what is missing; and its bound."""
+        """The decision that a program with cuts finds, None where cuts cannot exclude it; and its bound."""
         cutter = Cutter(self._tree, found, self._plain)
         cuts = [cutter.at(t, budget) for t in self._tops()]
         gap, merging = max(self._backend.gap, _LOOSE), True
@@ -265,7 +265,7 @@ class Search:
         budget: int,
         answer: Answer,
     ) -> list[Cut]:
-        """Cuts that say why a decision does not fit, the worst moments first."""
+        """Cuts that a decision over the budget violates, the worst moments first."""
         over = [t for t in self._moments if simulated.memory[t] > budget]
         over.sort(key=lambda t: -int(simulated.memory[t]))
         made = [cutter.at(t, budget, decision) for t in over[:CUTS]]
@@ -277,7 +277,7 @@ class Search:
         return [cut for cut in made if cut.missing(answer.counts) > 0]
 
     def _least(self, budget: int, bound: float = 0.0) -> Found:
-        """The decision of the lowest peak, if that fits; where it does not, it is what is said."""
+        """The decision of the lowest peak, if it fits; else the error names that peak."""
         found = self._of_least_peak()
         least = int(self._plain.max(initial=0)) if found is None else found[1].peak_bytes
         if found is not None and least <= budget:  # the programs ended at their limits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -415,6 +416,29 @@ def test_backward_is_not_recorded() -> None:
             before = {k: list(s.func_names) for k, s in estimator.sac_mod_stats.items()}
             model(x).sum().backward()
     assert before == {k: s.func_names for k, s in estimator.sac_mod_stats.items()}
+
+
+def test_what_another_thread_runs_meanwhile_is_not_estimated() -> None:
+    other, called = Net(lambda self, x: self.lin(x).exp()), nn.Module.__call__
+    seen: list[bool] = []
+
+    def run(self: Net, x: torch.Tensor) -> torch.Tensor:
+        def there() -> None:
+            other(torch.randn(2, 4)).sum().backward()
+            seen.append(nn.Module.__call__ is called)
+
+        thread = threading.Thread(target=there)
+        thread.start()
+        thread.join()
+        return self.lin(x)
+
+    with FakeTensorMode():
+        net, x = Net(run), torch.randn(2, 4)
+        with SACEstimator()(MODEL) as estimator:
+            net(x)
+    assert seen == [True]
+    assert other.lin.weight.grad is not None
+    assert {k: named(s) for k, s in estimator.sac_mod_stats.items()} == {"Net": ["t", "mm"]}
 
 
 def test_what_is_refused() -> None:

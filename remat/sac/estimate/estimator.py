@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import is_fake
 
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel
@@ -25,8 +23,14 @@ from remat.sac.estimate.display import (
     totals,
     tradeoff_data,
 )
-from remat.sac.estimate.stats import SACGreedyOrderMeta, SACStats, SACTradeOffStats
+from remat.sac.estimate.stats import (
+    SACGreedyOrderMeta,
+    SACStats,
+    SACTradeOffStats,
+    difference,
+)
 from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
+from remat.sac.run.fakes import check_fake
 from remat.sac.run.module_calls import ModuleCall, watching
 from remat.sac.run.operators import storages, tensors_in
 from remat.sac.run.recording import Recorder, without_replays
@@ -155,7 +159,7 @@ class Estimate:
         """
         earlier = self._earlier.get(name)
         if earlier is not None:
-            changed = _difference(earlier, stats)
+            changed = difference(earlier, stats)
             if changed is not None:
                 raise ProblemError(
                     f"module '{name}' {changed} it was estimated with before; expected the same "
@@ -170,7 +174,7 @@ class Estimate:
             self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
             self._earlier.pop(name, None)
             return
-        changed = _difference(known, stats)
+        changed = difference(known, stats)
         if changed is not None:
             del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
             self.sac_mod_tradeoff_stats.pop(name, None)
@@ -307,7 +311,7 @@ class _Forward:
     def begin(self, call: ModuleCall) -> None:
         recorder = self.recorder
         if not recorder.inside:
-            _check_fake(call.name, call.module)
+            check_fake(call.name, call.module)
             for earlier in (recorder.calls, self.spans, self.returned):
                 earlier.clear()
         self._begins.append(len(recorder.calls))
@@ -333,26 +337,3 @@ class _Forward:
             )
         if not recorder.inside:
             self._estimator._conclude(self)
-
-
-def _difference(before: SACStats, after: SACStats) -> str | None:
-    """Where two calls of a module part: "runs … as operator 3 instead of …, which"."""
-    for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
-        if a != b:
-            return f"runs {b} as operator {i} instead of {a}, which"
-    if len(before) != len(after):
-        return f"runs {len(after)} operators instead of {len(before)}, which"
-    return None
-
-
-def _check_fake(name: str, module: nn.Module) -> None:
-    """Refuses real parameters: they were made outside of the fake mode."""
-    mode = active_fake_mode()
-    if mode is None or mode.allow_non_fake_inputs:
-        return
-    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if not is_fake(tensor):
-            raise ProblemError(
-                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
-                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
-            )

@@ -218,3 +218,13 @@ def check(stats: SACStats) -> None:
     negative = next((i for i in range(n) if stats.memory[i] < 0 or stats.runtimes[i] < 0), None)
     if negative is not None:
         raise ProblemError(f"operator {negative} has negative memory or runtime")
+
+
+def difference(before: SACStats, after: SACStats) -> str | None:
+    """Where two calls of a module part: "runs … as operator 3 instead of …, which"."""
+    for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
+        if a != b:
+            return f"runs {b} as operator {i} instead of {a}, which"
+    if len(before) != len(after):
+        return f"runs {len(after)} operators instead of {len(before)}, which"
+    return None

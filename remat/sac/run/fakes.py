@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, is_fake
 
+from remat.errors import ProblemError
 from remat.graph.measure import as_before
 
 
@@ -75,3 +76,16 @@ def fake_parameters(model: nn.Module, faker: FakeTensorMode) -> Iterator[None]:
     finally:
         for slots, name, tensor in put:
             slots[name] = tensor
+
+
+def check_fake(name: str, module: nn.Module) -> None:
+    """Refuses real parameters: they were made outside of the fake mode."""
+    mode = active_fake_mode()
+    if mode is None or mode.allow_non_fake_inputs:
+        return
+    for path, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if not is_fake(tensor):
+            raise ProblemError(
+                f"module '{name}': '{path}' is a real tensor, not a fake one; make the model inside "
+                "of the FakeTensorMode, or use FakeTensorMode(allow_non_fake_inputs=True)"
+            )

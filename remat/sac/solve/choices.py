@@ -148,6 +148,23 @@ def choices(
     return Choices(all=kept, floors=tuple(max(0, ps - slack) for ps in faster))
 
 
+def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The choices on the lower convex hull of memory and time."""
+    found: list[Choice] = []
+    for c in choices:
+        while len(found) > 1 and _above(found[-2], found[-1], c):
+            found.pop()
+        found.append(c)
+    return tuple(found)
+
+
+def _above(a: Choice, b: Choice, c: Choice) -> bool:
+    """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
+    return (b.recompute_ps - a.recompute_ps) * (a.kept_bytes - c.kept_bytes) >= (
+        c.recompute_ps - a.recompute_ps
+    ) * (a.kept_bytes - b.kept_bytes)
+
+
 def candidates(
     tree: ModuleTree, units: Sequence[str] | None = None, fsdp_units: Sequence[str] = ()
 ) -> tuple[int, ...]:

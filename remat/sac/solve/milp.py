@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from remat.errors import ProblemError, SolverError
 from remat.sac.estimate.calls import Bytes
@@ -119,23 +118,13 @@ def _hopeless(
 
 def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> dict[int, Choices]:
     """The choices of each candidate that frees anything; equal modules share them."""
-    known: dict[Any, Choices] = {}
+    known: dict[tuple[int, float, str], Choices] = {}
     found: dict[int, Choices] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
-        key = (
-            most,
-            tuple(stats.func_names),
-            tuple(stats.memory),
-            tuple(stats.runtimes),
-            tuple(stats.view_like_ops),
-            tuple(stats.rand_ops),
-            tuple(stats.inplace_ops),
-            stats.force_store_random,
-            module.overhead_ms,
-        )
+        key = (most, module.overhead_ms, repr(stats))
         if key not in known:
             overhead_ps = round(module.overhead_ms * PS_PER_MS)
             known[key] = choices(stats, most, solver, overhead_ps)

@@ -15,7 +15,7 @@ from remat.errors import BudgetError, SolverError
 from remat.graph.budget import format_bytes
 from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.choices import Choice, Choices
+from remat.sac.solve.choices import Choice, Choices, hull
 from remat.sac.solve.cuts import Cut, Cutter
 from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
 from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, classes, place
@@ -211,7 +211,7 @@ class Search:
         Which of two equal modules gets what can matter while backward is within one of them.
         """
         whole = sum(len(c.members) * len(c.choices) for c in self._found) <= MOST_CHOICES
-        few = {k: c.choices if whole else _hull(c.choices) for c in self._found for k in c.members}
+        few = {k: c.choices if whole else hull(c.choices) for c in self._found for k in c.members}
         found = self._apart(few)
         cutter = Cutter(self._tree, found, self._plain)
         lowered = budget
@@ -288,20 +288,3 @@ class Search:
             f"{least - budget} bytes. Raise it, make the batch smaller, or spread parameters over "
             "more ranks"
         )
-
-
-def _hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """The choices on the lower convex hull of memory and time."""
-    hull: list[Choice] = []
-    for c in choices:
-        while len(hull) > 1 and _above(hull[-2], hull[-1], c):
-            hull.pop()
-        hull.append(c)
-    return tuple(hull)
-
-
-def _above(a: Choice, b: Choice, c: Choice) -> bool:
-    """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
-    return (b.recompute_ps - a.recompute_ps) * (a.kept_bytes - c.kept_bytes) >= (
-        c.recompute_ps - a.recompute_ps
-    ) * (a.kept_bytes - b.kept_bytes)

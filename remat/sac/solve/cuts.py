@@ -2,9 +2,10 @@
 
 The program counts choices per class of equal modules, and `remat.sac.solve.module_classes` gives
 those that free most to the first modules. The budget holds at a moment if the ``q`` largest gains cover
-what is missing, where ``q`` members are between forward and backward at that moment. The sum of the ``q`` largest of some numbers is at most ``q·θ`` plus what each has above
-``θ``, for every ``θ ≥ 0``, and for one ``θ`` it is equal: a cut for each moment, with the ``θ`` at
-which the last decision failed, is valid for all decisions.
+what is missing, where ``q`` members are between forward and backward at that moment. The sum of the
+``q`` largest of some numbers is at most ``q·θ`` plus what each has above ``θ``, for every ``θ ≥ 0``, and
+for one ``θ`` it is equal: a cut for each moment, with the ``θ`` at which the last decision failed, is
+valid for all decisions.
 """
 
 from __future__ import annotations

@@ -279,6 +279,22 @@ def test_highs_finds_what_merging_finds(
         assert found.bound_ms <= found.recompute_ms
 
 
+@pytest.mark.parametrize("backend", [None, "cbc"])
+@pytest.mark.usefixtures("few_choices")
+def test_every_module_by_itself_where_cuts_do_not_end(
+    backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remat.sac.solve.search.ROUNDS", 0)
+    for made in TREES:
+        tree = tree_of(*made)
+        budget = int(0.8 * tree.peak_bytes())
+        expected = least_time(tree, budget)
+        if expected is not None:
+            plan = plan_modules(tree, budget, backend=backend)
+            assert plan.peak_bytes <= budget
+            assert round(plan.recompute_ms * 1e9) == expected
+
+
 def test_what_two_equal_modules_get_is_proven_best() -> None:
     """Backward within one of them is what the budget is short for: counting cannot tell."""
     tree = tree_of(3, 64)

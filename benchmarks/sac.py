@@ -54,10 +54,10 @@ from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
 from remat.graph.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, remove
-from remat.sac.lifetimes import loss_only
-from remat.sac.modules import ModuleTree
-from remat.sac.recording import tensors_in
-from remat.sac.step_drawing import simulate_plan
+from remat.sac.estimate.modules import ModuleTree
+from remat.sac.run.lifetimes import loss_only
+from remat.sac.run.operators import tensors_in
+from remat.sac.solve.step_drawing import simulate_plan
 
 #: How far estimates may be off: activation bytes and recompute time.
 BYTES_OFF, TIME_OFF = 0.03, 0.15

@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from remat.sac import greedy_order, upper_envelope
-from remat.sac.choices import Choice, candidates
-from remat.sac.modules import ModuleStats, ModuleTree
-from remat.sac.peaks import simulate
-from remat.sac.stats import PS_PER_MS
+from remat.sac.estimate.modules import ModuleStats, ModuleTree
+from remat.sac.estimate.stats import PS_PER_MS
+from remat.sac.solve.choices import Choice, candidates
+from remat.sac.solve.peaks import simulate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "solvers": set(),
     "graph": {"solvers", "torch_compat"},
     "passes": {"graph", "solvers", "torch_compat"},
-    "sac": {"graph", "solvers", "torch_compat"},
+    "sac": {"graph", "plugins", "solvers", "torch_compat"},
     "plugins": {"graph", "passes", "solvers"},
 }
 ROOMS = set(MAY_IMPORT)

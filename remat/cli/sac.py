@@ -17,7 +17,7 @@ from remat.errors import BudgetError, CaptureError, RematError
 
 if TYPE_CHECKING:
     from remat.checkpointing import Checked
-    from remat.sac.plan import SACPlan
+    from remat.sac.solve.plan import SACPlan
 
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
@@ -155,7 +155,7 @@ def sac(
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
         if plot is not None:
-            from remat.sac.step_drawing import draw_plan
+            from remat.sac.solve.step_drawing import draw_plan
 
             progress.step("drawing")
             draw_plan(tree, plan, plot, title=example.title)

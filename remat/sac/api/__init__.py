@@ -1,0 +1,1 @@
+"""Plans for eager code: made in one call, and put to work."""

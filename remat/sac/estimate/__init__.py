@@ -1,0 +1,5 @@
+"""What checkpointing each module of a model frees, and what it takes."""
+
+from __future__ import annotations
+
+from remat.sac.estimate.estimator import Estimate as Estimate

@@ -1,0 +1,206 @@
+"""What the estimator shows: tables, the trade-off of a module as a picture, and plain data for JSON."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from remat.graph.budget import format_bytes
+from remat.graph.drawing import write_picture
+from remat.sac.estimate.stats import (
+    PS_PER_MS,
+    SACGreedyOrderMeta,
+    SACStats,
+    SACTradeOffStats,
+    group,
+)
+from remat.sac.estimate.tradeoff import exact_frontier
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Operators of one group that are listed by name.
+_NAMED = 4
+#: Colours of the three curves.
+_GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
+
+Point = tuple[float, float]
+
+
+def show(table: Table, *, ruled: bool = False) -> None:
+    """Prints a table; without rules and as wide as it takes where nobody looks at it."""
+    terminal = sys.stdout.isatty()
+    table.box = box.ROUNDED if ruled and terminal else (box.SIMPLE_HEAD if terminal else None)
+    out = Console(
+        width=None if terminal else 1000,
+        soft_wrap=not terminal,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+    with out.capture() as captured:
+        out.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def totals(stats: SACStats) -> str:
+    """The line above the operators of a module."""
+    return (
+        f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
+        f"Store Random: {stats.force_store_random}"
+    )
+
+
+def operators(stats: SACStats) -> Table:
+    """One row for each operator."""
+    table = _table()
+    table.add_column("Op Name", overflow="fold")
+    for name in ("Runtime (ms)", "Memory (B)"):
+        table.add_column(name, justify="right")
+    for name in ("View-like", "Random", "Saved", "In-place with"):
+        table.add_column(name)
+    views, drawn = set(stats.view_like_ops), set(stats.rand_ops)
+    saved, first = set(stats.saved_autograd_ops), dict(stats.inplace_ops)
+    for i, name in enumerate(stats.func_names):
+        flags = (_yes(i in views), _yes(i in drawn), _yes(i in saved), str(first.get(i, "")))
+        table.add_row(str(i), name, f"{stats.runtimes[i]:.6f}", str(stats.memory[i]), *flags)
+    return table
+
+
+def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
+    """What is freed and recomputed in all after each step: views, candidates, what is stored."""
+    table = _table()
+    table.add_column("Op Names", overflow="fold")
+    for name in ("Discarded", "Discarded (B)", "Recomputed", "Recomputed (ms)", "MSPS"):
+        table.add_column(name, justify="right")
+    table.add_column("Always")
+    grouping = group(stats)
+    members = {item.ops[0]: item.ops for item in (*grouping.free, *grouping.stored)}
+    memory, runtime = sum(stats.memory), sum(stats.runtimes)
+    freed, spent = 0, 0.0
+
+    def row(ops: tuple[int, ...], msps: str, always: str) -> None:
+        nonlocal freed, spent
+        freed += sum(stats.memory[i] for i in ops)
+        spent += sum(stats.runtimes[i] for i in ops)
+        names = list(dict.fromkeys(stats.func_names[i] for i in ops))
+        more = [f"and {len(names) - _NAMED} more"] if len(names) > _NAMED else []
+        table.add_row(
+            " ".join(map(str, ops)),
+            ", ".join(names[:_NAMED] + more),
+            f"{freed / memory if memory else 0:.4f}",
+            str(freed),
+            f"{spent / runtime if runtime else 0:.4f}",
+            f"{spent:.6f}",
+            msps,
+            always,
+        )
+
+    for i in sorted(order.recomputed_ops):
+        row((i,), "", "recomputed")
+    for candidate in order.msps_meta:
+        row(members[candidate.op_idx], f"{candidate.msps:.2e}", "")
+    for head in sorted(order.stored_ops):
+        row(members[head], "", "stored")
+    return table
+
+
+def order_data(order: SACGreedyOrderMeta) -> dict[str, Any]:
+    """A greedy order as what JSON can hold."""
+    return {
+        "recomputed_ops": sorted(order.recomputed_ops),
+        "stored_ops": sorted(order.stored_ops),
+        "inplace_op_groups": {k: sorted(v) for k, v in sorted(order.inplace_op_groups.items())},
+        "random_ops_group": {k: sorted(v) for k, v in sorted(order.random_ops_group.items())},
+        "candidates": [
+            {
+                "func_names": sorted(c.func_names),
+                "op_idx": c.op_idx,
+                "memory": c.memory,
+                "runtime": c.runtime,
+                "msps": c.msps if math.isfinite(c.msps) else None,
+            }
+            for c in order.msps_meta
+        ],
+    }
+
+
+def tradeoff_data(fitted: SACTradeOffStats | None) -> dict[str, Any] | None:
+    """A trade-off as what JSON can hold; the curve as pairs, for JSON's keys are text."""
+    if fitted is None:
+        return None
+    return {**asdict(fitted), "tradeoff_curve": list(fitted.tradeoff_curve.items())}
+
+
+def _table() -> Table:
+    table = Table(show_edge=True, pad_edge=False, collapse_padding=True)
+    table.add_column("Op Idx", justify="right", overflow="fold")
+    return table
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else ""
+
+
+def draw_tradeoff(
+    stats: SACStats, fitted: SACTradeOffStats, path: str | Path, *, title: str
+) -> None:
+    """Draws the trade-off of a module to a file, whole or not at all.
+
+    Args:
+        stats: the module's operators.
+        fitted: its greedy curve with the lines above.
+        path: ends with ``.svg`` or ``.png``.
+        title: what the module is called.
+
+    Raises:
+        ProblemError: the path has another suffix.
+        PlanError: Matplotlib is not installed, or the file cannot be written.
+    """
+    write_picture(path, lambda: tradeoff_figure(stats, fitted, title=title))
+
+
+def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
+    """The picture of `draw_tradeoff` as a figure of its own; nothing global is touched."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 5.0))
+    axes = figure.add_axes((0.1, 0.13, 0.86, 0.74))
+    # To free a little more, the next candidate has to be recomputed whole: curves are stairs.
+    x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
+    axes.step(x, y, where="pre", color=_GREEDY, marker="o", markersize=3, label="greedy")
+    x, y = zip(*exact_points(stats), strict=True)
+    axes.step(x, y, where="pre", color=_EXACT, linestyle="--", label="exact")
+    lines = zip(pairwise(fitted.fit_breaks), fitted.slopes, fitted.intercepts, strict=True)
+    for k, ((a, b), slope, intercept) in enumerate(lines):
+        ends = [slope * a + intercept, slope * b + intercept]
+        axes.plot([a, b], ends, color=_LINES, label=None if k else "upper envelope")
+    axes.set_xlabel(f"memory discarded, share of {format_bytes(fitted.sac_memory)}")
+    axes.set_ylabel(f"runtime recomputed, share of {fitted.sac_runtime:.4g} ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left")
+    figure.text(0.1, 0.93, title, fontsize=11, fontweight="bold")
+    return figure
+
+
+def exact_points(stats: SACStats) -> list[Point]:
+    """Every best choice as (fraction of memory discarded, fraction of runtime recomputed)."""
+    grouping, frontier = group(stats), exact_frontier(stats)
+    free_bytes = sum(item.nbytes for item in grouping.free)
+    free_ps = sum(item.runtime_ps for item in grouping.free)
+    views_ps = sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
+    views_bytes = sum(stats.memory[i] for i in grouping.recomputed)
+    memory, runtime_ps = sum(stats.memory) or 1, sum(stats.runtimes) * PS_PER_MS or 1
+    pairs = zip(frontier.weights.tolist(), frontier.values.tolist(), strict=True)
+    return [
+        ((views_bytes + free_bytes - w) / memory, (views_ps + free_ps - v) / runtime_ps)
+        for w, v in pairs
+    ][::-1]

@@ -1,0 +1,339 @@
+"""One forward pass, and what each module of it could recompute: statistics, curves, tables, JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from remat import torch_compat
+from remat.errors import ProblemError
+from remat.graph.costs import CostModel
+from remat.sac.estimate.collecting import collect, model_of, runtimes
+from remat.sac.estimate.display import (
+    draw_tradeoff,
+    operators,
+    order_data,
+    show,
+    steps,
+    totals,
+    tradeoff_data,
+)
+from remat.sac.estimate.stats import (
+    SACGreedyOrderMeta,
+    SACStats,
+    SACTradeOffStats,
+    difference,
+)
+from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
+from remat.sac.run.fakes import check_fake
+from remat.sac.run.module_calls import ModuleCall, watching
+from remat.sac.run.operators import storages, tensors_in
+from remat.sac.run.recording import Recorder, without_replays
+
+#: Version of the JSON form.
+JSON_VERSION = 1
+
+
+class Estimate:
+    """The statistics of modules, and what follows from them.
+
+    Attributes:
+        sac_mod_stats: module name to its statistics, of its first call. The outermost module is
+            called by its class, others by their place in it: ``Model.layers.0``.
+        sac_mod_greedy_order_meta: module name to the greedy order.
+        sac_mod_tradeoff_stats: module name to the trade-off; filled by `pwlf_sac_tradeoff_curve`.
+        sac_mod_calls: module name to how often it was called.
+        sac_mod_unsteady: module name to why there is no plan for it: its calls run different
+            operators. Such modules are in none of the above.
+        mode: how runtimes are found.
+        cost: the cost model in use.
+    """
+
+    def __init__(self) -> None:
+        self.sac_mod_stats: dict[str, SACStats] = {}
+        self.sac_mod_greedy_order_meta: dict[str, SACGreedyOrderMeta] = {}
+        self.sac_mod_tradeoff_stats: dict[str, SACTradeOffStats] = {}
+        self.sac_mod_calls: dict[str, int] = {}
+        self.sac_mod_unsteady: dict[str, str] = {}
+        self.mode = "operator-level-cost-model"
+        self.cost: CostModel = model_of(self.mode)
+        self._earlier: dict[str, SACStats] = {}
+
+    def pwlf_sac_tradeoff_curve(
+        self, n_segments: int = 2, save_tradeoff_graphs: bool = False
+    ) -> None:
+        """Fits at most so many straight lines above the greedy curve of each module.
+
+        Args:
+            n_segments: the most lines.
+            save_tradeoff_graphs: draw each module to ``tradeoff_graphs/NAME.png``.
+
+        Raises:
+            ProblemError: ``n_segments`` is below 1.
+            PlanError: a picture was asked for, and Matplotlib is not installed, or it cannot be
+                written.
+        """
+        for name, stats in self.sac_mod_stats.items():
+            order = self.sac_mod_greedy_order_meta[name]
+            self.sac_mod_tradeoff_stats[name] = upper_envelope(stats, order, n_segments)
+        if save_tradeoff_graphs:
+            folder = Path("tradeoff_graphs")
+            folder.mkdir(exist_ok=True)
+            for name in self.sac_mod_stats:
+                self.plot(folder / f"{name}.png", name)
+
+    def plot(self, path: str | Path, module: str) -> None:
+        """Draws the greedy curve of a module, the lines above it, and the exact frontier.
+
+        Raises:
+            ProblemError: the module is not known, or the path ends in neither .svg nor .png.
+            PlanError: Matplotlib is not installed, or the picture cannot be written.
+        """
+        stats = self._stats(module)
+        fitted = self.sac_mod_tradeoff_stats.get(module)
+        if fitted is None:
+            fitted = upper_envelope(stats, self.sac_mod_greedy_order_meta[module])
+        draw_tradeoff(stats, fitted, path, title=module)
+
+    def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
+        """Prints both tables for each module; the outermost module has depth 1."""
+        for name, stats in self.sac_mod_stats.items():
+            if name.count(".") < depth:
+                print(f"Module: {name}")
+                self.display_sac_stats(stats, print_tabular)
+                print(f"AC Trade-off for Module: {name} MSPS = Memory/Runtime")
+                order = self.sac_mod_greedy_order_meta[name]
+                self.display_sac_tradeoff_stats(order, stats, print_tabular)
+
+    def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
+        """Prints the operators of a module; with ``print_tabular``, with rules between them."""
+        print(totals(sac_stats))
+        show(operators(sac_stats), ruled=print_tabular)
+
+    def display_sac_tradeoff_stats(
+        self,
+        greedy_order_meta: SACGreedyOrderMeta,
+        sac_stats: SACStats,
+        print_tabular: bool = False,
+    ) -> None:
+        """Prints what has been freed and recomputed after each step of the greedy order."""
+        show(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
+
+    def to_json(self) -> str:
+        """Everything that was found, as JSON; sets as sorted lists, infinity as null."""
+        modules = {
+            name: {
+                "calls": self.sac_mod_calls[name],
+                "stats": asdict(stats),
+                "greedy_order": order_data(self.sac_mod_greedy_order_meta[name]),
+                "tradeoff": tradeoff_data(self.sac_mod_tradeoff_stats.get(name)),
+            }
+            for name, stats in self.sac_mod_stats.items()
+        }
+        data = {
+            "remat_sac_estimate": JSON_VERSION,
+            "mode": self.mode,
+            "cost": str(self.cost),
+            "modules": modules,
+            "unsteady": self.sac_mod_unsteady,
+        }
+        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+
+    def _stats(self, module: str) -> SACStats:
+        if module in self.sac_mod_stats:
+            return self.sac_mod_stats[module]
+        why = self.sac_mod_unsteady.get(module)
+        known = ", ".join(list(self.sac_mod_stats)[:8]) or "none"
+        raise ProblemError(why or f"module '{module}' was not estimated; some that were: {known}")
+
+    def _take(self, name: str, stats: SACStats) -> None:
+        """Adds one call of a module.
+
+        Raises:
+            ProblemError: it ran other operators in an earlier run.
+        """
+        earlier = self._earlier.get(name)
+        if earlier is not None:
+            changed = difference(earlier, stats)
+            if changed is not None:
+                raise ProblemError(
+                    f"module '{name}' {changed} it was estimated with before; expected the same "
+                    "model: use a new SACEstimator for another one"
+                )
+        self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
+        if name in self.sac_mod_unsteady:
+            return
+        known = self.sac_mod_stats.get(name)
+        if known is None or earlier is not None:
+            self.sac_mod_stats[name] = stats
+            self.sac_mod_greedy_order_meta[name] = greedy_order(stats)
+            self._earlier.pop(name, None)
+            return
+        changed = difference(known, stats)
+        if changed is not None:
+            del self.sac_mod_stats[name], self.sac_mod_greedy_order_meta[name]
+            self.sac_mod_tradeoff_stats.pop(name, None)
+            self.sac_mod_unsteady[name] = (
+                f"module '{name}' is called more than once and {changed} its first call ran; "
+                "checkpoint what calls it, or what it calls"
+            )
+
+
+class SACEstimator(Estimate):
+    """Estimates what selective checkpointing of each module frees, and what time that takes.
+
+    Use it under ``FakeTensorMode``; nothing is allocated and, unless runtimes are measured, nothing
+    is run. What belongs to modules with children is recorded, under the name of each::
+
+        with FakeTensorMode():
+            model, x = Model(), torch.randn(8, 512)
+            with SACEstimator()("operator-level-cost-model") as estimator:
+                model(x)
+        estimator.display_modulewise_sac_stats(depth=4, print_tabular=True)
+
+    The names are PyTorch's (``torch.distributed._tools.sac_estimator``). What differs: the memory
+    of an operator is that of the storages which it allocates, so an in-place operator has none; what
+    costs nothing to store is read off the module's real outputs; batch normalisation in training
+    works in place on its statistics; an operator that reads memory before another one overwrites it
+    is decided with that one; an operator's result counts as kept by autograd if anything in the
+    outermost module keeps it.
+
+    The results are the attributes and methods of `Estimate`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._needs_fake = True
+        self._contexts = contextlib.ExitStack()
+
+    def __call__(
+        self, estimate_mode_type: str, cost: CostModel | None = None, *, fake: bool = True
+    ) -> Self:
+        """Says how runtimes are found.
+
+        Args:
+            estimate_mode_type: ``"operator-level-benchmark"``: every distinct call really runs, on
+                tensors made up for it (see `remat.graph.costs.Profile`);
+                ``"operator-level-cost-model"``: a roofline, of an H100 on every machine.
+            cost: another model in its stead, such as ``Roofline.parse("a100")``.
+            fake: False to record a real run, which keeps all that it computes to the end of the
+                block. Some models run other operators on fake tensors: ``transformers`` looks
+                whether a mask masks anything only where it can.
+
+        Raises:
+            ProblemError: no such mode, or the model does not count picoseconds.
+        """
+        self.mode, self.cost = estimate_mode_type, model_of(estimate_mode_type, cost)
+        self._needs_fake = fake
+        return self
+
+    def __enter__(self) -> Self:
+        """Starts recording.
+
+        Raises:
+            ProblemError: there is no ``FakeTensorMode`` around it, and a real run was not asked for;
+                or there is one, and it was.
+        """
+        if not self._needs_fake and torch_compat.active_fake_mode() is not None:
+            raise ProblemError(
+                "SACEstimator was asked for a real run (fake=False) within a FakeTensorMode; leave "
+                "the mode, or leave out fake=False"
+            )
+        if self._needs_fake and torch_compat.active_fake_mode() is None:
+            raise ProblemError(
+                "SACEstimator was entered without a FakeTensorMode around it; write "
+                "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
+                "real run by estimator(mode, fake=False)"
+            )
+        self._earlier = dict(self.sac_mod_stats)  # from now on, it is another run
+        forward = _Forward(self)
+        with contextlib.ExitStack() as contexts:
+            contexts.enter_context(watching(forward))
+            contexts.enter_context(
+                torch.autograd.graph.saved_tensors_hooks(forward.pack, lambda x: x)
+            )
+            contexts.enter_context(forward.recorder)
+            self._contexts = contexts.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._contexts.close()
+        self._contexts = contextlib.ExitStack()
+
+    def _conclude(self, forward: _Forward) -> None:
+        """Turns what was recorded of an outermost module into statistics."""
+        calls = forward.recorder.calls
+        if self._needs_fake:
+            calls = without_replays(calls, forward.returned)
+        taken = runtimes(calls, self.cost)
+        for span in sorted(forward.spans, key=lambda s: (s.begin, -s.end)):
+            stats = collect(
+                calls[span.begin : span.end],
+                taken,
+                outputs=span.outputs,
+                saved=forward.saved,
+                no_tensor=span.no_tensor,
+            )
+            self._take(span.name, stats)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Span:
+    """One call of a module: its operators, and the storages behind what it returned."""
+
+    name: str
+    begin: int
+    end: int
+    outputs: frozenset[int]
+    no_tensor: bool
+
+
+class _Forward:
+    """What runs within the block of an estimator, one outermost module after the other."""
+
+    def __init__(self, estimator: SACEstimator) -> None:
+        self.recorder = Recorder()
+        self.spans: list[_Span] = []
+        self.saved: set[int] = set()
+        self.returned: list[torch.Tensor] = []
+        self._estimator = estimator
+        self._begins: list[int] = []
+
+    def pack(self, x: torch.Tensor) -> torch.Tensor:
+        self.saved.update(key for key, _, _ in storages(self.recorder.fake(x)))
+        return x
+
+    def begin(self, call: ModuleCall) -> None:
+        recorder = self.recorder
+        if not recorder.inside:
+            check_fake(call.name, call.module)
+            for earlier in (recorder.calls, self.spans, self.returned):
+                earlier.clear()
+        self._begins.append(len(recorder.calls))
+        recorder.inside.append(call.name)
+
+    def end(self, call: ModuleCall, out: Any) -> None:
+        """Remembers which operators were the module's."""
+        recorder, begin = self.recorder, self._begins.pop()
+        recorder.inside.pop()
+        if call.failed:
+            return
+        returned = tensors_in(out)
+        self.returned += returned
+        if not call.is_leaf:
+            self.spans.append(
+                _Span(
+                    name=call.name,
+                    begin=begin,
+                    end=len(recorder.calls),
+                    outputs=frozenset(k for t in returned for k, _, _ in storages(t)),
+                    no_tensor=not tensors_in((call.args, call.kwargs)),
+                )
+            )
+        if not recorder.inside:
+            self._estimator._conclude(self)

@@ -1,0 +1,238 @@
+"""The time of running modules again, measured in the backward of real steps.
+
+An operator that is timed by itself finds its arguments in the cache, and memory for its result that was
+just freed. When a module runs again in backward neither need be so, and between its operators memory is
+freed, and there is Python: the module's own, and PyTorch's that looks after what is stored. Together
+that can be as much as the operators take by themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint
+
+from remat import torch_compat
+from remat.errors import PolicyError
+from remat.graph.measure import run_backward, run_forward
+from remat.sac.policies.region import context_fn
+from remat.sac.run.fakes import left_as_found
+from remat.sac.run.lifetimes import given_tensors, loss_only
+from remat.sac.run.module_calls import in_backward, own_forward, set_forward
+from remat.sac.run.operators import is_skipped
+
+#: Timed steps, after one that does not count.
+STEPS = 7
+#: Operators in the chain that shows what timing takes by itself, and runs of it.
+_CHAIN, _RUNS = 100, 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """A module that ran again.
+
+    Attributes:
+        ops: name and milliseconds of each operator, in order, without those that are skipped: by how
+            much longer the module takes if it runs again than if it is stored. Memory that is freed
+            before it is a part of that.
+        overhead_ms: milliseconds that the module takes if all its operators are stored.
+    """
+
+    ops: tuple[tuple[str, float], ...]
+    overhead_ms: float
+
+    def runtimes(self, names: Sequence[str], otherwise: Sequence[float]) -> list[float]:
+        """Milliseconds of operators by name; of those that did not run again, what is given."""
+        found = list(otherwise)
+        ran = [name for name, _ in self.ops]
+        for block in SequenceMatcher(None, names, ran, autojunk=False).get_matching_blocks():
+            for k in range(block.size):
+                found[block.a + k] = self.ops[block.b + k][1]
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reruns:
+    """Some steps in which modules ran again.
+
+    Attributes:
+        forward_ms: milliseconds of forward's operators.
+        modules: by name; those that did not run the same operators each time are left out.
+    """
+
+    forward_ms: float
+    modules: dict[str, Rerun]
+
+
+def time_reruns(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    names: Sequence[str] = (),
+) -> Reruns | None:
+    """Runs steps on the CPU in which modules run again, and takes the time.
+
+    Medians of `STEPS` steps in which they store nothing, and of as many in which they store all.
+    Buffers, gradients and random states are afterwards as before.
+
+    Args:
+        model: the model.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+        names: modules as in ``model.named_modules()``, none of them within another.
+
+    Returns:
+        None if one of the modules cannot run again.
+    """
+    named = dict(kwargs or {})
+    given = given_tensors(model, args, named)
+    watch = _Watch()
+    try:
+        for stored in (False, True):
+            with _checkpointed(model, names, watch, _everything if stored else _nothing):
+                for k in range(STEPS + 1):
+                    with left_as_found(given), watch.step(stored, counts=k > 0):
+                        run_backward(run_forward(loss_only(model), args, named))
+    except (CheckpointError, PolicyError):
+        return None
+    return watch.found()
+
+
+@contextlib.contextmanager
+def _checkpointed(
+    model: nn.Module, names: Sequence[str], watch: _Watch, policy: Callable[..., Any]
+) -> Iterator[None]:
+    """Modules that are checkpointed, and watched when they run again."""
+    modules = [(name, model.get_submodule(name)) for name in names]
+    before = [own_forward(module) for _, module in modules]
+    for name, module in modules:
+        again = functools.partial(watch.call, name, module.forward)
+        contexts = context_fn(policy, module=name)
+        set_forward(
+            module,
+            functools.partial(checkpoint, again, use_reentrant=False, context_fn=contexts),
+        )
+    try:
+        yield
+    finally:
+        for (_, module), forward in zip(modules, before, strict=True):
+            set_forward(module, forward)
+
+
+def _nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _everything(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_SAVE
+
+
+class _Watch:
+    """Collects what operators take in forward, and what modules take in backward."""
+
+    def __init__(self) -> None:
+        self._timing_ms = timing_ms()
+        self._stored = self._counts = False
+        self._timer = _Timer()
+        self._forward: list[float] = []
+        self._again: dict[str, list[Sequence[tuple[str, float, float]]]] = {}
+        self._overheads: dict[str, list[float]] = {}
+
+    @contextlib.contextmanager
+    def step(self, stored: bool, counts: bool) -> Iterator[None]:
+        """A step runs, in which modules store all or nothing."""
+        self._stored, self._counts = stored, counts
+        self._timer = _Timer()
+        with contextlib.nullcontext() if stored else self._timer:
+            yield
+        if counts and not stored:
+            self._forward.append(self._timer.forward_ms)
+
+    def call(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a module; in backward, takes its time."""
+        if not in_backward():
+            return forward(*args, **kwargs)
+        self._timer.again = []
+        start = time.perf_counter()
+        try:
+            return forward(*args, **kwargs)
+        finally:  # running again ends in an exception
+            if self._counts and self._stored:
+                spent = 1e3 * (time.perf_counter() - start)
+                self._overheads.setdefault(name, []).append(spent)
+            elif self._counts:
+                self._again.setdefault(name, []).append([("", start, start), *self._timer.again])
+
+    def found(self) -> Reruns:
+        return Reruns(
+            forward_ms=statistics.median(self._forward),
+            modules={
+                name: self._typical(runs, statistics.median(self._overheads[name]))
+                for name, runs in self._again.items()
+                if len({tuple(op for op, _, _ in run) for run in runs}) == 1
+                and name in self._overheads
+            },
+        )
+
+    def _typical(
+        self, runs: Sequence[Sequence[tuple[str, float, float]]], overhead_ms: float
+    ) -> Rerun:
+        """What a module takes, from some runs with the same operators."""
+        steps = range(1, len(runs[0]))
+        alone = [statistics.median(1e3 * (run[k][2] - run[k][1]) for run in runs) for k in steps]
+        gaps = [statistics.median(1e3 * (run[k][1] - run[k - 1][2]) for run in runs) for k in steps]
+        gaps = [max(0.0, gap - self._timing_ms) for gap in gaps]
+        # Of what lies between, some is there if all is stored too; the rest is mostly memory being freed.
+        share = max(0.0, 1.0 - overhead_ms / sum(gaps)) if any(gaps) else 0.0
+        names = (name for name, _, _ in runs[0][1:])
+        taken = (ms + share * gap for ms, gap in zip(alone, gaps, strict=True))
+        return Rerun(ops=tuple(zip(names, taken, strict=True)), overhead_ms=overhead_ms)
+
+
+class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Takes the time of every operator, below all that stores and recomputes.
+
+    Attributes:
+        forward_ms: milliseconds of all operators of forward.
+        again: name, begin and end of the operators of a module that runs again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.forward_ms = 0.0
+        self.again: list[tuple[str, float, float]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        start = time.perf_counter()
+        out = func(*args, **kwargs)
+        end = time.perf_counter()
+        if not in_backward():
+            self.forward_ms += 1e3 * (end - start)
+        elif not is_skipped(func):
+            self.again.append((str(func), start, end))
+        return out
+
+
+@functools.cache
+def timing_ms() -> float:
+    """Milliseconds by which an operator takes longer when it is timed, on this CPU."""
+    x = torch.ones(1)
+    took: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(_RUNS):
+        for timed in took:
+            with _Timer() if timed else contextlib.nullcontext():
+                start = time.perf_counter()
+                for _ in range(_CHAIN):
+                    x.sin()
+                took[timed].append(time.perf_counter() - start)
+    return max(0.0, 1e3 * (min(took[True]) - min(took[False])) / _CHAIN)

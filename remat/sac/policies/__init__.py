@@ -1,0 +1,1 @@
+"""Checkpointing policies, and the region that follows them."""

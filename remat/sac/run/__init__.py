@@ -1,0 +1,1 @@
+"""What ran in a step: operators, modules, and how long memory lived."""

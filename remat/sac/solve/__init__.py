@@ -1,0 +1,1 @@
+"""Which modules to checkpoint, and what each of them stores."""

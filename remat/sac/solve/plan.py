@@ -1,0 +1,277 @@
+"""Plans for eager code: which modules are checkpointed, and which of their operators are stored."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from remat.errors import PlanError, ProblemError
+from remat.graph.budget import format_bytes
+from remat.graph.ops import is_known
+from remat.graph.purity import name_of
+from remat.graph.text.targets import read_target
+
+#: Version of the JSON form.
+JSON_VERSION = 1
+#: Operators that are listed by name, most frequent first.
+_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulePlan:
+    """One checkpointed module.
+
+    Attributes:
+        name: its fully qualified name, as in ``model.named_modules()``.
+        ops: names of its operators in the order in which they run, ``"aten.mm.default"``; those
+            that checkpointing ignores are left out.
+        stored: indices of the operators whose results are stored; all others run again.
+        stored_bytes: bytes of those results.
+        discarded_bytes: bytes of the other results.
+        recompute_ms: milliseconds that the others take.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    stored: tuple[int, ...]
+    stored_bytes: int
+    discarded_bytes: int
+    recompute_ms: float
+
+    def __post_init__(self) -> None:
+        if list(self.stored) != sorted(set(self.stored)) or any(
+            not 0 <= i < len(self.ops) for i in self.stored
+        ):
+            raise ProblemError(
+                f"module '{self.name}': stored must be increasing indices of its {len(self.ops)} "
+                f"operators, got {list(self.stored)[:8]}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SACPlan:
+    """What an eager training step recomputes, module by module.
+
+    Attributes:
+        modules: the checkpointed modules, in the order in which they run.
+        budget_bytes: bytes that the step was to fit into.
+        peak_bytes: estimated peak of the step under this plan.
+        plain_peak_bytes: estimated peak without checkpointing.
+        recompute_ms: estimated milliseconds of recomputation.
+        step_ms: estimated milliseconds of the step without recomputation.
+        bound_ms: no plan that fits recomputes less than this.
+        world_size: over how many ranks parameters and gradients are sharded.
+        solver: who decided.
+        mode: how runtimes were estimated.
+    """
+
+    modules: tuple[ModulePlan, ...]
+    budget_bytes: int
+    peak_bytes: int
+    plain_peak_bytes: int
+    recompute_ms: float
+    step_ms: float
+    bound_ms: float
+    world_size: int = 1
+    solver: str = ""
+    mode: str = ""
+
+    def __getitem__(self, name: str) -> ModulePlan:
+        """The plan of one module.
+
+        Raises:
+            ProblemError: the module is not checkpointed.
+        """
+        for module in self.modules:
+            if module.name == name:
+                return module
+        known = ", ".join(m.name for m in self.modules) or "none"
+        raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
+
+    def explain(self) -> str:
+        """The plan as text: its figures, and what each module keeps, frees and computes again.
+
+        Modules that are alike are one row.
+        """
+        return _explain(self)
+
+    def code(self) -> str:
+        """Python to paste: it makes this plan, and applies it to a variable ``model``."""
+        return _code(self)
+
+    def to_json(self) -> str:
+        """The plan as JSON."""
+        return json.dumps({"remat_sac_plan": JSON_VERSION, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> SACPlan:
+        """Reads a plan that `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no plan, cut off, of another version, or has wrong fields.
+        """
+        try:
+            data = json.loads(text)
+        except (json.JSONDecodeError, TypeError, RecursionError) as error:
+            raise PlanError(f"this is not a saved checkpointing plan: {error}") from None
+        if not isinstance(data, dict) or "remat_sac_plan" not in data:
+            raise PlanError(
+                "this is not a saved checkpointing plan: expected JSON with the key 'remat_sac_plan'"
+            )
+        version = data.pop("remat_sac_plan")
+        if version != JSON_VERSION:
+            raise PlanError(
+                f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
+            )
+        modules = data.pop("modules", None)
+        if not isinstance(modules, list):
+            raise PlanError("saved checkpointing plan: field 'modules' is missing or no list")
+        read = tuple(_read(ModulePlan, m, "module") for m in modules)
+        made: SACPlan = _read(cls, {**data, "modules": read}, "plan")
+        return made
+
+
+def _is_all(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (list, tuple) and all(type(v) is kind for v in value)
+
+
+#: Whether a value of JSON is of a field's type; a bool is no int.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "str": lambda value: type(value) is str,
+    "int": lambda value: type(value) is int,
+    "float": lambda value: type(value) in (float, int),
+    "tuple[str, ...]": _is_all(str),
+    "tuple[int, ...]": _is_all(int),
+    "tuple[ModulePlan, ...]": _is_all(ModulePlan),
+}
+
+
+def _read(kind: Any, data: Any, what: str) -> Any:
+    """A dataclass from the fields of a JSON object, each of the type that it must have."""
+    if not isinstance(data, dict):
+        raise PlanError(f"saved checkpointing plan: a {what} is a {type(data).__name__}")
+    known = {f.name: str(f.type) for f in fields(kind)}
+    missing, unknown = sorted(known.keys() - data.keys()), sorted(data.keys() - known.keys())
+    if missing or unknown:
+        raise PlanError(f"saved checkpointing plan: fields missing: {missing}, unknown: {unknown}")
+    for name, wanted in known.items():
+        if not _FITS[wanted](data[name]):
+            raise PlanError(
+                f"saved checkpointing plan: field '{name}' is not {wanted}: {data[name]!r:.60}"
+            )
+    values = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
+    try:
+        return kind(**values)
+    except ProblemError as error:
+        raise PlanError(f"saved checkpointing plan: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """Modules that are alike but for their names."""
+
+    first: ModulePlan
+    names: list[str]
+
+
+def _kinds(plan: SACPlan) -> list[_Kind]:
+    """The modules, those that are alike as one, in the order of their first."""
+    kinds: dict[tuple[object, ...], _Kind] = {}
+    for m in plan.modules:
+        rest = tuple(getattr(m, f.name) for f in fields(m) if f.name != "name")
+        kinds.setdefault(rest, _Kind(first=m, names=[])).names.append(m.name)
+    return list(kinds.values())
+
+
+def _explain(plan: SACPlan) -> str:
+    """The figures of a plan, and a line for each kind of module."""
+    fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget"
+    share = f" ({plan.recompute_ms / plan.step_ms:.1%} of the step)" if plan.step_ms else ""
+    decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
+    lines = [
+        f"checkpointing plan for a budget of {format_bytes(plan.budget_bytes)}",
+        f"  peak        {format_bytes(plan.peak_bytes)}{fits}; without checkpointing "
+        f"{format_bytes(plan.plain_peak_bytes)}",
+        f"  recomputed  {plan.recompute_ms:.4g} ms{share}; no plan that fits needs less than "
+        f"{plan.bound_ms:.4g} ms",
+        f"  decided by  {decided}"
+        + (f", over {plan.world_size} ranks" if plan.world_size > 1 else ""),
+    ]
+    if not plan.modules:
+        return "\n".join([*lines, "  no module is checkpointed"])
+    rows = [("modules", "keep", "free", "again", "stored operators")]
+    kinds = _kinds(plan)
+    rows += [_row(kind) for kind in kinds]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    for name, keep, free, again, stored in rows:
+        lines.append(
+            f"  {name:<{widths[0]}}  {keep:>{widths[1]}}  {free:>{widths[2]}}  "
+            f"{again:>{widths[3]}}  {stored}"
+        )
+    if any(len(kind.names) > 1 for kind in kinds):
+        lines.append("  (of modules that are alike, the figures are those of each)")
+    undeclared = list(dict.fromkeys(_undeclared(kinds)))
+    if undeclared:
+        lines.append(
+            f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
+            "declared pure. What gives the same result for the same inputs may run again once that is "
+            f'said: remat.declare_pure("{undeclared[0]}")'
+        )
+    return "\n".join(lines)
+
+
+def _undeclared(kinds: Iterable[_Kind]) -> Iterator[str]:
+    """Names of stored operators that are not known to be functions of their inputs."""
+    for kind in kinds:
+        for name in dict.fromkeys(kind.first.ops[i] for i in kind.first.stored):
+            try:
+                op = read_target(name)
+            except LookupError:  # a plan that was read where its operators are not registered
+                continue
+            if not is_known(op):
+                yield name_of(op)
+
+
+def _row(kind: _Kind) -> tuple[str, str, str, str, str]:
+    m, names = kind.first, kind.names
+    shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
+    count = Counter(m.ops[i] for i in m.stored).most_common()
+    listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]
+    if len(count) > _NAMED:
+        listed.append(f"{len(count) - _NAMED} more")
+    stored = f"{len(m.stored)} of {len(m.ops)}" + (f": {', '.join(listed)}" if listed else "")
+    sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
+    return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored
+
+
+def _code(plan: SACPlan) -> str:
+    """Python that makes the plan again and applies it to ``model``; modules that are alike once."""
+    kinds = _kinds(plan)
+    lines = ["from remat.sac import ModulePlan, SACPlan, apply", ""]
+    of: dict[str, int] = {}
+    for k, kind in enumerate(kinds):
+        of.update(dict.fromkeys(kind.names, k))
+        lines.append(f"kind_{k} = {{")
+        for f in fields(kind.first):
+            if f.name != "name":
+                lines += _entry(f'"{f.name}": ', getattr(kind.first, f.name))
+        lines += ["}"]
+    lines += ["plan = SACPlan(", "    modules=("]
+    lines += [f"        ModulePlan(name={m.name!r}, **kind_{of[m.name]})," for m in plan.modules]
+    lines += ["    ),"]
+    for f in fields(plan):
+        if f.name != "modules":
+            lines += _entry(f"{f.name}=", getattr(plan, f.name))
+    return "\n".join([*lines, ")", "apply(model, plan)", ""])
+
+
+def _entry(head: str, value: object) -> list[str]:
+    """One entry of a call or a dictionary; a long tuple over several lines."""
+    if isinstance(value, tuple) and len(value) > 1:
+        inner = textwrap.fill(", ".join(map(repr, value)) + ",", 80, break_on_hyphens=False)
+        return [f"    {head}(", textwrap.indent(inner, " " * 8), "    ),"]
+    return [f"    {head}{value!r},"]

@@ -1,0 +1,316 @@
+"""Plans applied to models: what changes, what does not, what is refused, and under torch.compile."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy
+
+import remat
+from remat.errors import PlanError, PolicyError, ProblemError
+from remat.graph.joint import JointGraph
+from remat.sac import ModulePlan, SACPlan, apply, is_skipped, remove
+from tests.sac.planned import Block, Stack, all_equal, gradients, plan_for, sac_plan
+
+LAYERS = ("layers.0", "layers.1")
+SHAPE = (4, 8)
+
+
+@pytest.fixture(scope="module")
+def plan() -> SACPlan:
+    return plan_for(Stack, LAYERS, SHAPE)
+
+
+@pytest.fixture
+def model() -> Stack:
+    torch.manual_seed(0)
+    return Stack()
+
+
+def inputs() -> torch.Tensor:
+    return torch.linspace(-1, 1, 32).view(SHAPE)
+
+
+class Calls:
+    """Counts how often the modules are run: twice where one is recomputed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.count = 0
+        module.register_forward_pre_hook(self._hook)
+
+    def _hook(self, *_: Any) -> None:
+        self.count += 1
+
+
+def test_the_same_gradients_from_the_same_parameters(model: Stack, plan: SACPlan) -> None:
+    names, keys = [n for n, _ in model.named_modules()], list(model.state_dict())
+    wanted = gradients(model, inputs())
+    inner, outer = Calls(model.layers[0].get_submodule("up")), Calls(model.layers[0])
+    assert apply(model, plan) is model
+    assert all_equal(gradients(model, inputs()), wanted)
+    assert (inner.count, outer.count) == (2, 1), "hooks of the module itself are outside"
+    assert [n for n, _ in model.named_modules()] == names
+    assert list(model.state_dict()) == keys
+    assert type(model.layers[0]) is Block
+
+
+def test_removing_leaves_no_trace(model: Stack, plan: SACPlan) -> None:
+    inner = Calls(model.layers[0].get_submodule("up"))
+    before = [dict(m.__dict__) for m in model.modules()]
+    assert remove(apply(model, plan)) is model
+    assert [dict(m.__dict__) for m in model.modules()] == before
+    gradients(model, inputs())
+    assert inner.count == 1
+    apply(model, plan)
+
+
+def test_a_forward_that_was_replaced_before_is_kept(model: Stack, plan: SACPlan) -> None:
+    layer = model.layers[0]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return Block.forward(layer, x) * 1  # type: ignore[arg-type]
+
+    layer.forward = forward
+    apply(model, plan)
+    with pytest.raises(PolicyError, match=r"module 'layers.0': .* operator 16 is aten.mul.Tensor"):
+        model(inputs())
+    remove(model)
+    assert layer.forward is forward
+
+
+def test_a_copy_runs_the_copys_modules(model: Stack, plan: SACPlan) -> None:
+    wanted = gradients(model, inputs())
+    apply(model, plan)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert all_equal(gradients(other, inputs()), wanted)
+    read = pickle.loads(pickle.dumps(other))
+    with torch.no_grad():
+        for p in other.parameters():
+            p.zero_()
+    inner = Calls(read.layers[0].up)
+    assert all_equal(gradients(read, inputs()), wanted)
+    assert inner.count == 2
+    assert type(remove(read).layers[0].forward.__self__) is Block
+
+
+def test_eval_mode_and_no_grad_run_as_before(model: Stack, plan: SACPlan) -> None:
+    apply(model, plan).eval()
+    inner = Calls(model.layers[0].get_submodule("up"))
+    model(inputs()).sum().backward()
+    assert inner.count == 1, "nothing is recomputed"
+    model.train()
+    with torch.no_grad():
+        assert not model(inputs()).requires_grad
+
+
+@dataclass
+class Output:
+    hidden: torch.Tensor
+    rest: tuple[torch.Tensor, None]
+
+
+class Rich(nn.Module):
+    """Keyword arguments in, a dataclass out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor, *, other: torch.Tensor | None = None) -> Output:
+        assert other is not None
+        return Output(self.block(x, scale=2.0) + other, (x.sin() * other, None))
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rich = Rich()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: Output = self.rich(x, other=x * 2)
+        return out.hidden + out.rest[0]
+
+
+def test_keyword_arguments_and_dataclasses() -> None:
+    holder = Holder()
+    wanted = gradients(holder, inputs())
+    apply(holder, plan_for(Holder, ["rich"], SHAPE))
+    assert all_equal(gradients(holder, inputs()), wanted)
+
+
+class Shared(nn.Module):
+    """One module, twice in a forward, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.second = self.first
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).sin())
+
+
+def test_a_module_that_is_called_twice() -> None:
+    shared = Shared()
+    wanted = gradients(shared, inputs())
+    apply(shared, plan_for(Shared, ["first"], SHAPE))
+    assert all_equal(gradients(shared, inputs()), wanted)
+
+
+def test_autocast(model: Stack) -> None:
+    class Half(Stack):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x)
+
+    half = Half()
+    wanted = gradients(half, inputs())
+    apply(half, plan_for(Half, LAYERS, SHAPE))
+    assert all_equal(gradients(half, inputs()), wanted)
+
+
+def a_module(name: str) -> ModulePlan:
+    return ModulePlan(
+        name=name, ops=(), stored=(), stored_bytes=0, discarded_bytes=0, recompute_ms=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["model.layers.0"], r"'model.layers.0', which Stack does not have; near are 'layers.0'"),
+        (["layer.0"], r"near are 'layers.0', 'layers.1'"),
+        (["xyz"], "no name is near it"),
+        (["layers.0", "layers.0.up"], "'layers.0.up' within module 'layers.0'; expected modules"),
+        (["layers.0.up", "layers"], "'layers.0.up' within module 'layers'"),
+        (["layers.0", ""], "'layers.0' within module ''"),
+        (["layers.0", "layers.0"], "'layers.0' and 'layers.0' of the plan are the same"),
+    ],
+)
+def test_plans_for_other_models_are_refused(model: Stack, names: list[str], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        apply(model, sac_plan(*map(a_module, names)))
+    assert not any("forward" in m.__dict__ for m in model.modules())
+
+
+def test_applying_twice_and_removing_nothing_are_refused(model: Stack, plan: SACPlan) -> None:
+    with pytest.raises(PlanError, match="nothing to remove"):
+        remove(model)
+    apply(model, plan)
+    with pytest.raises(PlanError, match=r"'layers.0' is checkpointed already: .*remove\(model\)"):
+        apply(model, plan)
+
+
+def test_what_is_no_model_or_plan_is_refused(model: Stack, plan: SACPlan) -> None:
+    with pytest.raises(ProblemError, match=r"expected a torch.nn.Module, got SACPlan"):
+        apply(plan, model)  # type: ignore[arg-type, type-var]
+    with pytest.raises(ProblemError, match="expected a SACPlan, got ModulePlan"):
+        apply(model, plan["layers.0"])  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="expected a policy or a list"):
+        apply(model, plan, 7)  # type: ignore[arg-type]
+
+
+def test_more_policies(model: Stack, plan: SACPlan) -> None:
+    wanted = gradients(model, inputs())
+    norm = torch.ops.aten.native_layer_norm.default
+    apply(model, plan, [norm], firm=False)
+    assert all_equal(gradients(model, inputs()), wanted)
+
+
+@pytest.fixture(scope="module")
+def dry() -> SACPlan:
+    """Without dropout, which is one operator in a graph, and four without one."""
+    return plan_for(lambda: Stack(p=0.0), LAYERS, SHAPE, share=0.5)
+
+
+@pytest.fixture
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def joint(dry: SACPlan) -> JointGraph:
+    """The joint graph of a model that follows a plan."""
+    torch._dynamo.reset()
+    return remat.capture(apply(Stack(p=0.0), dry), [inputs()], lower="eager")
+
+
+def test_tags_are_those_of_the_plan(dry: SACPlan, joint: JointGraph) -> None:
+    told = {True: CheckpointPolicy.MUST_SAVE, False: CheckpointPolicy.MUST_RECOMPUTE}
+    planned = [
+        (name.replace("_.", "."), told[i in m.stored])  # nothing is in place in a graph
+        for m in dry.modules
+        for i, name in enumerate(m.ops)
+    ]
+    found = [
+        (str(n.target), n.meta["recompute"])
+        for n in joint.graph.nodes
+        if n.meta.get("recompute") is not None
+        and isinstance(n.target, torch._ops.OpOverload)
+        and not is_skipped(n.target)
+    ]
+    assert found == planned
+    assert {tag for _, tag in found} == set(told.values())
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_our_partitioner_obeys(joint: JointGraph) -> None:
+    untagged = remat.capture(Stack(p=0.0), [inputs()], lower="eager")
+    tags = {n.name: n.meta.get("recompute") for n in joint.graph.nodes}
+    for budget in (0.0, 1.0):
+        names = set(remat.plan(joint, budget=budget).saved)
+        saved = {tags[n] for n in names}
+        assert CheckpointPolicy.MUST_RECOMPUTE not in saved
+        assert CheckpointPolicy.MUST_SAVE in saved
+        # By itself it would decide otherwise.
+        assert set(remat.plan(untagged, budget=budget).saved) != names
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize(
+    "compiler",
+    [{"backend": "remat", "options": {"lower": "eager"}}, {"backend": "aot_eager"}],
+    ids=["remat", "aot_eager"],
+)
+def test_compiled_gradients(compiler: dict[str, Any], model: Stack, plan: SACPlan) -> None:
+    plain = torch.compile(copy.deepcopy(model), **compiler, fullgraph=True)
+    wanted = gradients(plain, inputs())
+    compiled = torch.compile(apply(model, plan), **compiler, fullgraph=True)
+    for found, want in zip(gradients(compiled, inputs()), wanted, strict=True):
+        torch.testing.assert_close(found, want)
+
+
+class Normed(nn.Module):
+    """Batch norm writes to its statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(True)) for _ in range(2))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_statistics_are_written_once(compiled: bool) -> None:
+    torch.manual_seed(0)
+    model = Normed()
+    wanted = gradients(copy.deepcopy(model), inputs())
+    run: Any = apply(model, plan_for(Normed, LAYERS, SHAPE, share=0.8))
+    if compiled:
+        run = torch.compile(run, backend="remat", options={"lower": "eager"}, fullgraph=True)
+    for found, want in zip(gradients(run, inputs()), wanted, strict=True):
+        torch.testing.assert_close(found, want)

@@ -1,0 +1,113 @@
+"""What the estimator prints, writes and draws."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from remat.errors import ProblemError
+from remat.sac import SACEstimator, SACStats, greedy_order, upper_envelope
+from remat.sac.estimate.display import exact_points, tradeoff_figure
+from tests.sac.estimate.test_estimator import MODEL, Stack
+from tests.sac.estimate.test_optimum import example
+
+
+@pytest.fixture
+def found() -> SACEstimator:
+    with FakeTensorMode(), SACEstimator()(MODEL) as estimator:
+        Stack(1)(torch.randn(2, 5, 8))
+    return estimator
+
+
+@pytest.mark.parametrize("tabular", [True, False])
+def test_tables_are_plain_where_nobody_looks(
+    tabular: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = SACEstimator()
+    stats = example()
+    found.display_sac_stats(stats, tabular)
+    found.display_sac_tradeoff_stats(greedy_order(stats), stats, tabular)
+    out = capsys.readouterr().out
+    assert out.isascii()
+    assert "Total Memory: 420 B Total Runtime: 63 ms Store Random: False" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["1", "add", "5.000000", "100"] in rows
+    assert ["6", "t", "1.000000", "0", "yes"] in rows
+    assert ["7", "relu_", "5.000000", "0", "5"] in rows
+    # The groups, what they free in all, and what that takes.
+    assert ["6", "t", "0.0000", "0", "0.0159", "1.000000", "recomputed"] in rows
+    both = ["5", "7", "linear,", "relu_", "1.0000", "420", "0.6825", "43.000000", "7.14e+00"]
+    assert both in rows
+    assert ["0", "copy_", "1.0000", "420", "1.0000", "63.000000", "stored"] in rows
+
+
+def test_modules_are_shown_to_a_depth(
+    found: SACEstimator, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found.display_modulewise_sac_stats(depth=1)
+    assert capsys.readouterr().out.count("Module: ") == 2
+    found.display_modulewise_sac_stats(depth=3)
+    assert "Module: Stack.layers.0\n" in capsys.readouterr().out
+
+
+def test_json_holds_everything(found: SACEstimator) -> None:
+    assert json.loads(found.to_json())["modules"]["Stack"]["tradeoff"] is None
+    found.pwlf_sac_tradeoff_curve(3)
+    data = json.loads(found.to_json())
+    assert (data["remat_sac_estimate"], data["mode"]) == (1, MODEL)
+    layer = data["modules"]["Stack.layers.0"]
+    stats = found.sac_mod_stats["Stack.layers.0"]
+    pairs = [(op, first) for op, first in layer["stats"].pop("inplace_ops")]
+    assert SACStats(**layer["stats"], inplace_ops=pairs) == stats
+    order = found.sac_mod_greedy_order_meta["Stack.layers.0"]
+    assert [c["op_idx"] for c in layer["greedy_order"]["candidates"]] == [
+        c.op_idx for c in order.msps_meta
+    ]
+    fitted = found.sac_mod_tradeoff_stats["Stack.layers.0"]
+    assert layer["tradeoff"]["tradeoff_curve"] == [list(p) for p in fitted.tradeoff_curve.items()]
+
+
+def test_infinite_rates_are_null() -> None:
+    found = SACEstimator()
+    stats = SACStats(["add"], [0.0], [4], [], [], [], [], False)
+    found.sac_mod_stats["M"], found.sac_mod_calls["M"] = stats, 1
+    found.sac_mod_greedy_order_meta["M"] = greedy_order(stats)
+    data = json.loads(found.to_json())
+    assert data["modules"]["M"]["greedy_order"]["candidates"][0]["msps"] is None
+
+
+def test_the_exact_frontier_is_nowhere_above_the_greedy_curve() -> None:
+    stats = example()
+    curve = upper_envelope(stats, greedy_order(stats)).tradeoff_curve
+    exact = exact_points(stats)
+    assert exact[0] == pytest.approx((0, 1 / 63))
+    assert exact[-1] == pytest.approx((1, 43 / 63))
+    for x, y in curve.items():
+        assert min(b for a, b in exact if a >= x - 1e-9) <= y + 1e-9
+    # 120 bytes in 14 ms do not exist; 100 of op 5 and 7 take as long as greedy's third step less 1.
+    assert len(exact) > len(curve)
+
+
+def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found.pwlf_sac_tradeoff_curve(2, save_tradeoff_graphs=True)
+    names = sorted(p.name for p in (tmp_path / "tradeoff_graphs").iterdir())
+    assert names == ["Stack.layers.0.png", "Stack.png"]
+    found.plot(tmp_path / "one.svg", "Stack")
+    assert "upper envelope" in (tmp_path / "one.svg").read_text()
+    with pytest.raises(ProblemError, match="'Stak' was not estimated; some that were: Stack"):
+        found.plot(tmp_path / "two.svg", "Stak")
+
+
+def test_the_picture_shows_three_curves() -> None:
+    stats = example()
+    fitted = upper_envelope(stats, greedy_order(stats), 2)
+    axes = tradeoff_figure(stats, fitted, title="M").axes[0]
+    greedy, exact, *lines = axes.get_lines()
+    assert list(greedy.get_xdata()) == list(fitted.tradeoff_curve)
+    assert list(zip(exact.get_xdata(), exact.get_ydata(), strict=True)) == exact_points(stats)
+    assert len(lines) == fitted.n_segments == 2

@@ -1,0 +1,157 @@
+"""The best operators to store: the published example, brute force, and what cannot be met."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat.errors import BudgetError, ProblemError
+from remat.plugins.registry import registry
+from remat.sac.estimate.stats import SACStats, group
+from remat.sac.estimate.tradeoff import exact_frontier, greedy_order
+from remat.sac.solve.choices import optimal_checkpointing_policy
+
+SOLVERS = [n for n in registry().solver_names() if registry().solver_class(n).knapsack]
+EXACT = [n for n in SOLVERS if registry().solver_class(n).exact]
+
+
+def example() -> SACStats:
+    """The example of xFormers, which PyTorch's tests use as well."""
+    return SACStats(
+        func_names=["copy_", "add", "div", "mm", "native_dropout", "linear", "t", "relu_"],
+        runtimes=[5, 5, 8, 15, 15, 9, 1, 5],
+        memory=[0, 100, 100, 120, 0, 100, 0, 0],
+        view_like_ops=[6],
+        rand_ops=[4],
+        saved_autograd_ops=[],
+        inplace_ops=[(0, 0), (7, 5)],
+        force_store_random=False,
+    )
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(
+    ("budget", "stored"),
+    [
+        (0, [0, 4]),
+        (100 / 420, [0, 4, 5, 7]),
+        (120 / 420, [0, 3, 4]),
+        (200 / 420, [0, 2, 4, 5, 7]),
+        (220 / 420, [0, 3, 4, 5, 7]),
+        (320 / 420, [0, 2, 3, 4, 5, 7]),
+        (1, [0, 1, 2, 3, 4, 5, 7]),
+    ],
+)
+def test_the_example(name: str, budget: float, stored: list[int]) -> None:
+    decided = optimal_checkpointing_policy(example(), budget, registry().solver(name))
+    assert [i for i, x in enumerate(decided) if x] == stored
+
+
+@st.composite
+def modules(draw: st.DrawFn) -> SACStats:
+    """Modules of up to twelve operators with every kind of tie between them."""
+    n = draw(st.integers(1, 12))
+    indices = st.lists(st.integers(0, n - 1), max_size=3, unique=True).map(sorted)
+    views, random = draw(indices), draw(indices)
+    writing = draw(st.lists(st.integers(0, n - 1), max_size=4, unique=True))
+    first = {}
+    for op in sorted(writing):
+        # The first operator on a storage writes to nothing that an earlier one made.
+        choices = [op, *(i for i in range(op) if i not in first)]
+        first[op] = draw(st.sampled_from(choices))
+    numbers = st.integers(0, 60)
+    return SACStats(
+        func_names=[f"op{i}" for i in range(n)],
+        runtimes=[draw(numbers) / 4 for _ in range(n)],
+        memory=[0 if i in views or i in first else draw(numbers) for i in range(n)],
+        view_like_ops=views,
+        rand_ops=random,
+        saved_autograd_ops=[],
+        inplace_ops=sorted(first.items()),
+        force_store_random=draw(st.booleans()),
+    )
+
+
+def allowed(stats: SACStats, x: tuple[int, ...]) -> bool:
+    """Whether a choice honours views, in-place groups and random groups, told rule by rule."""
+    views = set(stats.view_like_ops)
+    drawn = [x[i] for i in stats.rand_ops if i not in views]
+    if any(x[i] for i in views) or len(set(drawn)) > 1:
+        return False
+    if stats.force_store_random and not all(drawn):
+        return False
+    return all(
+        x[op] == 1 if op == first or first in views else x[op] == x[first]
+        for op, first in stats.inplace_ops
+        if op not in views
+    )
+
+
+def best(stats: SACStats, nbytes: int) -> float | None:
+    """The most runtime that storing can avoid, over all choices; None where none fits."""
+    n = len(stats)
+    found = [
+        sum(t for t, x in zip(stats.runtimes, choice, strict=True) if x)
+        for choice in product((0, 1), repeat=n)
+        if sum(m for m, x in zip(stats.memory, choice, strict=True) if x) <= nbytes
+        and allowed(stats, choice)
+    ]
+    return max(found, default=None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(modules(), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
+def test_brute_force_agrees(stats: SACStats, budget: float) -> None:
+    nbytes = -int(-budget * sum(stats.memory) // 1)
+    most = best(stats, nbytes)
+    for name in SOLVERS:
+        solver = registry().solver(name)
+        if most is None:
+            with pytest.raises(BudgetError, match=r"Raise the budget by \d+ bytes"):
+                optimal_checkpointing_policy(stats, budget, solver)
+            continue
+        decided = tuple(optimal_checkpointing_policy(stats, budget, solver))
+        assert allowed(stats, decided), name
+        assert sum(m for m, x in zip(stats.memory, decided, strict=True) if x) <= nbytes, name
+        avoided = sum(t for t, x in zip(stats.runtimes, decided, strict=True) if x)
+        assert avoided <= most + 1e-9, name
+        if name in EXACT:
+            assert avoided == pytest.approx(most), name
+
+
+@settings(max_examples=50, deadline=None)
+@given(modules())
+def test_the_greedy_order_has_every_operator_once(stats: SACStats) -> None:
+    grouping, order = group(stats), greedy_order(stats)
+    in_items = [i for item in (*grouping.free, *grouping.stored) for i in item.ops]
+    assert sorted([*in_items, *grouping.recomputed]) == list(range(len(stats)))
+    assert {c.op_idx for c in order.msps_meta} == {item.ops[0] for item in grouping.free}
+    rates = [c.msps for c in order.msps_meta]
+    assert rates == sorted(rates, reverse=True)
+    frontier = exact_frontier(stats)
+    assert frontier.weights[-1] <= sum(item.nbytes for item in grouping.free)
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.5, "half", None, True, float("nan")])
+def test_budgets_that_cannot_be_meant(budget: object) -> None:
+    with pytest.raises(ProblemError, match="memory_budget must be"):
+        optimal_checkpointing_policy(example(), budget)  # type: ignore[arg-type]
+
+
+def test_what_is_no_statistics_is_refused_by_name() -> None:
+    with pytest.raises(ProblemError, match="sac_stats is a NoneType; expected the SACStats"):
+        optimal_checkpointing_policy(sac_stats=None, memory_budget=0.5)  # type: ignore[arg-type]
+
+
+def test_statistics_that_do_not_fit() -> None:
+    broken = example()
+    broken.memory.pop()
+    with pytest.raises(ProblemError, match="memory has 7 entries for 8 operators"):
+        optimal_checkpointing_policy(broken, 0.5)
+    broken = example()
+    broken.rand_ops.append(99)
+    with pytest.raises(ProblemError, match="operator 99 is named, but there are only 8"):
+        group(broken)

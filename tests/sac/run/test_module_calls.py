@@ -1,0 +1,188 @@
+"""Which modules are told apart, by which names, that nothing is left behind, and other threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules import module as hooks
+
+from remat.sac.run.module_calls import ModuleCall, watching
+
+
+class Seen:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def begin(self, call: ModuleCall) -> None:
+        self.events.append(call.name)
+
+    def end(self, call: ModuleCall, out: Any) -> None:
+        how = "failed" if call.failed else f"{len(call.args)} args, {', '.join(call.kwargs)}"
+        assert call.failed is (out is None)
+        self.events.append(f"/{call.name}: {how}")
+
+
+class Twice(nn.Module):
+    """The same layer at two places, and one that is made on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(2, 2)
+        self.b = self.a
+
+    def forward(self, x: torch.Tensor, *, twice: bool = True) -> torch.Tensor:
+        x = self.a(x)
+        if not hasattr(self, "late"):
+            self.late = nn.ReLU()
+        return self.late(self.b(input=x) if twice else x)
+
+
+@pytest.mark.parametrize("named_before", [True, False])
+def test_names_and_arguments(named_before: bool) -> None:
+    seen, model = Seen(), Twice()
+    with watching(seen, *([model] if named_before else [])):
+        model(torch.randn(2), twice=True)
+        Twice()(torch.randn(2), twice=False)
+        model(torch.randn(2), twice=False)
+    once = ["{0}", "{0}.a", "/{0}.a: 1 args, ", "{0}.late", "/{0}.late: 1 args, "]
+    twice = [*once[:3], "{0}.a", "/{0}.a: 0 args, input", *once[3:]]
+    end = "/{0}: 1 args, twice"
+    expected = [line.format("Twice") for line in (*twice, end)]
+    expected += [line.format("Twice_1") for line in (*once, end)]
+    expected += [line.format("Twice") for line in (*once, end)]
+    assert seen.events == expected
+
+
+def test_a_module_that_calls_itself() -> None:
+    class Again(nn.Module):
+        def forward(self, x: torch.Tensor, depth: int = 1) -> torch.Tensor:
+            return self(x, depth - 1) if depth else x
+
+    seen = Seen()
+    with watching(seen):
+        Again()(torch.ones(1))
+    assert seen.events == ["Again", "Again", "/Again: 2 args, ", "/Again: 1 args, "]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`:DeprecationWarning")
+def test_a_module_that_is_scripted_is_not_told_of() -> None:
+    seen = Seen()
+    with watching(seen):
+        nn.Sequential(torch.jit.script(nn.ReLU()))(torch.ones(1))
+        torch.jit.script(nn.ReLU())(torch.ones(1))
+    assert seen.events == ["Sequential", "/Sequential: 1 args, "]
+
+
+@pytest.mark.parametrize("within_another", [False, True])
+def test_nothing_is_left_behind(within_another: bool) -> None:
+    seen, model = Seen(), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    own = model[1].forward
+    model[1].__dict__["forward"] = own
+
+    def fail() -> None:
+        try:
+            raise KeyError("while this is handled, another one is raised")
+        except KeyError:
+            with pytest.raises(RuntimeError, match="mat1"), watching(seen):
+                model(torch.randn(3))
+
+    if within_another:
+        with watching(Seen()):
+            model(torch.randn(2))
+            fail()
+    else:
+        fail()
+    assert [m.__dict__.get("forward") for m in model.modules()] == [None, None, own]
+    assert not hooks._has_any_global_hook()
+    model(torch.randn(2))
+    inner = ["Sequential.0", "/Sequential.0: failed"]
+    assert seen.events == ["Sequential", *inner, "/Sequential: failed"]
+
+
+def test_a_forward_that_was_put_there_meanwhile_stays() -> None:
+    model = nn.Sequential(nn.ReLU())
+    with watching(Seen()):
+        model(torch.randn(2))
+        model.__dict__["forward"] = replacement = model[0].forward
+    assert model.__dict__["forward"] is replacement
+
+
+def test_hooks_are_outside_of_forward() -> None:
+    seen, model = Seen(), nn.Sequential(nn.ReLU())
+    model.register_forward_pre_hook(lambda module, args: seen.events.append("before"))
+    model.register_forward_hook(lambda module, args, out: seen.events.append("after"))
+    with watching(seen, model):
+        model(torch.randn(2))
+    inner = ["Sequential.0", "/Sequential.0: 1 args, "]
+    assert seen.events == ["before", "Sequential", *inner, "/Sequential: 1 args, ", "after"]
+
+
+def elsewhere(run: Callable[[], None]) -> None:
+    """Runs something in another thread, and waits for it."""
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            run()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    assert errors == []
+
+
+def test_other_threads_are_passed_by() -> None:
+    seen, mine, theirs = Seen(), nn.Sequential(nn.ReLU()), nn.Sequential(nn.Tanh())
+    call = nn.Module.__call__
+
+    def there() -> None:
+        assert nn.Module.__call__ is call
+        theirs(torch.ones(1))
+        mine[0](torch.ones(1))
+        assert not any("forward" in m.__dict__ for m in theirs.modules())
+
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            elsewhere(there)
+            return x
+
+    mine.append(Waits())
+    with watching(seen):
+        mine(torch.ones(1))
+    assert [e for e in seen.events if not e.startswith("/")] == [
+        "Sequential",
+        "Sequential.0",
+        "Sequential.1",
+    ]
+
+
+def test_two_threads_that_watch_one_model_end_in_any_order() -> None:
+    seen, other, model = Seen(), Seen(), nn.Sequential(nn.ReLU())
+    begun, over = threading.Event(), threading.Event()
+
+    def there() -> None:
+        with watching(other, model):
+            model(torch.ones(1))
+            begun.set()
+            assert over.wait(10)
+
+    thread = threading.Thread(target=there)
+    with watching(seen, model):
+        model(torch.ones(1))
+        thread.start()
+        assert begun.wait(10)
+    over.set()
+    thread.join()
+    events = list(seen.events)
+    assert events == other.events
+    model(torch.ones(1))
+    assert (seen.events, other.events) == (events, events)

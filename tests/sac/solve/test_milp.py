@@ -1,0 +1,332 @@
+"""The module program: against all decisions there are, and against what its plans really take."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from remat.errors import BudgetError, ProblemError, SolverError
+from remat.sac.estimate.modules import ModuleTree, collect_modules
+from remat.sac.solve.choices import Choice, candidates, choices
+from remat.sac.solve.milp import _options, plan_modules
+from remat.sac.solve.peaks import simulate
+from remat.sac.solve.program import Backend
+from remat.solvers.greedy import Greedy
+from remat.solvers.native import Native
+from remat.solvers.pulp_cbc import load_pulp
+
+
+class Part(nn.Module):
+    def __init__(self, width: int, times: int) -> None:
+        super().__init__()
+        self.lin, self.times = nn.Linear(width, width), times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.lin(x).tanh()
+        return torch.cat([x] * self.times, 1).sigmoid()[:, : x.shape[1]] * x
+
+
+class Pair(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.two = Part(width, 2), Part(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.two(self.one(x).sin())
+
+
+class Stack(nn.Module):
+    def __init__(self, pairs: int, width: int = 8, others: int = 0) -> None:
+        super().__init__()
+        self.pairs = nn.ModuleList(Pair(width) for _ in range(pairs))
+        self.others = nn.ModuleList(Part(width, 4) for _ in range(others))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in (*self.pairs, *self.others):
+            x = module(x)
+        return x.square().mean()
+
+
+@functools.cache
+def tree_of(pairs: int, rows: int, width: int = 8, others: int = 0) -> ModuleTree:
+    torch.manual_seed(0)
+    return collect_modules(Stack(pairs, width, others), (torch.randn(rows, width),))
+
+
+#: Little memory in parameters, as much in them as in activations, and two kinds of modules.
+TREES = [(3, 64, 8, 0), (2, 4, 24, 0), (2, 32, 8, 2)]
+
+
+def least_time(tree: ModuleTree, budget: int) -> int | None:
+    """The fewest picoseconds of all decisions that fit; None if none does."""
+    options = _options(tree, candidates(tree), None)
+    plain, best = tree.memory(), None
+    for decision in decisions(tree, {k: o.all for k, o in options.items()}):
+        time = sum(c.recompute_ps for c in decision.values())
+        if (best is None or time < best) and simulate(tree, decision, plain).peak_bytes <= budget:
+            best = time
+    return best
+
+
+def decisions(
+    tree: ModuleTree, options: dict[int, tuple[Choice, ...]]
+) -> Iterator[dict[int, Choice]]:
+    """Every decision without nesting, over at most three choices for each module."""
+    names = sorted(options)
+    few = [(None, *options[k]) for k in names]
+    for picks in itertools.product(*few):
+        decision = {k: c for k, c in zip(names, picks, strict=True) if c is not None}
+        if not any(tree.modules[k].parent in decision for k in decision):
+            yield decision
+
+
+@pytest.fixture
+def few_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 2)
+
+
+@pytest.mark.parametrize("made", TREES, ids=str)
+@pytest.mark.parametrize("share", [0.95, 0.9, 0.8, 0.7, 0.6])
+@pytest.mark.usefixtures("few_choices")
+def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) -> None:
+    tree = tree_of(*made)
+    budget = int(share * tree.peak_bytes())
+    expected = least_time(tree, budget)
+    if expected is None:
+        with pytest.raises(BudgetError, match="no plan fits"):
+            plan_modules(tree, budget)
+        return
+    plan = plan_modules(tree, budget)
+    assert plan.peak_bytes <= budget
+    assert round(plan.recompute_ms * 1e9) == expected
+    assert plan.bound_ms <= plan.recompute_ms
+
+
+@pytest.mark.parametrize("made", TREES, ids=str)
+@pytest.mark.usefixtures("few_choices")
+def test_an_infeasible_budget_is_told_the_least(made: tuple[int, ...]) -> None:
+    tree = tree_of(*made)
+    with pytest.raises(BudgetError) as caught:
+        plan_modules(tree, 1000)
+    assert caught.value.__context__ is None, "how it was found out is no business of the reader's"
+    found = re.search(r"gets the step to is (\d+) bytes.*short by (\d+) bytes", str(caught.value))
+    assert found is not None
+    least, short = map(int, found.groups())
+    assert least - short == 1000
+    assert plan_modules(tree, least).peak_bytes <= least
+    assert least_time(tree, least - 1) is None
+
+
+class Again(nn.Module):
+    """One module between others, three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs, self.again = nn.ModuleList(Pair(8) for _ in range(2)), Pair(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for pair in self.pairs:
+            x = self.again(pair(x))
+        return self.again(x).square().mean()
+
+
+def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> None:
+    """Backward comes to its last call first: the earlier ones are still without what they made."""
+    torch.manual_seed(0)
+    tree = collect_modules(Again(), (torch.randn(64, 8),))
+    with pytest.raises(BudgetError) as caught:
+        plan_modules(tree, 1000)
+    found = re.search(r"gets the step to is (\d+) bytes", str(caught.value))
+    assert found is not None
+    leasts = {k: (c.all[-1],) for k, c in _options(tree, candidates(tree), None).items()}
+    plain = tree.memory()
+    peaks = [simulate(tree, d, plain).peak_bytes for d in decisions(tree, leasts)]
+    assert int(found[1]) == min(peaks)
+
+
+def test_all_choices_are_there_and_the_bound_is_met() -> None:
+    tree = tree_of(3, 64)
+    plan = plan_modules(tree, int(0.8 * tree.peak_bytes()))
+    assert plan.modules
+    assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-9)
+    ranges = [(m.name, len(m.ops)) for m in plan.modules]
+    assert [(m.name, len(m.ops)) for m in sorted(plan.modules, key=lambda m: m.name)] == ranges
+    for module in plan.modules:
+        stats = tree[module.name].stats
+        assert stats is not None
+        again = sum(ms for i, ms in enumerate(stats.runtimes) if i not in module.stored)
+        assert module.recompute_ms == pytest.approx(again)
+
+
+def test_nothing_is_decided_where_the_step_fits() -> None:
+    tree = tree_of(3, 64)
+    plan = plan_modules(tree, tree.peak_bytes())
+    assert plan.modules == ()
+    assert plan.peak_bytes == plan.plain_peak_bytes == tree.peak_bytes()
+    assert plan.recompute_ms == plan.bound_ms == 0
+
+
+def test_units_restrict_and_fsdp_units_are_not_contained() -> None:
+    tree = tree_of(3, 64)
+    budget = int(0.8 * tree.peak_bytes())
+    inner = plan_modules(tree, budget, units=["pairs.*.two"])
+    assert {m.name for m in inner.modules} <= {f"pairs.{i}.two" for i in range(3)}
+    assert inner.recompute_ms >= plan_modules(tree, budget).recompute_ms
+    tight = int(0.72 * tree.peak_bytes())
+    assert {m.name for m in plan_modules(tree, tight, units=["pairs.?"]).modules} <= {
+        f"pairs.{i}" for i in range(3)
+    }
+    found = plan_modules(tree, budget, fsdp_units=["pairs.*.one"])
+    assert not {m.name for m in found.modules} & {f"pairs.{i}" for i in range(3)}
+    with pytest.raises(ProblemError, match="units: no module is called 'pears'"):
+        plan_modules(tree, budget, units=["pears"])
+    with pytest.raises(ProblemError, match=r"'pairs\.0\.one\.lin' cannot .*: it has no children"):
+        plan_modules(tree, budget, units=["pairs.0.one.lin"])
+    with pytest.raises(ProblemError, match="units is the text 'pairs'"):
+        plan_modules(tree, budget, units="pairs")
+
+
+def test_more_ranks_leave_more_room() -> None:
+    tree = tree_of(2, 4, 24)
+    budget = int(0.98 * tree.peak_bytes())
+    alone, together = (plan_modules(tree, budget, world_size=n) for n in (1, 4))
+    assert together.recompute_ms < alone.recompute_ms
+    assert together.world_size == 4
+    assert together.plain_peak_bytes == tree.peak_bytes(4)
+
+
+def test_eighty_equal_modules_are_counted() -> None:
+    tree = tree_of(80, 16)
+    plan = plan_modules(tree, int(0.7 * tree.peak_bytes()))
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert plan.recompute_ms == pytest.approx(plan.bound_ms, rel=1e-4)
+
+
+def test_knapsack_solvers_compete_within_modules() -> None:
+    tree = tree_of(3, 64)
+    budget = int(0.75 * tree.peak_bytes())
+    best = plan_modules(tree, budget).recompute_ms
+    for solver in (Native(), Greedy()):
+        plan = plan_modules(tree, budget, solver=solver)
+        assert plan.peak_bytes <= budget
+        assert plan.recompute_ms >= best - 1e-12
+
+
+def test_thinned_choices_leave_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = tree_of(3, 64)
+    budget = int(0.75 * tree.peak_bytes())
+    best = plan_modules(tree, budget)
+    monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 3)
+    thin = plan_modules(tree, budget)
+    assert thin.bound_ms <= best.recompute_ms <= thin.recompute_ms
+
+
+def test_choices_are_better_the_more_they_keep() -> None:
+    stats = tree_of(1, 64)["pairs.0"].stats
+    assert stats is not None
+    found = choices(stats, sum(stats.memory) + 1)
+    kept = [c.kept_bytes for c in found.all]
+    assert kept == sorted(kept, reverse=True)
+    assert [c.recompute_ps for c in found.all] == sorted(c.recompute_ps for c in found.all)
+    assert found.floors == tuple(c.recompute_ps for c in found.all)
+    assert choices(replace(stats, inplace_ops=[(1, 1)]), 0).all == ()
+
+
+@pytest.mark.parametrize("made", TREES, ids=str)
+@pytest.mark.parametrize("share", [0.9, 0.7])
+@pytest.mark.usefixtures("few_choices")
+def test_the_backend_finds_what_merging_finds(
+    made: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(*made)
+    budget = int(share * tree.peak_bytes())
+    expected = least_time(tree, budget)
+    asked = []
+    run = Backend.run
+    monkeypatch.setattr(Backend, "run", lambda *given: asked.append(given) or run(*given))
+    monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
+    if expected is None:
+        with pytest.raises(BudgetError, match="no plan fits"):
+            plan_modules(tree, budget, backend="cbc")
+    else:
+        assert round(plan_modules(tree, budget, backend="cbc").recompute_ms * 1e9) == expected
+    assert asked
+
+
+@pytest.mark.parametrize("made", TREES, ids=str)
+@pytest.mark.parametrize("share", [0.9, 0.7])
+@pytest.mark.usefixtures("few_choices")
+def test_highs_finds_what_merging_finds(
+    made: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tree_of(*made)
+    budget = int(share * tree.peak_bytes())
+    expected = least_time(tree, budget)
+    monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
+    monkeypatch.setattr("remat.sac.solve.program._FIRST", 2)  # so that more must be shown
+    if expected is None:
+        with pytest.raises(BudgetError, match="no plan fits"):
+            plan_modules(tree, budget)
+    else:
+        found = plan_modules(tree, budget)
+        assert round(found.recompute_ms * 1e9) == expected
+        assert found.bound_ms <= found.recompute_ms
+
+
+@pytest.mark.parametrize("backend", [None, "cbc"])
+@pytest.mark.usefixtures("few_choices")
+def test_every_module_by_itself_where_cuts_do_not_end(
+    backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("remat.sac.solve.search.ROUNDS", 0)
+    for made in TREES:
+        tree = tree_of(*made)
+        budget = int(0.8 * tree.peak_bytes())
+        expected = least_time(tree, budget)
+        if expected is not None:
+            plan = plan_modules(tree, budget, backend=backend)
+            assert plan.peak_bytes <= budget
+            assert round(plan.recompute_ms * 1e9) == expected
+
+
+def test_what_two_equal_modules_get_is_proven_best() -> None:
+    """Backward within one of them is what the budget is short for: counting cannot tell."""
+    tree = tree_of(3, 64)
+    for share in (0.66, 0.7, 0.74, 0.78):
+        plan = plan_modules(tree, int(share * tree.peak_bytes()))
+        assert plan.peak_bytes <= plan.budget_bytes
+        assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-9)
+
+
+def test_another_backend_solves_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
+    tree = tree_of(3, 64)
+    budget = int(0.8 * tree.peak_bytes())
+    best = plan_modules(tree, budget)
+    there = load_pulp().listSolvers(onlyAvailable=True)
+    for backend, name in (("scip", "SCIP_CMD"), ("GLPK_CMD", "GLPK_CMD"), ("highs", "HiGHS_CMD")):
+        if name in there:
+            found = plan_modules(tree, budget, backend=backend)
+            assert found.recompute_ms == pytest.approx(best.recompute_ms, rel=1e-6)
+        else:
+            with pytest.raises(SolverError, match=rf"backend '{backend}': .*'{name}'"):
+                plan_modules(tree, budget, backend=backend)
+
+
+def test_what_is_refused() -> None:
+    tree = tree_of(1, 64)
+    with pytest.raises(ProblemError, match=r"memory_bytes must be a number of bytes, got 0\.5"):
+        plan_modules(tree, 0.5)  # type: ignore[arg-type]
+    with pytest.raises(ProblemError, match="world_size must be 1 or more ranks, got 0"):
+        plan_modules(tree, 10, world_size=0)
+    with pytest.raises(ProblemError, match="gap must be at least 0 and below 1, got 1"):
+        plan_modules(tree, 10, gap=1)
+    with pytest.raises(SolverError, match="backend 'abacus': PuLP knows no solver 'abacus'"):
+        plan_modules(tree, 10, backend="abacus")

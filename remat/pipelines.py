@@ -295,6 +295,7 @@ def apply_plan(
             items=plan.items,
             deterministic=plan.deterministic,
             region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
+            least_because=plan.least_because,
         ),
     )
     return finish(

@@ -150,6 +150,8 @@ def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
     assert shown.exit_code == 0
     assert "1 GiB" in shown.stdout
     assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
+    assert "* least recompute cost of these solvers at the budget" in shown.stdout
+    assert "gap: at most this much" in shown.stdout
 
 
 def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:

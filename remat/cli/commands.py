@@ -266,7 +266,7 @@ def compare(
     else:
         title = f"{_title(example, joint, captured)}; cost model {comparison.cost}"
         tables.show(tables.comparison_table(comparison, title))
-        for note in tables.comparison_notes(comparison):
+        for note in (*tables.comparison_notes(comparison), *tables.LEGEND):
             click.echo(note)
     if all(row.reason is not None for row in comparison.rows):
         raise RematError("no solver found a plan at any of these budgets; the reasons stand above")

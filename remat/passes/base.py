@@ -57,6 +57,7 @@ class Choice:
         recompute_bound: what no decision within the capacity can cost less than, as far as the
             solver has proven.
         region_budget: the share that the code set for its region, where that held.
+        least_because: why nothing less can be saved, where a share of less was raised to that.
     """
 
     capacity: int | None = None
@@ -69,6 +70,7 @@ class Choice:
     recompute_cost: int | None = None
     recompute_bound: int = 0
     region_budget: float | None = None
+    least_because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -67,6 +67,7 @@ class Plan:
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
+        operators: digest of the operators of that graph, in their order; likewise.
         region_budget: the share that the code set by ``region_activation_memory_budget``, which held
             instead of a share and beside bytes; empty where it set none.
     """
@@ -96,6 +97,7 @@ class Plan:
     lower: str = ""
     torch: str = ""
     region_budget: str = ""
+    operators: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
@@ -279,12 +281,14 @@ _JSON_FIELDS: dict[str, type] = {
     "lower": str,
     "torch": str,
     "region_budget": str,
+    "operators": str,
 }
 #: Fields that plans did not always have, with what they stand for where they lack.
 _LATER_FIELDS: dict[str, Any] = {
     "reread_inputs": True,
     "reread": [],
     "region_budget": "",
+    "operators": "",
     "lower": "",
     "torch": "",
 }
@@ -357,6 +361,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         lower=state.joint.lower,
         torch=torch.__version__,
         region_budget="" if region is None else str(Budget(share=region)),
+        operators=state.operators,
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

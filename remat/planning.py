@@ -67,6 +67,7 @@ class Plan:
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
+        operators: digest of the operators of that graph, in their order; likewise.
         region_budget: the share that the code set by ``region_activation_memory_budget``, which held
             instead of a share and beside bytes; empty where it set none.
         least_because: why no plan saves less than ``least_bytes``, where a share of less was raised
@@ -99,6 +100,7 @@ class Plan:
     torch: str = ""
     region_budget: str = ""
     least_because: str = ""
+    operators: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
@@ -309,6 +311,7 @@ _JSON_FIELDS: dict[str, type] = {
     "torch": str,
     "region_budget": str,
     "least_because": str,
+    "operators": str,
 }
 #: Fields that plans did not always have, with what they stand for where they lack.
 _LATER_FIELDS: dict[str, Any] = {
@@ -316,6 +319,7 @@ _LATER_FIELDS: dict[str, Any] = {
     "reread": [],
     "region_budget": "",
     "least_because": "",
+    "operators": "",
     "lower": "",
     "torch": "",
 }
@@ -389,6 +393,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         torch=torch.__version__,
         region_budget="" if region is None else str(Budget(share=region)),
         least_because=choice.least_because,
+        operators=state.operators,
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

@@ -61,6 +61,22 @@ class Fails(torch.nn.Module):
 def fails():
     return Fails(), (torch.ones(2, requires_grad=True),)
 
+def broken(x):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos().sum()
+
+def breaks():
+    return broken, (torch.ones(4, requires_grad=True),)
+
+def numbers():
+    def branch(x):
+        y = x.sin().exp().sin()
+        if y.sum() > 0:
+            y = y.cos().exp()
+        return y.sum()
+    return branch, (torch.ones(4, requires_grad=True),)
+
 SEVEN = 7
 '''  # fmt: skip
 #: The line that raises.
@@ -412,3 +428,30 @@ def test_inputs_that_may_be_refilled_cost_bytes() -> None:
     assert compared["rows"][0]["saved_bytes"] == kept["saved_bytes"]
     captured = json.loads(run("capture", *asked, "-o", "squared.json").stdout)
     assert captured["least_bytes"] == kept["saved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "needed"),
+    [
+        (["plan"], "breaks", "--no-fullgraph"),
+        (["frontier"], "breaks", "--no-fullgraph"),
+        (["plan", "--no-fullgraph"], "numbers", "--no-fullgraph --run"),
+    ],
+)
+def test_a_graph_break_is_told_with_options_of_the_command(
+    command: list[str], function: str, needed: str
+) -> None:
+    model = f"some_models.py:{function}"
+    refused = run(*command, model)
+    assert refused.exit_code == 1
+    assert f"plan all graphs of the model together: remat plan {model} {needed}\n" in refused.stderr
+    assert not any(word in refused.stderr for word in ("fullgraph=", "run=", ".."))
+
+
+def test_graphs_of_a_broken_model_are_planned_together(folder: Path) -> None:
+    done = run("plan", "some_models.py:numbers", "--no-fullgraph", "--run", "--save", "plans.json")
+    assert done.exit_code == 0, done.output
+    plans = remat.PlanSet.from_json((folder / "plans.json").read_text())
+    assert len(plans) == 2
+    assert f"{plans.explain().splitlines()[0]}\n" in done.stdout
+    assert run("plan", "some_models.py:breaks", "--run").exit_code == 2

@@ -92,6 +92,7 @@ class State:
         hooks: what saved tensors are to pass through once the graph is split.
         refillable: names of the inputs that eager autograd lets the user refill before backward.
         reread_inputs: whether backward may read those nevertheless.
+        operators: digest of the operators of the graph as it was captured; empty where not known.
         heeds_regions: whether a budget that the code sets for its region holds.
     """
 
@@ -105,6 +106,7 @@ class State:
     hooks: SavedTensorHooks | None = None
     refillable: frozenset[str] = frozenset()
     reread_inputs: bool = True
+    operators: str = ""
     heeds_regions: bool = True
     _of_joint: Known = field(default=Known(()), repr=False)
     _of_halves: Known = field(default=Known(()), repr=False)

@@ -11,11 +11,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
+from remat.graph.calling import why_no_instance
 from remat.sac.compose import PolicyLike
 from remat.sac.plan import ModulePlan, SACPlan
 from remat.sac.policy import policy
 
 M = TypeVar("M", bound=nn.Module)
+
+#: In the ``__dict__`` of a model to which a plan that checkpoints nothing has been applied.
+_APPLIED_NOTHING = "_remat_applied_nothing"
 
 
 def apply(
@@ -26,7 +30,7 @@ def apply(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> M:
-    """Checkpoints the modules of a plan, in place.
+    """Checkpoints the modules of a plan, in place; a plan of no modules changes nothing.
 
     The ``forward`` of each of them is replaced on the instance; its class, its name, its parameters
     and the keys of ``state_dict()`` stay. Hooks run outside of what is checkpointed. In eval mode, and
@@ -50,12 +54,13 @@ def apply(
         PolicyError: when it runs: a module runs other operators than those of the plan, or the
             policies cannot be followed together.
     """
-    if not isinstance(model, nn.Module):
-        raise ProblemError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    _check_module(model)
     if not isinstance(plan, SACPlan):
         raise ProblemError(f"expected a SACPlan, got {type(plan).__name__}")
     chosen = [(m, _find(model, m.name)) for m in plan.modules]
     _check(model, chosen)
+    if not chosen:
+        model.__dict__[_APPLIED_NOTHING] = True
     options = {
         "firm": firm,
         "strict": strict,
@@ -72,9 +77,12 @@ def remove(model: M) -> M:
 
     Raises:
         PlanError: no plan has been applied to the model.
+        ProblemError: this is no module.
     """
+    _check_module(model)
     found = [m for m in model.modules() if _is_applied(m)]
-    if not found:
+    nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
+    if not found and not nothing:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
     for module in found:
         before = module.__dict__["forward"].before
@@ -149,6 +157,13 @@ def _find(model: nn.Module, name: str) -> nn.Module:
         + (f"near are {known}" if known else "no name is near it")
         + ". Apply the plan to the model that was estimated, before it is wrapped"
     )
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ProblemError(
+            why_no_instance(model) or f"expected a torch.nn.Module, got {type(model).__name__}"
+        )
 
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:

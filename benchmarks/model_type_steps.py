@@ -72,6 +72,7 @@ class Result:
         breaks: places at which it broke the graph.
         saved_bytes: that the plans of the first step save, together.
         full_bytes: that the runtime-optimal partition of the same graphs saves.
+        least_bytes: the least that any plan of the same graphs saves.
         replayed: random operators that backward draws again from a saved state.
         first_s: seconds of the first step, compilation included.
         first_cpu_s: of all processors and of compilers that were started, in the same time.
@@ -95,6 +96,7 @@ class Result:
     breaks: int = 0
     saved_bytes: int = 0
     full_bytes: int = 0
+    least_bytes: int = 0
     replayed: int = 0
     first_s: float = 0.0
     first_cpu_s: float = 0.0
@@ -198,6 +200,7 @@ class Bench:
             breaks=sum(counters["graph_break"].values()),
             saved_bytes=sum(p.saved_bytes for p in made),
             full_bytes=sum(p.full_bytes for p in made),
+            least_bytes=sum(p.least_bytes for p in made),
             replayed=sum(replays(p.backward) for p in made),
             first_s=round(trained.seconds[0], 3),
             first_cpu_s=round(trained.cpu_seconds[0], 3),

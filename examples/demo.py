@@ -22,7 +22,7 @@ from rich.rule import Rule
 from torch import nn
 
 import remat
-from remat.cli.tables import comparison_table, plan_table
+from remat.cli.tables import LEGEND, comparison_table, plan_table
 from remat.graph.budget import format_bytes
 
 TOLERANCE = 1e-4
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     out.print(Rule("3  Let every solver compete, scored by one yardstick", align="left"))
     comparison = remat.compare(joint, budgets=(0.1, asked.budget, 0.6))
     out.print(comparison_table(comparison, ""))
-    out.print("* the cheapest plan of its budget. bound: what no plan can beat.\n")
+    out.print("\n".join(LEGEND) + "\n")
 
     out.print(Rule("4  Compile it, run one step, compare with eager PyTorch", align="left"))
     worst = run(out, model, kwargs, budget=asked.budget, lower=asked.lower)

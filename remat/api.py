@@ -135,7 +135,8 @@ def plan(
             a `PlanSet` is returned.
         budget: a number from 0 to 1 (share of the bytes that the runtime-optimal partition saves),
             an int above 1 or text such as ``"8GiB"`` (bytes of saved activations), or
-            ``Peak("40GiB")`` (bytes of the step's simulated peak).
+            ``Peak("40GiB")`` (bytes of the step's simulated peak). A share below the least that any
+            plan saves is raised to that; bytes below it are an error.
         solver: who decides: on the whole graph where it can, else by a knapsack.
         cost: cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, a plugin's.
         time_limit: seconds for the solver; None: no clock.

@@ -40,7 +40,8 @@ class ComparisonRow:
         solve_s: seconds that the solver took to decide this plan.
         plan_s: seconds from prepared graph to finished plan.
         unit: unit of the costs.
-        best: whether no other solver has a lower cost at this budget.
+        best: whether no other solver has a lower cost at this budget, or the same one with fewer
+            bytes saved.
         reason: why there is no plan.
     """
 

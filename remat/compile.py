@@ -59,6 +59,11 @@ def backend(
     Raises:
         RematError: an option that cannot be meant.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise ProblemError(
+            f"options is {options!r}; expected a dict of options by name, such as "
+            'torch.compile(model, backend="remat", options={"budget": 0.3})'
+        )
     given = dict(options or {})
     ours = {k: given.pop(k) for k in OPTIONS if k in given}
     lower = ours.get("lower", "inductor")

@@ -41,7 +41,17 @@ class TorchVersionError(RematError):
 
 
 class CaptureError(RematError):
-    """A model whose training step cannot be captured as joint graphs."""
+    """A model whose training step cannot be captured as joint graphs.
+
+    Attributes:
+        reason: the message without the advice to call `remat.capture` in another way.
+        remedies: the arguments of `remat.capture` that the advice is about, such as ``"run=True"``.
+    """
+
+    def __init__(self, reason: str, advice: str = "", remedies: Sequence[str] = ()) -> None:
+        super().__init__(f"{reason}. {advice}" if advice else reason)
+        self.reason = reason
+        self.remedies = tuple(remedies)
 
 
 class PlanError(RematError):

@@ -17,7 +17,7 @@ from torch import fx
 
 import remat
 from remat import api, pipelines, sweep, torch_compat
-from remat.errors import ProblemError
+from remat.errors import PlanError, ProblemError
 from remat.graph.budget import Budget
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
@@ -25,6 +25,7 @@ from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
 from remat.kept_steps import Kept, operators_of, text_of
+from remat.mismatch import could_be_for
 from remat.passes.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.eager_hooks import register
 from remat.passes.instruments.unexpected import folder_for, report
@@ -49,8 +50,23 @@ _LOCK = threading.Lock()
 
 #: Attributes of a partitioner that have no part in what it decides.
 _DECIDES_NOTHING = frozenset(
-    ("agree", "repro", "siblings", "traces", "keeps", "halves_only", "called", "kept", "_last_made")
+    (
+        "agree",
+        "repro",
+        "siblings",
+        "traces",
+        "keeps",
+        "halves_only",
+        "called",
+        "kept",
+        "_last_made",
+        "_uses_saved",
+    )
 )
+
+
+#: The budget where none is given; told from a given one by identity, since that has a part beside a plan.
+DEFAULT_BUDGET = Budget.parse(0.5)
 
 
 class BudgetWarning(UserWarning):
@@ -74,7 +90,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def __init__(
         self,
         *,
-        budget: float | int | str | Budget = 0.5,
+        budget: float | int | str | Budget = DEFAULT_BUDGET,
         solver: str | Solver = "auto",
         cost: str | CostModel = "roofline",
         time_limit: float | None = None,
@@ -94,10 +110,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         check_time_limit(time_limit)
         self.time_limit = time_limit
         self.plan = None if plan is None else read_plan(plan)
+        self.plans_others = plan is not None and budget is not DEFAULT_BUDGET
         self.pipeline = None if pipeline is None else pipelines.read_pipeline(pipeline)
-        if self.pipeline is not None and (budget, solver, cost, time_limit, plan) != (
-            0.5, "auto", "roofline", None, None,
-        ):  # fmt: skip
+        if self.pipeline is not None and (
+            self.budget, solver, cost, time_limit, plan,
+        ) != (DEFAULT_BUDGET, "auto", "roofline", None, None):  # fmt: skip
             raise ProblemError(
                 "budget, solver, cost, time_limit and plan do not go together with a pipeline, whose "
                 f"passes carry them, for example '{pipelines.default_pipeline()}'"
@@ -124,6 +141,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.called = False
         self.kept: Kept | None = None
         self._last_made: Plan | None = None
+        self._uses_saved = self.plan is not None  # for the graph at hand
 
     def __call__(
         self,
@@ -212,9 +230,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             assert state.backward is not None
             verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
-        if self.plan is not None:
-            plan = plan_for(joint, self.plan)
-            made = self._apply(joint, plan)
+        saved = self._saved_for(joint)
+        self._uses_saved = saved is not None
+        if saved is not None:
+            made = self._apply(joint, saved)
         elif self.pipeline is not None:
             pipeline = self.pipeline
             if self.agree is not None:
@@ -245,11 +264,35 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             _PLANS.append(made)
         return made.forward, made.backward
 
+    def _saved_for(self, joint: JointGraph) -> Plan | None:
+        """The saved plan for a graph; None where it is to be planned.
+
+        Raises:
+            PlanError: there are saved plans, none is for it, and no budget says how to plan others; or
+                they were made for another lowering or PyTorch, so that they are for no graph here.
+        """
+        if self.plan is None:
+            return None
+        saved = [self.plan] if isinstance(self.plan, Plan) else self.plan.plans
+        could_be = could_be_for(joint, saved)
+        if self.plans_others and could_be:
+            digest = joint.fingerprint
+            return next((p for p in saved if p.fingerprint == digest), None)
+        try:
+            return plan_for(joint, self.plan)
+        except PlanError as error:
+            if not could_be:
+                raise
+            raise PlanError(
+                f"{error}; or give a budget beside the plans, under which graphs without a plan are "
+                'planned when they are met: options={"plan": plans, "budget": 0.5}'
+            ) from None
+
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
         if self.pipeline is not None:
             return str(self.pipeline), {}, ""
-        if self.plan is not None:
+        if self._uses_saved:
             text = f"{pipelines.PREPARE},{pipelines.SPLIT}"
             return text, {}, "It was split by a saved plan, whose decision is not in here."
         known = registry().solvers.get(self.solver.name) is type(self.solver)
@@ -342,12 +385,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 def partitioner(
-    budget: float | int | str | Budget = 0.5,
+    budget: float | int | str | Budget = DEFAULT_BUDGET,
     solver: str | Solver = "auto",
     cost: str | CostModel = "roofline",
     time_limit: float | None = None,
     *,
-    plan: Plan | str | Path | None = None,
+    plan: Plan | PlanSet | str | Path | None = None,
     pipeline: str | PassManager | None = None,
     rank_wait_s: float | None = WAIT_S,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
@@ -357,12 +400,14 @@ def partitioner(
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
 
     Args:
-        budget: as in `remat.plan`.
+        budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned
+            under it.
         solver: as in `remat.plan`.
         cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
-        plan: a saved plan to reuse: a `remat.Plan`, its JSON text, or a path to it. A graph that it
-            was not made for is refused.
+        plan: a saved plan to reuse, or the plans of several graphs: a `remat.Plan` or `remat.PlanSet`,
+            its JSON text, or a path to it. A graph that it was not made for is refused, unless a budget
+            is given too.
         pipeline: as in `remat.plan`.
         rank_wait_s: with several ranks, how long the others wait for rank 0, whose decision they
             share where the graph is the same; None: every rank decides by itself.

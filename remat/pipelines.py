@@ -11,7 +11,7 @@ from remat.graph.budget import Budget, Peak
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.fake import repair_aliases
-from remat.graph.joint import JointGraph
+from remat.graph.joint import JointGraph, operators_digest
 from remat.graph.refills import refillable_inputs
 from remat.graph.regions import separate_calls
 from remat.mismatch import why_not_for
@@ -109,6 +109,7 @@ def shaped(
         count_outputs=count_outputs,
         refillable=refillable_inputs(joint),
         reread_inputs=reread_inputs,
+        operators=operators_digest(joint),
     )
     separate_calls(state.joint.graph)
     memories = state.joint.memories
@@ -295,6 +296,7 @@ def apply_plan(
             items=plan.items,
             deterministic=plan.deterministic,
             region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
+            least_because=plan.least_because,
         ),
     )
     return finish(

@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from remat.errors import PlanError, RematError
-from remat.graph.budget import Budget, format_bytes
+from remat.graph.budget import Budget, bytes_of_share, format_bytes
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
-from remat.graph.explanation import explain
+from remat.graph.explanation import counted, explain
 from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, timeline
 from remat.graph.lowering import Decision, Kind
 from remat.graph.refills import told
@@ -67,8 +67,11 @@ class Plan:
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
+        operators: digest of the operators of that graph, in their order; likewise.
         region_budget: the share that the code set by ``region_activation_memory_budget``, which held
             instead of a share and beside bytes; empty where it set none.
+        least_because: why no plan saves less than ``least_bytes``, where a share of less was raised
+            to that; else empty.
     """
 
     saved: tuple[str, ...]
@@ -96,6 +99,8 @@ class Plan:
     lower: str = ""
     torch: str = ""
     region_budget: str = ""
+    least_because: str = ""
+    operators: str = ""
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
@@ -193,16 +198,17 @@ class Plan:
             self._complete()
         share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
-            f"plan for {self.graph}, budget {self.budget}, cost model {self.cost}",
+            f"plan for {self.graph}, budget {Budget.parse(self.budget).label}, cost model {self.cost}",
             f"  saved       {format_bytes(self.saved_bytes)}{share} "
             f"{format_bytes(self.full_bytes)} that the runtime-optimal partition saves; "
             f"{format_bytes(self.capacity)} allowed, {format_bytes(self.least_bytes)} the least possible)",
-            f"  recomputed  {len(self.recomputed)} operators, {format_cost(self.recompute_cost, self.unit)} "
-            f"(no plan within the budget needs less than {format_cost(self.recompute_bound, self.unit)})",
+            f"  recomputed  {self.recomputed_told}",
             f"  peak        {format_bytes(self.peak_bytes)}, inputs and parameters included",
             f"  decided by  {self.solver}"
             + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
         ]
+        if raised := self.raised_told:
+            lines.insert(2, f"  raised      {raised}")
         if self.region_budget:
             lines.insert(1, self._region_told())
         if self.fallbacks:
@@ -218,6 +224,31 @@ class Plan:
             show_cost = partial(format_cost, unit=self.unit)
             lines += explain(self.forward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
+
+    @property
+    def raised_told(self) -> str:
+        """What a share was raised to and why, for people; empty where it was not raised."""
+        share = Budget.parse(self.region_budget or self.budget)
+        full, least = max(self.full_bytes, self.least_bytes), self.least_bytes
+        known = self.least_because and share.share is not None and self.capacity == least
+        if not known or not share.below(full=full, least=least):
+            return ""
+        return (
+            f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
+            f"{format_bytes(least)} is the least possible, because {self.least_because}"
+        )
+
+    @property
+    def recomputed_told(self) -> str:
+        """How much runs twice and what it costs, for people."""
+        nodes = counted(len(self.recomputed), "node")
+        if not self.recompute_cost:
+            return f"{nodes}, at no cost" if self.recomputed else "nothing"
+        bound = format_cost(self.recompute_bound, self.unit)
+        return (
+            f"{nodes}, views included, {format_cost(self.recompute_cost, self.unit)} "
+            f"(no plan within the budget needs less than {bound})"
+        )
 
     def _region_told(self) -> str:
         share = Budget.parse(self.region_budget)
@@ -279,12 +310,16 @@ _JSON_FIELDS: dict[str, type] = {
     "lower": str,
     "torch": str,
     "region_budget": str,
+    "least_because": str,
+    "operators": str,
 }
 #: Fields that plans did not always have, with what they stand for where they lack.
 _LATER_FIELDS: dict[str, Any] = {
     "reread_inputs": True,
     "reread": [],
     "region_budget": "",
+    "least_because": "",
+    "operators": "",
     "lower": "",
     "torch": "",
 }
@@ -357,6 +392,8 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
         lower=state.joint.lower,
         torch=torch.__version__,
         region_budget="" if region is None else str(Budget(share=region)),
+        least_because=choice.least_because,
+        operators=state.operators,
         _modules=(state.forward, state.backward),
         _problem=problem,
     )

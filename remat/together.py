@@ -13,7 +13,8 @@ from remat.errors import BudgetError, PlanError
 from remat.graph.budget import Budget, format_bytes
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.storages import storage_bytes
-from remat.passes.budgeted import RegionBudget
+from remat.passes.budgeted import RegionBudget, least_decision
+from remat.passes.least_causes import least_causes
 from remat.pipelines import prepare
 from remat.planning import Plan, format_cost
 from remat.sweep import Decided, Sweep
@@ -180,7 +181,9 @@ def plan_together(
     least = sum(d.saved_bytes for d in smallest) + passed.kept(smallest)
     full = sum(s.full_bytes for s in free) + passed.all_bytes
     shared = 0 if budget.nbytes is not None else taken
-    capacity = shared + budget.capacity(full=max(full, least - shared), least=least - shared)
+    limits = {"full": max(full, least - shared), "least": least - shared}
+    why = _why_least(free) if budget.below(**limits) else ("", "")
+    capacity = shared + budget.capacity(**limits, why=why)
     best, reserve = smallest, passed.all_bytes
     room = capacity - taken
     # Where every graph's cheapest decision fits, there is nothing to share out.
@@ -207,6 +210,13 @@ def plan_together(
         passed_bytes=passed.kept(best),
         capacity=capacity,
     )
+
+
+def _why_least(sweeps: Sequence[Sweep]) -> tuple[str, str]:
+    """Why the graphs together cannot save less, and what would lower that, each reason once."""
+    texts = [least_causes(s.state, least_decision(s.state)) for s in sweeps if s.least_bytes]
+    because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
+    return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
 def _by_its_region(sweep: Sweep) -> Decided | None:

@@ -61,8 +61,26 @@ class Fails(torch.nn.Module):
 def fails():
     return Fails(), (torch.ones(2, requires_grad=True),)
 
+def broken(x):
+    y = x.sin()
+    torch._dynamo.graph_break()
+    return y.cos().sum()
+
+def breaks():
+    return broken, (torch.ones(4, requires_grad=True),)
+
+def numbers():
+    def branch(x):
+        y = x.sin().exp().sin()
+        if y.sum() > 0:
+            y = y.cos().exp()
+        return y.sum()
+    return branch, (torch.ones(4, requires_grad=True),)
+
 SEVEN = 7
 '''  # fmt: skip
+#: The line that raises.
+RAISES = MODELS.splitlines().index('    return {}["nothing here"]') + 1
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +168,8 @@ def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
     assert shown.exit_code == 0
     assert "1 GiB" in shown.stdout
     assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
+    assert "* least recompute cost of these solvers at the budget" in shown.stdout
+    assert "gap: at most this much" in shown.stdout
 
 
 def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
@@ -272,7 +292,7 @@ def test_wrong_usage_of_lists_is_2() -> None:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("raises", "raised KeyError: 'nothing here' (at {folder}/some_models.py:16)"),
+        ("raises", f"raised KeyError: 'nothing here' (at {{folder}}/some_models.py:{RAISES})"),
         ("leaves", "raised SystemExit: gone"),
         ("only_model", "returned a Linear; expected (model, args) or (model, args, kwargs)"),
         ("bare_tensor", "returned a Tensor as args; expected"),
@@ -367,7 +387,7 @@ def test_a_file_is_written_whole_or_not_at_all(
 
 
 def test_the_place_of_an_error_is_the_users_line(folder: Path) -> None:
-    with pytest.raises(CaptureError, match=r"some_models\.py:16\)"):
+    with pytest.raises(CaptureError, match=rf"some_models\.py:{RAISES}\)"):
         models.load("some_models.py:raises")
 
 
@@ -408,3 +428,30 @@ def test_inputs_that_may_be_refilled_cost_bytes() -> None:
     assert compared["rows"][0]["saved_bytes"] == kept["saved_bytes"]
     captured = json.loads(run("capture", *asked, "-o", "squared.json").stdout)
     assert captured["least_bytes"] == kept["saved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("command", "function", "needed"),
+    [
+        (["plan"], "breaks", "--no-fullgraph"),
+        (["frontier"], "breaks", "--no-fullgraph"),
+        (["plan", "--no-fullgraph"], "numbers", "--no-fullgraph --run"),
+    ],
+)
+def test_a_graph_break_is_told_with_options_of_the_command(
+    command: list[str], function: str, needed: str
+) -> None:
+    model = f"some_models.py:{function}"
+    refused = run(*command, model)
+    assert refused.exit_code == 1
+    assert f"plan all graphs of the model together: remat plan {model} {needed}\n" in refused.stderr
+    assert not any(word in refused.stderr for word in ("fullgraph=", "run=", ".."))
+
+
+def test_graphs_of_a_broken_model_are_planned_together(folder: Path) -> None:
+    done = run("plan", "some_models.py:numbers", "--no-fullgraph", "--run", "--save", "plans.json")
+    assert done.exit_code == 0, done.output
+    plans = remat.PlanSet.from_json((folder / "plans.json").read_text())
+    assert len(plans) == 2
+    assert f"{plans.explain().splitlines()[0]}\n" in done.stdout
+    assert run("plan", "some_models.py:breaks", "--run").exit_code == 2

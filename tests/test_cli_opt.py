@@ -264,8 +264,8 @@ def _from_file(folder: Path, text: str) -> Result:
 
 def test_what_is_no_graph_at_all(folder: Path) -> None:
     done = run("opt", "missing.joint")
-    assert done.exit_code == 1
-    assert "joint graph 'missing.joint' cannot be read: No such file" in done.stderr
+    assert done.exit_code == 2
+    assert "there is no file 'missing.joint'; expected a file of graph text" in done.stderr
     (folder / "bytes.joint").write_bytes(b"\xff\xfe\x00")
     assert "no text in UTF-8" in run("opt", "bytes.joint").stderr
     assert run("opt", str(folder)).exit_code == 1
@@ -298,8 +298,8 @@ def test_a_failure_is_written_down_and_seen_again(folder: Path) -> None:
 
 def test_what_is_no_reproducer(folder: Path) -> None:
     done = run("repro", "nowhere")
-    assert done.exit_code == 1
-    assert done.stderr.startswith("error: there is no folder 'nowhere'; expected a folder that")
+    assert done.exit_code == 2
+    assert "there is no folder 'nowhere'; expected a folder that" in done.stderr
     done = run("repro", ".")
     assert done.exit_code == 1
     assert "failure.json' cannot be read" in done.stderr

@@ -60,7 +60,7 @@ def test_another_place_and_json(joint: Path, tmp_path: Path) -> None:
     assert told["tests"] > 3
     assert read_joint(target).name == "step"
     again = run(joint, "--test", HAS_SINE, "-o", target)
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert "exists already; name another with -o" in again.stderr
 
 
@@ -70,7 +70,13 @@ def test_another_place_and_json(joint: Path, tmp_path: Path) -> None:
         (["--test", "true {}"], 1, "graph 'step' does not fail: "),
         (["--test", "false"], 2, "has no {}"),
         ([], 2, "a JOINT needs a --test"),
-        (["--test", "false {}", "-o", "nowhere/x"], 1, "there is no folder"),
+        (["--test", "false {}", "-o", "nowhere/x"], 2, "there is no folder"),
+        (
+            ["--test", "nosuchcommand {}"],
+            2,
+            "--test 'nosuchcommand {}' could not be run: the shell does",
+        ),
+        (["--test", "/ {}"], 2, "could not be run: the shell may not execute it (exit code 126)"),
     ],
 )
 def test_what_cannot_be_meant(joint: Path, args: list[str], code: int, message: str) -> None:
@@ -78,6 +84,20 @@ def test_what_cannot_be_meant(joint: Path, args: list[str], code: int, message: 
     assert done.exit_code == code
     assert message in done.stderr
     assert list(joint.parent.iterdir()) == [joint]
+
+
+def test_a_command_that_is_gone_later_does_not_fail_any_more(joint: Path, tmp_path: Path) -> None:
+    mark = shlex.quote(str(tmp_path / "mark"))
+    done = run(joint, "--test", f"[ -e {mark} ] && nosuchcommand {{}}; touch {mark}; exit 1")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_missing_input_is_wrong_usage() -> None:
+    done = run("missing.joint", "--test", HAS_SINE)
+    assert (done.exit_code, "there is no file or folder 'missing.joint'" in done.stderr) == (
+        2,
+        True,
+    )
 
 
 def test_a_command_that_takes_too_long_does_not_fail(joint: Path) -> None:

@@ -31,6 +31,9 @@ class Fails(torch.nn.Module):
 def fails():
     return Fails(), (torch.randn(2, requires_grad=True),)
 
+def a_class():
+    return Block, (torch.randn(2, 16),)
+
 def function():
     return torch.sin, (torch.zeros(3, requires_grad=True),)
 '''  # fmt: skip
@@ -65,6 +68,18 @@ def test_json_says_what_was_measured_and_the_code_makes_the_plan() -> None:
     space: dict[str, object] = {}
     exec(found["code"].replace("apply(model, plan)", ""), space)
     assert space["plan"] == plan
+
+
+def test_steps_run_where_nothing_needs_checkpointing() -> None:
+    result = sac(MODEL, "--memory", "8GiB", "--run")
+    assert result.exit_code == 0, result.output
+    assert "gradients differ by 0.0e+00 of their norm" in result.output
+
+
+def test_a_class_is_no_model() -> None:
+    result = sac("sac_blocks.py:a_class", "--memory", "0.8")
+    assert result.exit_code == 1
+    assert "returned a class: model 'Block' is a class; pass an instance: Block()" in result.stderr
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])

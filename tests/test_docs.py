@@ -6,6 +6,7 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from remat.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = ["writing-a-pass.md"]
@@ -80,3 +84,35 @@ def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text()
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (path.parent / target).exists(), target
+
+
+def test_the_example_of_reducing_reduces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph that the guide captures has the operator that its example looks for."""
+    text = (DOCS / "instruments.md").read_text()
+    (capture,) = re.findall(r"^remat (capture .*?) *#.*$", text, re.MULTILINE)
+    (reduce,) = re.findall(r"^\$ remat (reduce gpt.joint .*)$", text, re.MULTILINE)
+    shown = re.search(rf"{re.escape(reduce)}\n(.* nodes) in ", text)
+    (tmp_path / "examples").mkdir()
+    shutil.copy(DOCS.parent / "examples" / "models.py", tmp_path / "examples")
+    monkeypatch.chdir(tmp_path)
+    for command in (capture, reduce):
+        done = CliRunner().invoke(main, shlex.split(command))
+        assert done.exit_code == 0, done.output
+    assert shown is not None
+    assert shown.group(1) in done.output
+
+
+# Inductor's decompositions import old code.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_quick_start_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's first two programs define all that they use; Inductor has tests of its own."""
+    monkeypatch.chdir(tmp_path)
+    first, second = (b.text for b in blocks(DOCS.parent / "README.md")[2:4])
+    eager = first.replace('{"budget": 0.3}', '{"budget": 0.3, "lower": "eager"}')
+    assert eager != first
+    space: dict[str, object] = {"__name__": "readme"}
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        for program in (eager, second):
+            exec(compile(program, "README.md", "exec", dont_inherit=True), space)
+    assert "budget 0.3, cost model" in out.getvalue()
+    assert (tmp_path / "plan.json").exists()

@@ -37,8 +37,8 @@ def test_a_plan_says_what_it_was_made_under(saved: dict[str, object]) -> None:
     [
         ({"lower": "inductor"}, 5, "made for the lowering 'inductor', .* lowered to 'eager'"),
         ({"torch": "2.9.1"}, 5, "made with PyTorch 2.9.1, and this is "),
-        ({}, 5, "the same operators by name, so shapes, dtypes, constants or options"),
-        ({"recomputed": ["no_such_node"]}, 5, "other operators, so it is another model"),
+        ({}, 5, "the same operators in the same order, so shapes, dtypes, constants or options"),
+        ({"operators": "0" * 64}, 5, "other operators, so it is another model"),
     ],
 )
 def test_one_reason_is_named_and_no_other(
@@ -55,8 +55,27 @@ def test_one_reason_is_named_and_no_other(
     assert sum(reason in str(caught.value) for reason in reasons) == 1
 
 
+def test_a_larger_model_with_nodes_of_the_same_names_is_another_model() -> None:
+    def step(layers: int) -> remat.JointGraph:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(layers)))
+        return remat.capture(model, (torch.randn(4, 8),), lower="eager")
+
+    small = remat.plan(step(2))
+    large = step(3)
+    names = {node.name for node in large.graph.nodes}
+    assert names.issuperset((*small.saved, *small.recomputed))
+    with pytest.raises(PlanError, match="other operators, so it is another model"):
+        remat.plan(large, plan=small)
+    old = json.loads(small.to_json())
+    del old["operators"]
+    with pytest.raises(
+        PlanError, match="has the operators that the plan names, and is not the same"
+    ):
+        remat.plan(large, plan=read(old))
+
+
 def test_a_plan_that_was_saved_before_this_was_recorded_is_read(saved: dict[str, object]) -> None:
-    old = {k: v for k, v in saved.items() if k not in ("lower", "torch")}
+    old = {k: v for k, v in saved.items() if k not in ("lower", "torch", "operators")}
     assert remat.plan(captured(), plan=read(old)).saved == tuple(saved["saved"])  # type: ignore[arg-type]
     with pytest.raises(
         PlanError, match="or the lowering or PyTorch, which this plan is too old to tell"

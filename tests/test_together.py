@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,3 +165,41 @@ def test_a_plan_for_other_graphs_is_refused(step) -> None:
     )
     with pytest.raises(Exception, match="none of the 3 plans is for graph"):
         compiled(torch.randn(2, 8))
+
+
+def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
+    model, x, joints = step
+    some = remat.plan(joints[:2], budget="20KiB")
+    torch._dynamo.reset()
+    options = {"plan": some, "lower": "eager"}
+    with pytest.raises(
+        Exception, match=r"none of the 2 plans .* or give a budget beside the plans"
+    ):
+        torch.compile(model, backend="remat", options=options)(x)
+    torch._dynamo.reset()
+    before = len(remat.plans())
+    compiled = torch.compile(model, backend="remat", options=options | {"budget": 0.5})
+    got = torch.autograd.grad(compiled(x), list(model.parameters()))
+    for a, b in zip(got, torch.autograd.grad(model(x), list(model.parameters())), strict=True):
+        torch.testing.assert_close(a, b)
+    used = {p.fingerprint: p.budget for p in remat.plans()[before:]}
+    assert [used[j.fingerprint] for j in joints] == ["20480B", "20480B", "0.5"]
+
+
+def test_a_budget_beside_plans_of_another_lowering_does_not_hide_that(step) -> None:
+    plans = remat.plan(step[2], budget=0.5)
+    wrong = remat.PlanSet(
+        plans=tuple(replace(p, lower="inductor") for p in plans), passed_bytes=0, capacity=0
+    )
+    door = remat.partitioner(plan=wrong, budget=0.5)
+    joint = remat.capture(nn.Linear(8, 8), (torch.randn(2, 8),), lower="eager")
+    with pytest.raises(PlanError, match="made for the lowering 'inductor'") as caught:
+        door(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
+    assert "give a budget" not in str(caught.value)
+
+
+def test_options_that_are_no_dict_are_refused() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Linear(2, 2), backend="remat", options=[0.3])  # type: ignore[arg-type]
+    with pytest.raises(Exception, match=r"options is \[0.3\]; expected a dict of options by name"):
+        compiled(torch.randn(2, 2))

@@ -19,11 +19,12 @@ import click
 from remat import __version__
 from remat.cli import params
 from remat.cli.progress import Progress
-from remat.errors import RematError
+from remat.errors import CaptureError, RematError
 
 if TYPE_CHECKING:
     from remat.cli.models import Example
     from remat.graph.joint import JointGraph
+    from remat.together import PlanSet
 
 
 #: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
@@ -176,6 +177,19 @@ time_limit_option = click.option(
     type=params.HooksType(),
     help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
 )
+@click.option(
+    "--no-fullgraph",
+    "fullgraph",
+    is_flag=True,
+    flag_value=False,
+    default=True,
+    help="plan all graphs of a model with graph breaks together, under one budget",
+)
+@click.option(
+    "--run",
+    is_flag=True,
+    help="with --no-fullgraph: run forward once on real tensors, to take branches that depend on numbers",
+)
 @click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
 def plan(
     model: str,
@@ -194,19 +208,31 @@ def plan(
     """Plan one training step of MODEL under a memory budget."""
     from remat import api
     from remat.cli import tables
+    from remat.planning import Plan
 
+    if options["run"] and options["fullgraph"]:
+        raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
     with Progress() as progress:
-        example, joint, captured = capture_model(progress, model, overrides, **options)
+        example, joints, captured = capture_graphs(progress, model, overrides, **options)
         progress.step("planning")
-        made = api.plan(
-            joint, budget, solver, cost, time_limit, hooks=hooks, reread_inputs=reread_inputs
+        made: Plan | PlanSet = api.plan(
+            joints if len(joints) > 1 else joints[0],
+            budget,
+            solver,
+            cost,
+            time_limit,
+            hooks=hooks,
+            reread_inputs=reread_inputs,
         )
     if save is not None:
         params.write(save, made.to_json(), "plan")
     if as_json:
         click.echo(made.to_json(), nl=False)
         return
-    tables.show(tables.plan_table(made, _title(example, joint, captured)))
+    for joint, one in zip(joints, [made] if isinstance(made, Plan) else made, strict=True):
+        tables.show(tables.plan_table(one, _title(example, joint, captured)))
+    if not isinstance(made, Plan):
+        click.echo(made.explain().partition("\n")[0])
     if explain:
         click.echo("\n" + made.explain())
     if save is not None:
@@ -266,7 +292,7 @@ def compare(
     else:
         title = f"{_title(example, joint, captured)}; cost model {comparison.cost}"
         tables.show(tables.comparison_table(comparison, title))
-        for note in tables.comparison_notes(comparison):
+        for note in (*tables.comparison_notes(comparison), *tables.LEGEND):
             click.echo(note)
     if all(row.reason is not None for row in comparison.rows):
         raise RematError("no solver found a plan at any of these budgets; the reasons stand above")
@@ -330,11 +356,34 @@ def costs(as_json: bool) -> None:
 def capture_model(
     progress: Progress, model: str, overrides: tuple[str, ...], **options: Any
 ) -> tuple[Example, JointGraph, float]:
-    """Builds and captures MODEL; what its code prints goes to standard error."""
+    """Builds MODEL and captures it as one graph; see `capture_graphs`."""
+    example, joints, seconds = capture_graphs(progress, model, overrides, **options)
+    return example, joints[0], seconds
+
+
+#: What an argument of `remat.capture` is called on the command line.
+_IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
+
+
+def capture_graphs(
+    progress: Progress,
+    model: str,
+    overrides: tuple[str, ...],
+    *,
+    lower: str,
+    device: str | None,
+    fullgraph: bool = True,
+    run: bool = False,
+    **options: Any,
+) -> tuple[Example, list[JointGraph], float]:
+    """Builds and captures MODEL; what its code prints goes to standard error.
+
+    Raises:
+        CaptureError: as from `remat.capture`, with the options of the command instead of arguments.
+    """
     from remat.cli.models import load
     from remat.graph.capture import capture
 
-    lower, device = options.pop("lower"), options.pop("device")
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
     with contextlib.redirect_stdout(sys.stderr):
@@ -342,8 +391,21 @@ def capture_model(
         example = load(model, overrides, **options)
         progress.step(f"capturing {model}")
         start = time.perf_counter()
-        joint = capture(example.model, example.args, example.kwargs, lower=lower, device=device)
-    return example, joint, time.perf_counter() - start
+        given: dict[str, Any] = {"lower": lower, "device": device}
+        if not fullgraph:
+            given |= {"fullgraph": False, "run": run}
+        try:
+            found = capture(example.model, example.args, example.kwargs, **given)
+        except CaptureError as error:
+            needed = [_IN_COMMAND[r] for r in error.remedies if r in _IN_COMMAND]
+            if not needed:
+                raise
+            raise CaptureError(
+                f"{error.reason}. Change that line, or plan all graphs of the model together: "
+                f"remat plan {model} {' '.join(needed)}"
+            ) from error
+    joints = found if isinstance(found, list) else [found]
+    return example, joints, time.perf_counter() - start
 
 
 def _title(example: Example, joint: JointGraph, captured_s: float) -> str:

@@ -143,6 +143,18 @@ class PictureFile(OutputFile):
         return path
 
 
+def check_there(path: Path, what: str, expected: str = "") -> None:
+    """Refuses an input that is missing.
+
+    Raises:
+        click.UsageError: there is nothing at the path.
+    """
+    if not path.exists():
+        raise click.UsageError(
+            f"there is no {what} '{path}'" + (f"; {expected}" if expected else "")
+        )
+
+
 def write(path: Path, text: str, what: str) -> None:
     """Writes what was asked for with an `OutputFile`.
 

@@ -20,7 +20,7 @@ from remat.cli import params
 from remat.cli.commands import echo_json, json_option, main
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
-from remat.errors import ProblemError, RematError
+from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Exit code after Ctrl-C.
 INTERRUPTED = 130
+#: Exit codes by which a shell says that a command did not even start.
+_NOT_RUN = {126: "may not execute it", 127: "does not find it"}
 #: Files of a reproducer that are about the graph as it was.
 _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 
@@ -71,6 +73,7 @@ def reduce_(
     from remat.passes.instruments.repro_folder import read_reproducer
     from remat.reduction import reduce
 
+    params.check_there(source, "file or folder")
     recorded = read_reproducer(source) if source.is_dir() else None
     if recorded is None and test is None:
         raise click.UsageError("a JOINT needs a --test that says whether it fails")
@@ -79,9 +82,9 @@ def reduce_(
     suffix = SUFFIX if recorded is None else ""
     target = output or source.with_name(f"{source.name.removesuffix(suffix)}-reduced{suffix}")
     if target.exists():
-        raise ProblemError(f"'{target}' exists already; name another with -o, or remove it")
+        raise click.UsageError(f"'{target}' exists already; name another with -o, or remove it")
     if not target.resolve().parent.is_dir():
-        raise ProblemError(f"there is no folder '{target.resolve().parent}'")
+        raise click.UsageError(f"there is no folder '{target.resolve().parent}'")
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="remat-reduce-") as room:
         progress.step(f"reading {source}")
         joint = read_joint(source if recorded is None else recorded.graph)
@@ -141,7 +144,10 @@ def _command(
     line = command.replace("{}", shlex.quote(str(place)))
     file = place / "graph.joint" if in_folder else place
 
+    ran = False
+
     def fails(joint: JointGraph) -> bool:
+        nonlocal ran
         write_joint(file, joint)
         # Ctrl-C is for the search: the command runs in a session of its own, and is ended with it.
         run = subprocess.Popen(
@@ -153,7 +159,7 @@ def _command(
             start_new_session=True,
         )
         try:
-            return run.wait(timeout_s) != 0
+            code = run.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return False
         finally:
@@ -161,6 +167,14 @@ def _command(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
                 run.wait()
+        if code in _NOT_RUN and not ran:  # later on, what was found so far is worth more
+            raise click.UsageError(
+                f"--test '{command}' could not be run: the shell {_NOT_RUN[code]} (exit code {code}); "
+                f"expected a command that runs and says by its exit code whether {file.name} fails, "
+                "such as 'python check.py {}'"
+            )
+        ran = True
+        return code not in (0, *_NOT_RUN)
 
     return fails
 

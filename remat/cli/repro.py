@@ -34,6 +34,7 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
     from remat.graph.text import read_joint
     from remat.passes.instruments.repro_folder import read_reproducer
 
+    params.check_there(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:
         progress.step(f"reading {folder}")
         recorded = read_reproducer(folder)

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from remat.sweep import Frontier, FrontierPoint
 
 
+#: What the star and the column "gap" of a comparison mean.
+LEGEND = (
+    "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
+    "gap: at most this much of the cost is more than any plan needs; it stays open where nothing is proven",
+)
+
+
 def console() -> Console:
     """Standard output; as wide as it takes where it is not a terminal, so that nothing is cut.
 
@@ -56,25 +63,32 @@ def new_table(title: str = "") -> Table:
 def plan_table(plan: Plan, title: str) -> Table:
     """The figures of one plan."""
     from remat.graph.budget import format_bytes
+    from remat.graph.explanation import counted
     from remat.planning import format_cost
 
     share = f"{plan.saved_bytes / plan.full_bytes:.1%} of" if plan.full_bytes else "of"
     cost = format_cost(plan.recompute_cost, plan.unit)
-    bound = format_cost(plan.recompute_bound, plan.unit)
+    proven = format_cost(plan.recompute_bound, plan.unit)
+    bound = [("bound", f"no plan within the budget needs less than {proven}")]
+    bound = bound if plan.recompute_cost else []
     over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
     table = new_table(title)
     table.show_header = False
     table.add_column(style="bold")
     table.add_column()
     for name, value in (
-        ("budget", f"{plan.budget} → {format_bytes(plan.capacity)}"),
+        ("budget", _budget_told(plan)),
         (
             "saved",
             f"{format_bytes(plan.saved_bytes)}, {share} the {format_bytes(plan.full_bytes)} that "
             f"the runtime-optimal partition saves; {format_bytes(plan.least_bytes)} is the least",
         ),
-        ("recomputed", f"{len(plan.recomputed)} operators, {cost} ({plan.cost})"),
-        ("bound", f"no plan within the budget needs less than {bound}"),
+        (
+            "recomputed",
+            f"{counted(len(plan.recomputed), 'node')}, {cost if plan.recompute_cost else 'at no cost'} "
+            f"({plan.cost})",
+        ),
+        *bound,
         ("peak", f"{format_bytes(plan.peak_bytes)}, inputs and parameters included"),
         ("decided by", plan.solver + over + ("" if plan.deterministic else "; a clock ended it")),
     ):
@@ -82,8 +96,17 @@ def plan_table(plan: Plan, title: str) -> Table:
     return table
 
 
+def _budget_told(plan: Plan) -> str:
+    from remat.graph.budget import Budget, format_bytes
+
+    if raised := plan.raised_told:
+        return raised
+    label, allowed = Budget.parse(plan.budget).label, format_bytes(plan.capacity)
+    return label if label == allowed else f"{label} → {allowed}"
+
+
 def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Solvers side by side under each budget; the best stand out and carry a star."""
+    """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`)."""
     from remat.graph.budget import Budget
 
     table = new_table(title)

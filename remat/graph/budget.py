@@ -113,12 +113,15 @@ class Budget:
         exact = int(whole or 0) * scale + int(fraction or 0) * scale // 10 ** len(fraction)
         return cls(nbytes=exact)
 
-    def capacity(self, *, full: int, least: int) -> int:
+    def capacity(self, *, full: int, least: int, why: tuple[str, str] = ("", "")) -> int:
         """The budget in bytes for one graph; a budget on the peak limits none of them.
+
+        A share of less than ``least`` is raised to it: it asks for little, not for a number.
 
         Args:
             full: bytes that the runtime-optimal partition saves.
             least: the least that any plan saves.
+            why: why that is the least, and what would lower it, where that is known.
 
         Raises:
             BudgetError: a byte budget below ``least``, which the message names.
@@ -130,10 +133,19 @@ class Budget:
         if self.nbytes < least:
             raise BudgetError(
                 f"budget is {format_bytes(self.nbytes)} ({self.nbytes} bytes), but this graph must save "
-                f"at least {least} bytes ({format_bytes(least)}); raise the budget to that, or loosen "
-                "what is tagged MUST_SAVE"
+                f"at least {least} bytes ({format_bytes(least)})"
+                + (f", because {why[0]}" if why[0] else "")
+                + "; raise the budget to that"
+                + (f", or {why[1]}" if why[1] else "")
             )
         return self.nbytes
+
+    def below(self, *, full: int, least: int) -> bool:
+        """Whether the budget asks for less than ``least``, the least that any plan saves."""
+        if self.peak_bytes is not None:
+            return False
+        asked = bytes_of_share(self.share or 0.0, full) if self.nbytes is None else self.nbytes
+        return asked < least
 
     @property
     def label(self) -> str:

@@ -37,6 +37,13 @@ def read_call(args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return tuple(args), dict(kwargs or {})
 
 
+def why_no_instance(model: object) -> str:
+    """Why a class is no model, and what to pass instead; empty for everything but classes."""
+    if not isinstance(model, type):
+        return ""
+    return f"model '{model.__name__}' is a class; pass an instance: {model.__name__}()"
+
+
 def why_not_callable(
     model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> str:

@@ -22,7 +22,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import CaptureError
-from remat.graph.calling import read_call, why_not_callable
+from remat.graph.calling import read_call, why_no_instance, why_not_callable
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.torch_compat import pytree
@@ -94,7 +94,7 @@ def capture(
             was. (What forward itself writes to parameters stays.)
 
     Raises:
-        CaptureError: arguments that are no tuple and dict, or that the model does not take; a graph
+        CaptureError: a class instead of an instance, arguments that are no tuple and dict, or that the model does not take; a graph
             break (the message names the source line), an unknown lowering, a device that this build
             of PyTorch cannot fake, nothing to differentiate, an error in the model itself, or, with
             ``run``, a tensor without numbers.
@@ -102,6 +102,8 @@ def capture(
     torch_compat.check_version()
     if lower not in LOWERINGS:
         raise CaptureError(f"lower is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}")
+    if no_instance := why_no_instance(model):  # compiled, a class is changed for the whole process
+        raise CaptureError(no_instance)
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
     args, kwargs = read_call(args, kwargs)
@@ -395,6 +397,7 @@ def _quiet_dynamo() -> Iterator[None]:
     }
     with (
         warnings.catch_warnings(),
+        _without_traces_of_operators(),
         config.patch(
             recompile_limit=1_000_000,
             accumulated_recompile_limit=1_000_000,
@@ -407,6 +410,21 @@ def _quiet_dynamo() -> Iterator[None]:
             "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
         )
         yield
+
+
+@contextlib.contextmanager
+def _without_traces_of_operators() -> Iterator[None]:
+    """An operator that refuses its arguments is told in our error; the log of it only hides that."""
+    log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
+
+    def other(record: logging.LogRecord) -> bool:
+        return record.levelno != logging.ERROR or "run meta for" not in str(record.msg)
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
 
 
 def _explain(
@@ -429,8 +447,10 @@ def _explain(
     if _asks_for_numbers(error):
         raise CaptureError(
             f"'{name}' decides by the numbers in a tensor{where or _raised_at(error)}, and fake tensors have none: "
-            f"{text.splitlines()[0][:200]}. Pass fullgraph=False and run=True with real tensors, which "
-            "takes the branches from a run, or decide without numbers (torch.where, torch.cond)"
+            f"{text.splitlines()[0][:200].rstrip('.')}",
+            "Pass fullgraph=False and run=True with real tensors, which takes the branches from a run, or "
+            "decide without numbers (torch.where, torch.cond)",
+            ("fullgraph=False", "run=True"),
         ) from error
     raised = re.search(r"Developer debug context: raised exception (.+)", text)
     if raised is not None:
@@ -441,8 +461,9 @@ def _explain(
     first = " ".join(line.strip() for line in first.splitlines())
     if type(error).__name__ in ("Unsupported", "UserError", "FailOnRecompileLimitHit"):
         raise CaptureError(
-            f"'{name}' cannot be captured as one graph{where}: {first[:600]}. Remove the graph break, or pass "
-            "fullgraph=False for a list of graphs"
+            f"'{name}' cannot be captured as one graph{where}: {first[:600].rstrip('.')}",
+            "Remove the graph break, or pass fullgraph=False for a list of graphs",
+            ("fullgraph=False",),
         ) from error
     raise CaptureError(
         f"'{name}' failed while it was traced{where}: {type(error).__name__}: {first[:600]}"
@@ -467,10 +488,13 @@ def _raised_at(error: BaseException) -> str:
 
 
 def _user_line(text: str) -> str:
-    """The innermost line of user code that Dynamo names, as `` at file:line``."""
+    """The innermost line that Dynamo names, as `` at file:line``: of the user's, where PyTorch's follow."""
     tail = text.split("from user code:")[-1] if "from user code:" in text else ""
     found = re.findall(r'File "([^"]+)", line (\d+)', tail)
-    return f" at {found[-1][0]}:{found[-1][1]}" if found else ""
+    theirs = str(Path(torch.__file__).parent)
+    own = [place for place in found if not place[0].startswith((theirs, "<"))]
+    place = (own or found or [None])[-1]
+    return "" if place is None else f" at {place[0]}:{place[1]}"
 
 
 def _fakeable(device: str | torch.device) -> torch.device:

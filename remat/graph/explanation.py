@@ -25,6 +25,8 @@ from remat.torch_compat import pytree
 
 #: Rows of a table beyond which the smallest are summed up.
 MOST_ROWS = 40
+#: Operators for which the line to paste is written out.
+MOST_DECLARED = 8
 _MIB = 2**20
 
 
@@ -191,7 +193,7 @@ def explain(
     lines = []
     if keeps:
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
-        lines += [f"  kept activations: {nbytes} in {len(keeps)} storages"]
+        lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _table(_kept_rows(keeps, show_cost), 4)
         lines += _run_once(keeps)
     runs = again(forward, problem, recomputed)
@@ -201,10 +203,14 @@ def explain(
         lines += [f"  recomputed operators: {len(costly)}, {cost}"]
         lines += _table(_again_rows(costly, show_cost), 1)
     if len(runs) > len(costly):
-        lines += [
-            f"  recomputed at no cost: {len(runs) - len(costly)} views, sizes and elements of tuples"
-        ]
+        free = counted(len(runs) - len(costly), "node")
+        lines += [f"  recomputed at no cost: {free} (views, sizes, elements of tuples)"]
     return lines
+
+
+def counted(n: int, thing: str) -> str:
+    """A number of things, in the singular where it is one."""
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
 def _run_once(keeps: Iterable[Kept]) -> list[str]:
@@ -216,8 +222,10 @@ def _run_once(keeps: Iterable[Kept]) -> list[str]:
     names = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in count.most_common())
     return [
         f"  kept since not declared pure: {format_bytes(sum(k.nbytes for k in undeclared))} of {names}",
-        "    an operator that gives the same result for the same inputs may run again once that is said: "
-        f'remat.declare_pure("{next(iter(count))}")',
+        "    of each: if it draws no random numbers, counts nothing and reads nothing that changes:",
+        *(f'      remat.declare_pure("{name}")' for name in sorted(count)[:MOST_DECLARED]),
+        *([f"      and {len(count) - MOST_DECLARED} more"] if len(count) > MOST_DECLARED else []),
+        "    before the step is compiled; afterwards, with torch.compiler.reset() behind it",
     ]
 
 

@@ -182,6 +182,14 @@ def fingerprint(joint: JointGraph) -> str:
     return hashlib.sha256("\n".join((*lines, *words)).encode()).hexdigest()
 
 
+def operators_digest(joint: JointGraph) -> str:
+    """Digest of the operators of a graph in their order: the same for other shapes and constants."""
+    calls = (
+        f"{n.op} {n.target}" for n in joint.graph.nodes if n.op not in ("placeholder", "output")
+    )
+    return hashlib.sha256("\n".join(calls).encode()).hexdigest()
+
+
 def _static_looks(value: Any) -> tuple[torch.Size, torch.dtype] | None:
     """Shape and dtype of a tensor whose sizes and strides are numbers."""
     if not isinstance(value, torch.Tensor):

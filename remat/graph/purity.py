@@ -73,8 +73,10 @@ def declare_pure(op: Op) -> Op:
     otherwise a custom operator runs exactly as often as the step calls it. Nobody checks the declaration:
     gradients are wrong if the operator draws random numbers, counts its calls, or reads what changes.
 
-    Plans and compiled steps are made anew where declarations have changed. To be called before a model
-    is compiled; a plugin declares its operators by the hook ``remat_operators``.
+    To be called before a model is compiled: a step that this process has compiled already goes on as it
+    is, and nothing says so; ``torch.compiler.reset()`` after the declaration has it compiled anew. Plans
+    and compiled steps in caches on disk are not used where declarations have changed. A plugin declares
+    its operators by the hook ``remat_operators``.
 
     Args:
         op: the operator: its name ``"namespace::name"``, with ``".overload"`` for one overload alone;

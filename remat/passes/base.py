@@ -57,6 +57,7 @@ class Choice:
         recompute_bound: what no decision within the capacity can cost less than, as far as the
             solver has proven.
         region_budget: the share that the code set for its region, where that held.
+        least_because: why nothing less can be saved, where a share of less was raised to that.
     """
 
     capacity: int | None = None
@@ -69,6 +70,7 @@ class Choice:
     recompute_cost: int | None = None
     recompute_bound: int = 0
     region_budget: float | None = None
+    least_because: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,6 +92,7 @@ class State:
         hooks: what saved tensors are to pass through once the graph is split.
         refillable: names of the inputs that eager autograd lets the user refill before backward.
         reread_inputs: whether backward may read those nevertheless.
+        operators: digest of the operators of the graph as it was captured; empty where not known.
         heeds_regions: whether a budget that the code sets for its region holds.
     """
 
@@ -103,6 +106,7 @@ class State:
     hooks: SavedTensorHooks | None = None
     refillable: frozenset[str] = frozenset()
     reread_inputs: bool = True
+    operators: str = ""
     heeds_regions: bool = True
     _of_joint: Known = field(default=Known(()), repr=False)
     _of_halves: Known = field(default=Known(()), repr=False)

@@ -13,6 +13,7 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.region_budgets import region_budget
 from remat.passes.analysis import Analysis
 from remat.passes.base import Choice, Pass, PassResult, Stage, State
+from remat.passes.least_causes import least_causes
 from remat.passes.min_cut import MinCut, find_cut, require_tangents
 from remat.solvers.base import Solver
 from remat.solvers.completion import by_knapsack
@@ -71,13 +72,18 @@ class Budgeted(Pass):
         require_tangents(state)
         size = state.lowered(self.cost).problem.size
         full = sum(size[i] for i in (state.cut or MinCut()).solve(state))
-        least = sum(size[i] for i in least_decision(state))
+        smallest = least_decision(state)
+        least = sum(size[i] for i in smallest)
         own = state.get(RegionBudget()) if state.heeds_regions else None
+        shares = (self.budget, *(() if own is None else (Budget(share=own),)))
+        raised = any(b.below(full=max(full, least), least=least) for b in shares)
+        why = least_causes(state, smallest) if raised else ("", "")
         return Choice(
-            capacity=capacity_under(self.budget, own, full=max(full, least), least=least),
+            capacity=capacity_under(self.budget, own, full=max(full, least), least=least, why=why),
             full_bytes=full,
             least_bytes=least,
             region_budget=own,
+            least_because=why[0],
         )
 
     def decide(self, state: State) -> tuple[tuple[int, ...], Choice]:
@@ -193,7 +199,9 @@ class Budgeted(Pass):
         return self.solver
 
 
-def capacity_under(budget: Budget, own: float | None, *, full: int, least: int) -> int:
+def capacity_under(
+    budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
+) -> int:
     """The bytes that one graph may save.
 
     Args:
@@ -202,17 +210,18 @@ def capacity_under(budget: Budget, own: float | None, *, full: int, least: int) 
             as well.
         full: bytes that the runtime-optimal partition saves.
         least: the least that any plan saves.
+        why: as in `Budget.capacity`.
 
     Raises:
         BudgetError: a byte budget below ``least``, or a peak where the code sets a share.
     """
     if own is None:
-        return budget.capacity(full=full, least=least)
+        return budget.capacity(full=full, least=least, why=why)
     allowed = Budget(share=own).capacity(full=full, least=least)
     refuse_peak(budget, own)
-    return (
-        allowed if budget.nbytes is None else min(allowed, budget.capacity(full=full, least=least))
-    )
+    if budget.nbytes is None:
+        return allowed
+    return min(allowed, budget.capacity(full=full, least=least, why=why))
 
 
 def refuse_peak(budget: Budget, own: float | None) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from torch import fx
+
 from remat.errors import PlanError
+from remat.graph import ops, purity
 from remat.graph.collection import without_collection
 from remat.graph.joint import Role
 from remat.graph.lowering import Kind, Lowered
@@ -164,12 +167,24 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
     if any(n.meta.get("recompute") is not None for n in nodes):
         lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
     else:
+        why = " and ".join(runs_once(nodes[0]))
         lines.append(
-            f"'{nodes[0].name}' draws random numbers, has an effect, overwrites its input or is not "
-            "declared pure (remat.declare_pure), so that it must not run twice; keep it out of what is "
-            "differentiated, or out of torch.compile"
+            f"'{nodes[0].name}' {why + ', so that it ' if why else ''}must not run twice; keep it out of "
+            "what is differentiated, or out of torch.compile"
         )
     return "\n".join(lines)
+
+
+def runs_once(node: fx.Node) -> list[str]:
+    """Why an operator may run once only, in words; empty for one that may run again."""
+    undeclared = ", ".join(repr(purity.name_of(op)) for op in ops.opaque_operators(node))
+    asked = {
+        "draws random numbers": ops.is_random(node),
+        "overwrites its input": ops.is_mutating(node),
+        "has an effect": ops.is_effectful(node) and not ops.is_mutating(node),
+        f"is not declared pure (remat.declare_pure({undeclared}))": ops.is_opaque(node),
+    }
+    return [why for why, holds in asked.items() if holds]
 
 
 def require_tangents(state: State) -> None:

@@ -8,15 +8,18 @@ from typing import ClassVar
 
 from torch import fx
 
-from remat.passes.base import Pass, PassResult, Stage, State
+from remat.passes.base import Pass, PassResult, State
 
 
 @dataclass(frozen=True)
 class RaiseGetitems(Pass):
-    """Moves every ``getitem`` to its operator, so that unused elements of the tuple are freed early."""
+    """Moves every ``getitem`` to its operator, so that unused elements of the tuple are freed early.
+
+    It does so in the joint graph as well as in the two halves. In pipelines of ours it stands behind
+    the split, as partitioning and reordering place the elements anew.
+    """
 
     name: ClassVar[str] = "raise-getitems"
-    stage: ClassVar[Stage] = Stage.SPLIT
     summary: ClassVar[str] = "take tuples apart right behind the operator that makes them"
 
     def run(self, state: State) -> PassResult:

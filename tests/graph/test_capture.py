@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import resource
 from typing import Any
 
@@ -106,6 +107,7 @@ def test_a_graph_break_names_its_line() -> None:
     with pytest.raises(CaptureError, match=rf"one graph at {__file__}:{line}: ") as caught:
         remat.capture(breaks, (weight(3),), lower="eager")
     assert "fullgraph=False" in str(caught.value)
+    assert ".." not in str(caught.value)
 
 
 # Dynamo looks at .grad of what crosses a graph break.
@@ -168,6 +170,37 @@ def test_errors_in_the_model_are_told() -> None:
 def test_arguments_that_cannot_be_meant(model: Any, options: Any, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         remat.capture(model, (torch.randn(2, 8),), **options)
+
+
+def test_a_wrong_shape_names_the_users_line_and_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x)  # here
+
+    lines, start = inspect.getsourcelines(Layer)
+    line = start + next(i for i, text in enumerate(lines) if "# here" in text)
+    caplog.set_level(logging.ERROR)
+    with pytest.raises(CaptureError, match=rf"failed while it was traced at {__file__}:{line}: "):
+        remat.capture(Layer(), (torch.randn(3, 7),), lower="eager")
+    assert not [r for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+def test_a_class_is_refused_and_left_as_it_was() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    before = Plain.__call__
+    with pytest.raises(CaptureError, match=r"'Plain' is a class; pass an instance: Plain\(\)"):
+        remat.capture(Plain, (weight(3),))
+    assert Plain.__call__ is before
+    assert not [name for name in vars(Plain) if "compile" in name or name == "__call__"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.graph.explanation import MOST_ROWS, again, kept, price
+from remat.graph.explanation import MOST_DECLARED, MOST_ROWS, again, kept, price
 from remat.planning import format_cost
 from remat.solvers.graph_problem import GraphProblem
 from tests.graphs import joint_of, weight
@@ -153,3 +153,52 @@ def test_what_cannot_be_recomputed_says_so() -> None:
     assert plan.saved_bytes == 5056
     (row,) = (r for r in plan.explain().splitlines() if "cannot be" in r)
     assert row.split()[:2] == ["4.94", "KiB"]
+
+
+def undeclared_operators(names: list[str]) -> str:
+    """What a plan says of operators that nobody has declared."""
+    for name in names:
+        if not hasattr(torch.ops.remat_explained, name):
+            op = torch.library.custom_op(f"remat_explained::{name}", _twice, mutates_args=())
+            op.register_fake(torch.empty_like)
+            op.register_autograd(lambda ctx, g: g * 2)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for name in names:
+            x = getattr(torch.ops.remat_explained, name)(torch.mm(x, w)).sin()
+        return x.sum()
+
+    return remat.plan(joint_of(f, weight(8, 8), weight(8, 8)), 0).explain()
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_the_condition_stands_before_what_is_to_be_pasted() -> None:
+    text = undeclared_operators(["b", "a"])
+    lines = [line.strip() for line in text.splitlines()]
+    at = lines.index('remat.declare_pure("remat_explained::a")')
+    assert lines[at + 1] == 'remat.declare_pure("remat_explained::b")'
+    assert "if it draws no random numbers, counts nothing" in lines[at - 1]
+    assert "torch.compiler.reset()" in lines[at + 2]
+    many = undeclared_operators([f"op{k}" for k in range(MOST_DECLARED + 2)])
+    assert many.count("remat.declare_pure(") == MOST_DECLARED
+    assert "and 2 more" in many
+
+
+def test_counts_agree_and_one_is_singular() -> None:
+    joint = joint_of(lambda x, w: torch.mm(x, w).sin().sum(), weight(8, 8), weight(8, 8))
+    assert "in 1 storage\n" in remat.plan(joint, 1).explain() + "\n"
+    plan = remat.plan(joint, 0, cost="flops")
+    (name,) = plan.recomputed
+    assert "  recomputed  1 node, views included, 1.024 kFLOP" in plan.explain(), name
+    assert "recomputed operators: 1, 1.024 kFLOP" in plan.explain()
+
+
+def test_where_everything_is_kept_no_bound_on_nothing_is_told() -> None:
+    plan = remat.plan(joint_of(mlp, weight(8, 8), weight(8, 8)), "8GiB")
+    (head, _, recomputed, *_) = plan.explain().splitlines()
+    assert "budget 8 GiB," in head
+    assert plan.recompute_cost == 0
+    assert recomputed.split()[1:] == ["nothing"]

@@ -51,7 +51,8 @@ def joint(program: Program, dynamic: bool) -> remat.JointGraph:
 def split(program: Program = plain, budget: float = 1, *, dynamic: bool = False) -> Split:
     """A split that keeps every rule, in modules of its own."""
     copied = joint(program, dynamic).copy()
-    plan = remat.plan(copied, budget)
+    # The runtime-optimal cut alone: what these breakages break does not move with a cost model.
+    plan = remat.plan(copied, budget, "cut" if budget == 1 else "auto")
     made = Split(
         joint=copied,
         forward=copy_module(plan.forward),
@@ -246,6 +247,11 @@ def read_what_was_overwritten(s: Split) -> None:
     taken.meta = dict(saved.meta)
 
 
+def refill_what_is_read(s: Split) -> Split:
+    """The user may refill an input that backward reads."""
+    return replace(s, refilled=frozenset({"primals_1"}))
+
+
 def recompute_against_its_tag(s: Split) -> None:
     node(s.joint, "mm").meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
@@ -311,6 +317,11 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
         {"program": mutates, "budget": 0},
         "nothing may be read after it was overwritten",
         "reads 'primals_1', which forward has overwritten",
+    ),
+    refill_what_is_read: (
+        SAVED,
+        "inputs that may be refilled must not be read again",
+        "'sin' (aten.sin.default) reads 'primals_1'",
     ),
     recompute_against_its_tag: ({"budget": 0}, "tags must hold", "'mm' is tagged MUST_SAVE"),
     save_against_its_tag: (SAVED, "tags must hold", "'cos' is tagged MUST_RECOMPUTE"),

@@ -27,6 +27,29 @@ def planned(joint: remat.JointGraph, budget: float) -> str:
     return str(caught.value)
 
 
+@torch.library.custom_op("remat_refusals::hidden", mutates_args=())
+def hidden(x: T) -> T:
+    return x + torch.randn(x.shape)
+
+
+hidden.register_fake(torch.empty_like)
+hidden.register_autograd(
+    lambda ctx, g: g * ctx.saved_tensors[0],
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
+)
+
+
+def test_what_is_not_declared_pure_is_named() -> None:
+    joint = joint_of(lambda x, w: hidden(torch.tanh(x @ w)).exp(), *pair())
+    made = node(joint, "hidden")
+    made.meta["val"] = (made.meta["val"],)
+    text = planned(joint, 0)
+    assert (
+        "'hidden' is not declared pure (remat.declare_pure('remat_refusals::hidden')), so" in text
+    )
+    assert "draws" not in text
+
+
 @pytest.mark.parametrize("budget", [0, 0.3, 1])
 def test_what_runs_once_and_cannot_be_handed_over(budget: float) -> None:
     """A draw without a replay, whose result is no tensor: nothing that is known, but it may come."""
@@ -39,4 +62,4 @@ def test_what_runs_once_and_cannot_be_handed_over(budget: float) -> None:
     assert "backward reads" in text
     line = drops.__code__.co_firstlineno + 1
     assert f"native_dropout = aten.native_dropout.default    # test_refusals.py:{line} h = " in text
-    assert "'native_dropout' draws random numbers, has an effect or overwrites its input" in text
+    assert "'native_dropout' draws random numbers, so that it must not run twice" in text

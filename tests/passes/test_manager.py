@@ -194,7 +194,7 @@ def test_pipelines_that_partition_twice_are_refused(text: str, message: str) -> 
     ("text", "message"),
     [
         ("reorder-backward", "can do nothing: 'reorder-backward' work on forward and backward"),
-        ("fixpoint(functionalize-rng),raise-getitems", "put 'partition' before"),
+        ("fixpoint(functionalize-rng),reorder-backward", "put 'partition' before"),
     ],
 )
 def test_pipelines_that_can_do_nothing_are_refused(text: str, message: str) -> None:

@@ -10,12 +10,16 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
+from remat.graph.calling import why_no_instance
 from remat.sac.api.policy import policy
 from remat.sac.policies.compose import PolicyLike
 from remat.sac.run.module_calls import own_forward, set_forward
 from remat.sac.solve.plan import ModulePlan, SACPlan
 
 M = TypeVar("M", bound=nn.Module)
+
+#: In the ``__dict__`` of a model to which a plan that checkpoints nothing has been applied.
+_APPLIED_NOTHING = "_remat_applied_nothing"
 
 
 def apply(
@@ -26,7 +30,7 @@ def apply(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> M:
-    """Checkpoints the modules of a plan, in place.
+    """Checkpoints the modules of a plan, in place; a plan of no modules changes nothing.
 
     The ``forward`` of each of them is replaced on the instance; its class, its name, its parameters
     and the keys of ``state_dict()`` stay. Hooks run outside of what is checkpointed. In eval mode, and
@@ -50,12 +54,13 @@ def apply(
         PolicyError: when it runs: a module runs other operators than those of the plan, or the
             policies cannot be followed together.
     """
-    if not isinstance(model, nn.Module):
-        raise ProblemError(f"expected a torch.nn.Module, got {type(model).__name__}")
+    _check_module(model)
     if not isinstance(plan, SACPlan):
         raise ProblemError(f"expected a SACPlan, got {type(plan).__name__}")
     chosen = [(m, _find(model, m.name)) for m in plan.modules]
     _check(model, chosen)
+    if not chosen:
+        model.__dict__[_APPLIED_NOTHING] = True
     options = {
         "firm": firm,
         "strict": strict,
@@ -72,10 +77,13 @@ def remove(model: M) -> M:
 
     Raises:
         PlanError: no plan has been applied to the model.
+        ProblemError: this is no module.
     """
+    _check_module(model)
     found = [(m, own_forward(m)) for m in model.modules()]
     applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
-    if not applied:
+    nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
+    if not applied and not nothing:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
     for module, checkpointed in applied:
         set_forward(module, checkpointed.before)
@@ -142,6 +150,13 @@ def _find(model: nn.Module, name: str) -> nn.Module:
         + (f"near are {known}" if known else "no name is near it")
         + ". Apply the plan to the model that was estimated, before it is wrapped"
     )
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ProblemError(
+            why_no_instance(model) or f"expected a torch.nn.Module, got {type(model).__name__}"
+        )
 
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:

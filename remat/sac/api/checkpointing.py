@@ -19,7 +19,7 @@ from torch import nn
 from remat import torch_compat
 from remat.errors import BudgetError, CaptureError
 from remat.graph.budget import Budget
-from remat.graph.calling import read_call
+from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
 from remat.graph.measure import measure_step, run_backward, run_forward
 from remat.plugins.registry import registry
@@ -148,8 +148,11 @@ def check(
     The model, its gradients, and the state of random generators are afterwards as before.
 
     Raises:
-        CaptureError: a parameter, buffer or input lies on the meta device, or is fake: nothing can run.
+        CaptureError: the model is a class, or a parameter, buffer or input lies on the meta device, or
+            is fake: nothing can run.
     """
+    if no_instance := why_no_instance(model):
+        raise CaptureError(no_instance)
     args, named = read_call(args, kwargs)
     _check_real(model, args, named)
     step = loss_only(model)

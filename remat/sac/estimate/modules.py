@@ -13,7 +13,7 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.calling import read_call
+from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
 from remat.sac.estimate.calls import Bytes, CallStats, LifeTable
 from remat.sac.estimate.collecting import BENCHMARK
@@ -159,7 +159,8 @@ def collect_modules(
     """
     if not isinstance(model, nn.Module):
         raise ProblemError(
-            f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
+            why_no_instance(model)
+            or f"model is a {type(model).__name__}; expected a torch.nn.Module: what is checkpointed are "
             "its modules"
         )
     args, named = read_call(args, kwargs)

@@ -94,7 +94,7 @@ def branches() -> Any:
 def constants() -> Any:
     def f(x: torch.Tensor) -> torch.Tensor:
         scale = torch.tensor([1.0, -2.5, float("inf")])
-        return torch.where(x > 0, x, -0.0).mul(scale).fmod(float("-inf")).sum()
+        return torch.where(x > 0, x, -0.0).fmod(float("-inf")).mul(scale).sum()
 
     return f, (weight(3),)
 

@@ -314,3 +314,35 @@ def test_statistics_are_written_once(compiled: bool) -> None:
         run = torch.compile(run, backend="remat", options={"lower": "eager"}, fullgraph=True)
     for found, want in zip(gradients(run, inputs()), wanted, strict=True):
         torch.testing.assert_close(found, want)
+
+
+def test_a_plan_of_no_modules_is_applied_and_removed() -> None:
+    from remat.checkpointing import estimate
+    from remat.sac.solve.milp import plan_modules
+
+    model = Stack()
+    tree = estimate(model, (inputs(),))
+    empty = plan_modules(tree, 2 * tree.peak_bytes(1))
+    assert not empty.modules
+    before = set(model.__dict__)
+    apply(model, empty)
+    assert not any("forward" in vars(m) for m in model.modules())
+    twin = copy.deepcopy(model)
+    for applied in (model, twin):
+        remove(applied)
+        assert set(applied.__dict__) == before
+        with pytest.raises(PlanError, match="no plan has been applied"):
+            remove(applied)
+
+
+def test_a_class_is_refused(plan: SACPlan) -> None:
+    says = r"'Stack' is a class; pass an instance: Stack\(\)"
+    calls = (
+        lambda: apply(Stack, plan),  # type: ignore[type-var]
+        lambda: remove(Stack),  # type: ignore[type-var]
+        lambda: remat.checkpointing.plan(Stack, (inputs(),), memory=0.5),  # type: ignore[arg-type]
+        lambda: remat.checkpointing.check(Stack, plan, (inputs(),)),  # type: ignore[arg-type]
+    )
+    for call in calls:
+        with pytest.raises(remat.RematError, match=says):
+            call()

@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import re
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -23,19 +20,13 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance, why_not_callable
+from remat.graph.capture_errors import CapturedError, NothingToDifferentiateError, explain
+from remat.graph.fake_devices import fakeable
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.torch_compat import pytree
 
 LOWERINGS = ("inductor", "eager")
-
-
-class _CapturedError(Exception):
-    """Ends a compilation once its joint graph is known."""
-
-
-class _NothingToDifferentiateError(Exception):
-    """AOTAutograd asked for an inference graph."""
 
 
 @overload
@@ -124,7 +115,7 @@ def capture(
         if tensors
         else FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     )
-    target = None if device is None else _fakeable(device)
+    target = None if device is None else fakeable(device)
     faked = _Copied() if run else _Faker(mode, target)
     sink: list[JointGraph] = []
     backend = _Backend(sink, lower, name, stop=fullgraph, run=run)
@@ -135,7 +126,7 @@ def capture(
         try:
             compiled(*fake_args, **fake_kwargs)
         except Exception as error:
-            _explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
+            explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "
@@ -347,7 +338,7 @@ class _Backend:
         )
         self._sink.append(joint)
         if self._stop:
-            raise _CapturedError
+            raise CapturedError
         from remat.torch_compat import default_partition
 
         copied = joint.copy().graph_module
@@ -361,7 +352,7 @@ class _Backend:
     def _run_as_it_is(self, module: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
         """Runs a graph on fake tensors: a capture computes shapes, no numbers."""
         if self._stop:
-            raise _NothingToDifferentiateError
+            raise NothingToDifferentiateError
         from remat.torch_compat import make_boxed_func
 
         return make_boxed_func(module.forward)
@@ -425,114 +416,6 @@ def _without_traces_of_operators() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(other)
-
-
-def _explain(
-    error: Exception, name: str, sink: list[JointGraph], fullgraph: bool, not_callable: str
-) -> None:
-    """Turns what came out of a compilation into one message, or into nothing if it was the end."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, (_CapturedError, _NothingToDifferentiateError)):
-            return
-        if isinstance(cause, CaptureError):
-            raise cause
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
-    if fullgraph and sink:
-        return
-    if not_callable and not sink:
-        raise CaptureError(f"'{name}' cannot be called like that: {not_callable}") from error
-    text = str(error).strip()
-    where = _user_line(text)
-    if _asks_for_numbers(error):
-        raise CaptureError(
-            f"'{name}' decides by the numbers in a tensor{where or _raised_at(error)}, and fake tensors have none: "
-            f"{text.splitlines()[0][:200].rstrip('.')}",
-            "Pass fullgraph=False and run=True with real tensors, which takes the branches from a run, or "
-            "decide without numbers (torch.where, torch.cond)",
-            ("fullgraph=False", "run=True"),
-        ) from error
-    raised = re.search(r"Developer debug context: raised exception (.+)", text)
-    if raised is not None:
-        raise CaptureError(
-            f"'{name}' raised {raised.group(1).strip()[:400]}{where} while it was traced"
-        ) from error
-    first = re.split(r"\n\s*\n|\nfrom user code", text)[0].strip()
-    first = " ".join(line.strip() for line in first.splitlines())
-    if type(error).__name__ in ("Unsupported", "UserError", "FailOnRecompileLimitHit"):
-        raise CaptureError(
-            f"'{name}' cannot be captured as one graph{where}: {first[:600].rstrip('.')}",
-            "Remove the graph break, or pass fullgraph=False for a list of graphs",
-            ("fullgraph=False",),
-        ) from error
-    raise CaptureError(
-        f"'{name}' failed while it was traced{where}: {type(error).__name__}: {first[:600]}"
-    ) from error
-
-
-def _asks_for_numbers(error: BaseException | None) -> bool:
-    """Whether a trace ended because the value of a tensor was asked for."""
-    while error is not None:
-        if type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
-            return True
-        error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return False
-
-
-def _raised_at(error: BaseException) -> str:
-    """The innermost line outside of PyTorch and of this file that an error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (__file__, str(Path(torch.__file__).parent))
-    found = [f for f in frames if not f.filename.startswith((*ours, "<"))]
-    return f" at {found[-1].filename}:{found[-1].lineno}" if found else ""
-
-
-def _user_line(text: str) -> str:
-    """The innermost line that Dynamo names, as `` at file:line``: of the user's, where PyTorch's follow."""
-    tail = text.split("from user code:")[-1] if "from user code:" in text else ""
-    found = re.findall(r'File "([^"]+)", line (\d+)', tail)
-    theirs = str(Path(torch.__file__).parent)
-    own = [place for place in found if not place[0].startswith((theirs, "<"))]
-    place = (own or found or [None])[-1]
-    return "" if place is None else f" at {place[0]}:{place[1]}"
-
-
-def _fakeable(device: str | torch.device) -> torch.device:
-    """Checks that fake tensors on a device can be differentiated by this build.
-
-    Raises:
-        CaptureError: they cannot; the message says which can.
-    """
-    try:
-        asked = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise CaptureError(f"device is {device!r}: {str(error).splitlines()[0]}") from None
-    if asked.type in _fakeable_types() and not _lacks(asked):
-        return asked
-    raise CaptureError(
-        f"device '{asked}' cannot be faked by this build of PyTorch ({torch.__version__}) on this "
-        f"machine; it can fake: {', '.join(_fakeable_types())}. A cost model may still name a GPU: "
-        "capture on 'cpu' and plan with cost='roofline:h100'"
-    )
-
-
-def _fakeable_types() -> list[str]:
-    """Device types that this build can differentiate here; asking a device could end the process."""
-    built = {
-        "cpu": True,
-        "cuda": not _lacks(torch.device("cuda")),
-        "mps": torch.backends.mps.is_built(),
-        "xpu": torch_compat.xpu_is_compiled(),
-        torch_compat.get_privateuse1_backend_name(): hasattr(
-            torch, torch_compat.get_privateuse1_backend_name()
-        ),
-    }
-    return [name for name, there in built.items() if there]
-
-
-def _lacks(device: torch.device) -> bool:
-    """Whether it is a GPU of CUDA's that is not here: autograd asks even a fake one for its context."""
-    return device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()
 
 
 def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -229,7 +229,14 @@ def table(rows: Sequence[Row], lower: str, budgets: Sequence[float]) -> Table:
         f"{', '.join(map(str, budgets))}; lowering: {lower}; wrong above {LIMIT[lower]:g}",
         title_justify="left",
     )
-    for head in ("model", "ours", "solver × budget", "bits as at 1", "PyTorch 2.13", "wrong at"):
+    for head in (
+        "model",
+        "ours",
+        "solver × budget",
+        "bits as at 1",
+        f"PyTorch {torch.__version__}",
+        "wrong at",
+    ):
         left = head in ("model", "wrong at")
         shown.add_column(head, justify="left" if left else "right", no_wrap=head == "model")
     for mine in rows:

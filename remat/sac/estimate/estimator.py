@@ -12,7 +12,7 @@ import torch
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.costs import CostModel
+from remat.graph.costs import CostModel, Roofline
 from remat.sac.estimate.collecting import collect, model_of, runtimes
 from remat.sac.estimate.display import (
     draw_tradeoff,
@@ -204,10 +204,22 @@ class SACEstimator(Estimate):
     outermost module keeps it.
 
     The results are the attributes and methods of `Estimate`.
+
+    Args:
+        gpu_type: the device of ``"operator-level-cost-model"``, by PyTorch's name for it
+            (``"NVIDIA H100"``) or by ours (``"h100"``); an H100 where it is left out.
+
+    Raises:
+        ProblemError: no such device is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gpu_type: str | None = None) -> None:
         super().__init__()
+        self._device = None
+        if gpu_type is not None:
+            self._device = Roofline.parse(
+                gpu_type.removeprefix("NVIDIA ").removeprefix("AMD ").lower()
+            )
         self._needs_fake = True
         self._contexts = contextlib.ExitStack()
 
@@ -219,7 +231,7 @@ class SACEstimator(Estimate):
         Args:
             estimate_mode_type: ``"operator-level-benchmark"``: every distinct call really runs, on
                 tensors made up for it (see `remat.graph.costs.Profile`);
-                ``"operator-level-cost-model"``: a roofline, of an H100 on every machine.
+                ``"operator-level-cost-model"``: a roofline, of `gpu_type` on every machine.
             cost: another model in its stead, such as ``Roofline.parse("a100")``.
             fake: False to record a real run, which keeps all that it computes to the end of the
                 block. Some models run other operators on fake tensors: ``transformers`` looks
@@ -228,6 +240,8 @@ class SACEstimator(Estimate):
         Raises:
             ProblemError: no such mode, or the model does not count picoseconds.
         """
+        if cost is None and estimate_mode_type == "operator-level-cost-model":
+            cost = self._device
         self.mode, self.cost = estimate_mode_type, model_of(estimate_mode_type, cost)
         self._needs_fake = fake
         return self

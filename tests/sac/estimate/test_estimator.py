@@ -498,3 +498,18 @@ def test_another_cost_model() -> None:
     )
     assert all(a > b or a == b == 0 for a, b in pairs)
     assert json.loads(slow.to_json())["cost"] == "roofline:a100"
+
+
+def test_runtimes_are_of_the_named_gpu() -> None:
+    def runtime(estimator: SACEstimator) -> float:
+        with FakeTensorMode():
+            net = Net(lambda self, x: self.lin(x).sin())
+            with estimator(MODEL):
+                net(torch.randn(4096, 4))
+        return sum(estimator.sac_mod_stats["Net"].runtimes)
+
+    default = runtime(SACEstimator())
+    assert runtime(SACEstimator("NVIDIA H100")) == default
+    assert runtime(SACEstimator(gpu_type="NVIDIA B200")) < default
+    with pytest.raises(ProblemError, match="unknown device; known: a100"):
+        SACEstimator("NVIDIA Voodoo")

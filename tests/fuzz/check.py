@@ -55,9 +55,12 @@ def capture(case: Case) -> Captured | None:
     except Unsupported:
         SEEN["refused by Dynamo"] += 1
     except Exception as error:
-        if not is_refused_by_pytorch(case, error):
+        if "is tagged MUST_RECOMPUTE, but remat_fuzz::" in str(error):
+            SEEN["refused by name: may not run again"] += 1
+        elif is_refused_by_pytorch(case, error):
+            SEEN["refused by PyTorch"] += 1
+        else:
             raise
-        SEEN["refused by PyTorch"] += 1
     return None
 
 

@@ -11,6 +11,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import remat
 from remat.errors import PlanError
+from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
 from remat.passes.base import PassResult, State
@@ -32,6 +33,9 @@ def check(case: Case) -> None:
         return
     if captured.joint is None:
         SEEN["nothing to differentiate"] += 1
+        return
+    if not captured.tangents and has_tangents(captured.joint):
+        SEEN["backward never ran"] += 1  # all that is differentiated is memory that nobody reads
         return
     SEEN["programs"] += 1
     joint, reference = captured.joint, run_joint(captured.joint, captured)

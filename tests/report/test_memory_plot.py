@@ -145,7 +145,7 @@ def test_the_picture_says_what_the_plan_says() -> None:
     assert "a title" in shown
     assert any(t.startswith("peak ") and step.peak.node in t for t in shown)
     assert any("budget: " in t for t in shown)
-    assert any("test_drawing.py:" in t and "gelu" in t for t in shown)
+    assert any("test_memory_plot.py:" in t and "gelu" in t for t in shown)
 
 
 def test_a_budget_far_above_the_picture_is_left_out() -> None:

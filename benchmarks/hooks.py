@@ -4,7 +4,7 @@
 
 The step is compiled with ``torch.compile(backend="remat")``, the graphs run as they are, once without
 hooks and once with every ready-made pair. Saved bytes and simulated peaks are the plan's; peaks are
-measured by following every storage until it is freed (``remat.graph.measure``); the gradient's error
+measured by following every storage until it is freed (``remat.running.measure``); the gradient's error
 is the norm of the difference of all gradients together, relative to their norm without hooks.
 
 For comparison, the same plan with the float8 pair given to PyTorch instead, which inlines it at the
@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import remat
 from benchmarks.machine import header
 from benchmarks.models import Outcome, Step
-from remat.graph.budget import format_bytes
-from remat.graph.measure import measure_step
-from remat.passes.packing import pack_float8, unpack_float8
+from remat.passes.packing.pairs import pack_float8, unpack_float8
+from remat.running.measure import measure_step
+from remat.units import format_bytes
 
 #: What the float8 pair may leave of the saved bytes, and how far from the simulated fall of the
 #: peak the measured one may be.

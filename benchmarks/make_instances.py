@@ -23,11 +23,11 @@ from architectures import ARCHITECTURES
 import remat
 from remat.cli.hf import build
 from remat.cli.instances import figures
-from remat.graph.budget import format_bytes
 from remat.graph.costs import Roofline
-from remat.passes.candidates import candidates
-from remat.passes.min_cut import MinCut
-from remat.pipelines import prepare
+from remat.passes.decide.candidates import candidates
+from remat.passes.decide.min_cut import MinCut
+from remat.planning.pipelines import prepare
+from remat.units import format_bytes
 
 FOLDER = Path(__file__).parent / "instances"
 KNAPSACKS: dict[str, tuple[str, str, int, int]] = {

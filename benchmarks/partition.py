@@ -37,7 +37,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 import remat
 from benchmarks import partition_parts as parts
 from benchmarks.machine import describe_cpu
-from remat.partitioning import Partitioner
+from remat.integrations.partitioner import Partitioner
 
 RESULTS = Path(__file__).parent / "results" / "partition.json"
 

@@ -20,12 +20,13 @@ from torch import fx
 from torch._functorch import partitioners
 
 import remat
-from remat.passes.base import Pass, PassResult, State
-from remat.passes.cse import CommonSubexpressions
-from remat.passes.manager import PassManager
-from remat.passes.partition import Partition
-from remat.passes.reorder_backward import ReorderBackward
-from remat.pipelines import default_pipeline, shaped
+from remat.passes.core.base import Pass
+from remat.passes.core.pipeline import Pipeline
+from remat.passes.core.state import PassResult, State
+from remat.passes.joint.cse import CommonSubexpressions
+from remat.passes.split.partition import Partition
+from remat.passes.split.reorder_backward import ReorderBackward
+from remat.planning.pipelines import default_pipeline, shaped
 
 #: What does the same in PyTorch's partitioner.
 COUNTERPARTS: dict[str, tuple[type[Any], str]] = {
@@ -152,7 +153,7 @@ def manager_overhead(joint: remat.JointGraph, budget: float, rounds: int = 7) ->
     as many passes that do nothing, against the passes by hand.
     """
     passes = default_pipeline(budget, "dp", "flops").passes
-    manager, idle = PassManager(passes), PassManager((_Nothing(),) * len(passes))
+    manager, idle = Pipeline(passes), Pipeline((_Nothing(),) * len(passes))
     least: dict[str, float] = {}
 
     def timed(name: str, run: Callable[[State], Any], state: State) -> None:

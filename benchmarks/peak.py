@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import remat
 from benchmarks.machine import header, quiet
 from benchmarks.models import ZOO, build
-from remat.graph.measure import measure_step
+from remat.running.measure import measure_step
 
 BUDGETS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1)
 #: Largest difference that the simulation may have, and least rank correlation.

@@ -34,10 +34,10 @@ from architectures import ARCHITECTURES
 from torch_partitioner import TorchPartitioner, generated, partition, score, timed
 
 import remat
-from remat.passes.base import State
-from remat.pipelines import prepare
+from remat.passes.core.state import State
+from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
-from remat.solvers.run import run_graph
+from remat.solvers.run_graph import run_graph
 
 RESULTS = Path(__file__).parent / "results" / "plan_quality.json"
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)

@@ -48,16 +48,17 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from remat.checkpointing import estimate, plan
+from remat.report.step_plot import simulate_plan
+
 from benchmarks.machine import header
 from benchmarks.torch_sac import Theirs, estimator_says, their_plan
-from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
-from remat.graph.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
+from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, remove
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.run.lifetimes import loss_only
 from remat.sac.run.operators import tensors_in
-from remat.sac.solve.step_drawing import simulate_plan
 
 #: How far estimates may be off: activation bytes and recompute time.
 BYTES_OFF, TIME_OFF = 0.03, 0.15

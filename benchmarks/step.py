@@ -49,12 +49,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import remat
 from benchmarks.machine import quiet
 from benchmarks.step_workloads import CPU, CUDA, Batch, Workload
-from remat import pipelines
-from remat.api import cost_model
 from remat.graph.costs.measure import describe_device
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages
-from remat.graph.measure import measure_step
+from remat.planning import pipelines
+from remat.plugins.registry import registry
+from remat.running.measure import measure_step
 
 BUDGETS = (0.8, 0.5, 0.3)
 #: Each is calibrated for, or runs on, the device that trains.
@@ -208,7 +208,7 @@ class Yardstick:
         }
         self.prices: dict[str, dict[str, int]] = {}
         for cost in costs:
-            problem = state.lowered(cost_model(cost)).problem
+            problem = state.lowered(registry().cost_model(cost)).problem
             self.prices[cost] = {
                 n: p for n, p in zip(problem.names, problem.cost, strict=True) if p
             }
@@ -404,7 +404,7 @@ def measure(
         "steps": steps,
         "largest_loss_difference": loss_difference(made),
         "loss_difference_allowed": LIMIT[work.dtype],
-        "costs": {cost: cost_model(cost).key() for cost in costs},
+        "costs": {cost: registry().cost_model(cost).key() for cost in costs},
         "load_average_before_and_after": [round(load[0], 1), round(os.getloadavg()[0], 1)],
         "elapsed_s": round(time.perf_counter() - start, 1),
         "rows": rows(made),

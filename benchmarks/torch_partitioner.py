@@ -25,7 +25,7 @@ from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import Kind, Lowered
-from remat.passes.base import State
+from remat.passes.core.state import State
 from remat.solvers.graph_problem import Evaluation, evaluate
 
 

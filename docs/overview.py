@@ -14,7 +14,7 @@ from pathlib import Path
 
 import remat
 from remat.cli.hf import build
-from remat.graph.frontier_drawing import Curve, draw_frontiers
+from remat.report.frontier_plot import Curve, draw_frontiers
 
 CONFIG = (
     "num_hidden_layers=8 hidden_size=2048 intermediate_size=5632 num_attention_heads=16 "

@@ -23,7 +23,7 @@ from torch import nn
 
 import remat
 from remat.cli.tables import LEGEND, comparison_table, plan_table
-from remat.graph.budget import format_bytes
+from remat.units import format_bytes
 
 TOLERANCE = 1e-4
 

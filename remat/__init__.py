@@ -7,10 +7,13 @@ solver back end.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from remat._moved import OldPaths
+from remat.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from remat import checkpointing as checkpointing
     from remat import sac as sac
     from remat.api import frontier as frontier
     from remat.api import instance as instance
@@ -18,26 +21,28 @@ if TYPE_CHECKING:
     from remat.api import plan as plan
     from remat.api import solve as solve
     from remat.api import solver_names as solver_names
-    from remat.comparison import compare as compare
     from remat.errors import RematError as RematError
-    from remat.graph.budget import Peak as Peak
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
     from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
     from remat.graph.knapsack_info import GraphInfoProvider as GraphInfoProvider
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
-    from remat.partitioning import partitioner as partitioner
-    from remat.partitioning import plans as plans
-    from remat.passes.analysis import Analysis as Analysis
-    from remat.passes.base import Pass as Pass
-    from remat.passes.packing import SavedTensorHooks as SavedTensorHooks
-    from remat.pipelines import PassManager as PassManager
-    from remat.pipelines import default_pipeline as default_pipeline
-    from remat.planning import Plan as Plan
+    from remat.integrations.partitioner import partitioner as partitioner
+    from remat.integrations.partitioner import plans as plans
+    from remat.integrations.torch_knapsack import torch_solver as torch_solver
+    from remat.passes.core.base import Pass as Pass
+    from remat.passes.core.state import Analysis as Analysis
+    from remat.passes.packing.pairs import SavedTensorHooks as SavedTensorHooks
+    from remat.planning.comparison import compare as compare
+    from remat.planning.pipelines import PassManager as PassManager
+    from remat.planning.pipelines import default_pipeline as default_pipeline
+    from remat.planning.plan import Plan as Plan
+    from remat.planning.plan_set import PlanSet as PlanSet
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce
+    from remat.sac.api import checkpointing as checkpointing
     from remat.solvers.base import Solver as Solver
     from remat.solvers.instances import Instance as Instance
     from remat.solvers.instances import load_instance as load_instance
@@ -46,37 +51,34 @@ if TYPE_CHECKING:
     from remat.solvers.solution import Answer as Answer
     from remat.solvers.solution import Solution as Solution
     from remat.solvers.solution import Status as Status
-    from remat.together import PlanSet as PlanSet
-    from remat.torch_knapsack import torch_solver as torch_solver
-
-__version__ = "0.1.0"
+    from remat.units import Peak as Peak
 
 _HOME = {
-    "PassManager": "remat.pipelines",
-    "default_pipeline": "remat.pipelines",
-    "compare": "remat.comparison",
+    "PassManager": "remat.planning.pipelines",
+    "default_pipeline": "remat.planning.pipelines",
+    "compare": "remat.planning.comparison",
     "frontier": "remat.api",
     "instance": "remat.api",
     "knapsack_fn": "remat.api",
     "plan": "remat.api",
     "solve": "remat.api",
     "solver_names": "remat.api",
-    "partitioner": "remat.partitioning",
-    "plans": "remat.partitioning",
-    "torch_solver": "remat.torch_knapsack",
+    "partitioner": "remat.integrations.partitioner",
+    "plans": "remat.integrations.partitioner",
+    "torch_solver": "remat.integrations.torch_knapsack",
     "RematError": "remat.errors",
-    "Peak": "remat.graph.budget",
+    "Peak": "remat.units",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
     "declare_pure": "remat.graph.purity",
     "undeclare_pure": "remat.graph.purity",
     "GraphInfoProvider": "remat.graph.knapsack_info",
     "KnapsackEvaluator": "remat.graph.knapsack_evaluator",
-    "Pass": "remat.passes.base",
-    "SavedTensorHooks": "remat.passes.packing",
-    "Analysis": "remat.passes.analysis",
-    "Plan": "remat.planning",
-    "PlanSet": "remat.together",
+    "Pass": "remat.passes.core.base",
+    "SavedTensorHooks": "remat.passes.packing.pairs",
+    "Analysis": "remat.passes.core.state",
+    "Plan": "remat.planning.plan",
+    "PlanSet": "remat.planning.plan_set",
     "hookimpl": "remat.plugins.hooks",
     "Reduced": "remat.reduction",
     "reduce": "remat.reduction",
@@ -94,6 +96,8 @@ _HOME = {
 _MODULES = ("checkpointing", "sac")
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
+
+sys.meta_path.append(OldPaths())
 
 
 def __getattr__(name: str) -> Any:

@@ -15,14 +15,14 @@ from remat.solvers.run import run as run_solver
 from remat.solvers.solution import Solution
 
 if TYPE_CHECKING:
-    from remat.graph.budget import Budget, Peak
     from remat.graph.costs import CostModel
     from remat.graph.joint import JointGraph
-    from remat.passes.manager import PassManager
-    from remat.passes.packing import Pack, SavedTensorHooks, Unpack
-    from remat.planning import Plan
-    from remat.sweep import Frontier
-    from remat.together import PlanSet
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
+    from remat.planning.frontier import Frontier
+    from remat.planning.plan import Plan
+    from remat.planning.plan_set import PlanSet
+    from remat.units import Budget, Peak
 
 
 def solve(
@@ -69,20 +69,6 @@ def knapsack_fn(
     return bridge(registry().solver(solver))
 
 
-def cost_model(cost: str | CostModel) -> CostModel:
-    """A cost model by name, or as it is."""
-    if isinstance(cost, str):
-        return registry().cost_model(cost)
-    from remat.graph.costs import CostModel as Base
-
-    if not isinstance(cost, Base):
-        raise ProblemError(
-            f"cost is {cost!r}; expected the name of a cost model ({', '.join(registry().cost_models)}) "
-            "or an instance of one"
-        )
-    return cost
-
-
 @overload
 def plan(
     joint: JointGraph,
@@ -92,7 +78,7 @@ def plan(
     time_limit: float | None = ...,
     *,
     plan: Plan | None = ...,
-    pipeline: str | PassManager | None = ...,
+    pipeline: str | Pipeline | None = ...,
     count_outputs: bool = ...,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
     reread_inputs: bool = ...,
@@ -121,7 +107,7 @@ def plan(
     time_limit: float | None = None,
     *,
     plan: Plan | None = None,
-    pipeline: str | PassManager | None = None,
+    pipeline: str | Pipeline | None = None,
     count_outputs: bool = False,
     hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
     reread_inputs: bool = True,
@@ -159,11 +145,11 @@ def plan(
         PlanError: nothing to differentiate, conflicting tags, or a plan for another graph.
         SolverError: the solver is unknown, unavailable, refuses, raises, or answers wrongly.
     """
-    from remat.graph.budget import Budget as BudgetType
     from remat.graph.joint import JointGraph
-    from remat.passes.packing import SavedTensorHooks
-    from remat.pipelines import apply_plan, default_pipeline, plan_by_pipeline, prepare
-    from remat.sweep import plan_prepared
+    from remat.passes.packing.pairs import SavedTensorHooks
+    from remat.planning.frontier import plan_prepared
+    from remat.planning.pipelines import apply_plan, default_pipeline, plan_by_pipeline, prepare
+    from remat.units import Budget as BudgetType
 
     # Fingerprints know of what plugins declare.
     registry().learn_operators()
@@ -193,11 +179,11 @@ def plan(
             reread_inputs=reread_inputs,
             fingerprint=joint.fingerprint,
         )
-    asked, model = BudgetType.parse(budget), cost_model(cost)
+    asked, model = BudgetType.parse(budget), registry().cost_model(cost)
     decider = registry().solver(solver, isolation=isolation)
     check_time_limit(time_limit)
     if isinstance(joint, (list, tuple)):
-        from remat.together import plan_together
+        from remat.planning.plan_set import plan_together
 
         return plan_together(
             joint,
@@ -250,10 +236,10 @@ def frontier(
         PlanError: nothing to differentiate, or conflicting tags.
         SolverError: as from `plan`.
     """
-    from remat.pipelines import prepare
-    from remat.sweep import Sweep
+    from remat.planning.frontier import Sweep
+    from remat.planning.pipelines import prepare
 
-    model, decider = cost_model(cost), registry().solver(solver)
+    model, decider = registry().cost_model(cost), registry().solver(solver)
     check_time_limit(time_limit)
     sweep = Sweep(
         prepare(joint, reread_inputs=reread_inputs),
@@ -287,16 +273,16 @@ def instance(
         PlanError: nothing to differentiate, or conflicting tags.
         ProblemError: an argument is not what it must be.
     """
-    from remat.passes.budgeted import least_decision
-    from remat.passes.min_cut import MinCut, require_tangents
-    from remat.pipelines import prepare
+    from remat.passes.decide.budgeted import least_decision
+    from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+    from remat.planning.pipelines import prepare
 
-    model = cost_model(cost)
+    model = registry().cost_model(cost)
     state = prepare(joint, reread_inputs=reread_inputs)
     require_tangents(state)
     problem = state.lowered(model).problem
     least = sum(problem.size[i] for i in least_decision(state))
-    full = sum(problem.size[i] for i in MinCut().solve(state))
+    full = sum(problem.size[i] for i in state.get(RuntimeOptimalCut()))
     return Instance(
         name=joint.name if name is None else name,
         problem=problem,

@@ -21,8 +21,8 @@ from torch import fx, nn
 
 import remat
 from remat.graph.costs import CostModel
-from remat.passes import ranks
-from remat.passes.control import Group
+from remat.passes.core.control import Group
+from remat.passes.ranks import protocol as ranks
 from tests.rank_cases import Case, outcome, run_all
 
 WORLD = 2

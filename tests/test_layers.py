@@ -1,53 +1,57 @@
-"""Imports point down only. The files are read, not imported: a lazy import counts too."""
+"""Imports point down, and go round in no circle. The files are read, not imported: every import counts."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import remat
+from remat._moved import MOVED
 
 ROOT = Path(remat.__file__).parent
-#: What composes the rooms, each on those before it.
-COMPOSERS = (
+#: The rooms, each on those before it.
+ROOMS = (
+    "_moved",
+    "version",
+    "errors",
+    "files",
+    "lists",
+    "units",
+    "torch_compat",
+    "solvers",
+    "graph",
+    "running",
+    "report",
+    "passes",
+    "plugins",
+    "sac",
     "planning",
-    "mismatch",
-    "pipelines",
     "reduction",
-    "sweep",
-    "together",
-    "saved_plans",
     "api",
-    "comparison",
-    "kept_steps",
-    "partitioning",
-    "torch_knapsack",
-    "compile",
-    "checkpointing",
+    "integrations",
     "testing",
     "cli",
 )
-#: What the other rooms may import of remat, besides themselves, `errors`, `files` and `lists`.
-MAY_IMPORT: dict[str, set[str]] = {
-    "errors": set(),
-    "files": set(),
-    "torch_compat": set(),
-    "lists": set(),
-    "solvers": set(),
-    "graph": {"solvers", "torch_compat"},
-    "passes": {"graph", "solvers", "torch_compat"},
-    "sac": {"graph", "plugins", "solvers", "torch_compat"},
-    "plugins": {"graph", "passes", "solvers"},
+#: Rooms within rooms, likewise; files beside them hand on names, or list what is in them.
+INNER = {
+    "passes": ("packing", "core", "decide", "joint", "split", "hooks", "ranks", "instruments", "builtin"),
+    "sac": ("run", "policies", "estimate", "solve", "api"),
+}  # fmt: skip
+#: Rooms that do without some of those below.
+WITHOUT = {
+    "solvers": {"torch_compat", "units"},
+    "graph": {"passes"},
+    "passes": {"report"},
+    "cli": {"testing"},
 }
-ROOMS = set(MAY_IMPORT)
-MAY_IMPORT |= {room: ROOMS | set(COMPOSERS[:i]) for i, room in enumerate(COMPOSERS)}
-MAY_IMPORT["cli"] -= {"testing"}
 #: Libraries that a room does without, wherever in a file the import stands.
-NEVER = {room: {"torch"} for room in ("errors", "files", "lists", "solvers")}
+NEVER = {room: {"torch"} for room in (*ROOMS[:6], "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
     "torch_compat": {"torch"},
@@ -56,7 +60,7 @@ LAZY = {
     "testing": {"torch"},
     "cli": {"torch", "transformers"},
 }
-#: Rooms that a room imports inside of functions only.
+#: Rooms that a room imports inside of functions only: they bring torch with them.
 LAZY_ROOMS = {"plugins": {"graph", "passes"}}
 
 
@@ -77,7 +81,7 @@ class Import:
 
 
 def imports(source: str) -> Iterator[Import]:
-    """All imports of a file, ``from remat import x`` as ``remat.x``."""
+    """All imports of a file, each name of ``from x import y`` as ``x.y``."""
 
     def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -86,10 +90,8 @@ def imports(source: str) -> Iterator[Import]:
                     yield Import(alias.name, child.lineno, lazy, typing)
             elif isinstance(child, ast.ImportFrom):
                 assert child.level == 0, f"line {child.lineno}: relative import"
-                base = child.module or ""
                 for alias in child.names:
-                    name = f"{base}.{alias.name}" if base in ("remat", "torch") else base
-                    yield Import(name, child.lineno, lazy, typing)
+                    yield Import(f"{child.module}.{alias.name}", child.lineno, lazy, typing)
             elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
                 for inner in child.body:
                     yield from walk(ast.Module(body=[inner], type_ignores=[]), lazy, True)
@@ -102,87 +104,119 @@ def imports(source: str) -> Iterator[Import]:
     return walk(ast.parse(source), False, False)
 
 
-def room_of(path: Path) -> str:
-    """``graph`` for ``remat/graph/x.py``, ``api`` for ``remat/api.py``."""
-    first = path.relative_to(ROOT).parts[0]
-    return first.removesuffix(".py")
-
-
-def faults(room: str, source: str) -> list[str]:
-    """What in a file of a room breaks the layering."""
+def faults(module: str, source: str) -> list[str]:
+    """What in a file, known by its module, breaks the layering."""
     found = []
+    room, *inner = module.split(".")[1:]
     for i in imports(source):
         at = f"line {i.line}: {i.name}"
         library = i.name.partition(".")[0]
         if library in NEVER.get(room, ()):
             found.append(f"{at}: '{room}' never imports {library}")
-        if i.typing:  # a type names, it does not run; but a name from above is a dependency still
-            if i.room in set(COMPOSERS) - MAY_IMPORT[room] - {room}:
-                found.append(f"{at}: '{room}' may not import '{i.room}'")
-            continue
-        if library in LAZY.get(room, ()) and not i.lazy:
+        if library in LAZY.get(room, ()) and not (i.lazy or i.typing):
             found.append(f"{at}: '{room}' imports {library} inside functions only")
-        if i.room in LAZY_ROOMS.get(room, ()) and not i.lazy:
+        if i.room in LAZY_ROOMS.get(room, ()) and not (i.lazy or i.typing):
             found.append(f"{at}: '{room}' imports '{i.room}' inside functions only")
-        if i.room is None or i.room in {room, "errors", "files", "lists"}:
+        if i.room is None:
             continue
-        if i.room not in MAY_IMPORT[room] and not _is_public(room, i):
+        if i.room not in ROOMS or ROOMS.index(i.room) > ROOMS.index(room):
             found.append(f"{at}: '{room}' may not import '{i.room}'")
+        if i.room in WITHOUT.get(room, ()):
+            found.append(f"{at}: '{room}' does without '{i.room}'")
+        order = INNER.get(room)
+        parts = i.name.split(".")
+        if order and i.room == room and len(parts) > 3 and inner and inner[0] in order:
+            below = order[: order.index(inner[0]) + 1]
+            if parts[2] not in below:
+                found.append(f"{at}: '{room}.{inner[0]}' may not import '{room}.{parts[2]}'")
     return found
 
 
-def _is_public(room: str, i: Import) -> bool:
-    """``import remat`` and ``remat.__version__``, for rooms that compose."""
-    return room in COMPOSERS and (i.name == "remat" or i.name == "remat.__version__")
+def modules() -> dict[str, Path]:
+    """Every module of remat with its file."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+def test_imports_point_down() -> None:
+    broken = {
+        name: found
+        for name, path in modules().items()
+        if name != "remat" and (found := faults(name, path.read_text()))
+    }
+    assert broken == {}
 
 
-@pytest.mark.parametrize("path", FILES, ids=[str(p.relative_to(ROOT)) for p in FILES])
-def test_imports_point_down(path: Path) -> None:
-    room = room_of(path)
-    assert room in MAY_IMPORT, f"'{room}' is a new room: say in MAY_IMPORT what it stands on"
-    assert faults(room, path.read_text()) == []
+def test_imports_go_round_in_no_circle() -> None:
+    """Those inside of functions and those for types alone count too."""
+    known = modules()
+    graph = {
+        name: {
+            target
+            for i in imports(path.read_text())
+            for target in [i.name if i.name in known else i.name.rpartition(".")[0]]
+            if target in known and target != name
+        }
+        for name, path in known.items()
+        if name != "remat"
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
 
 
-def test_the_package_itself_imports_nothing_when_it_is_imported() -> None:
+def test_the_package_itself_imports_nothing_heavy_when_it_is_imported() -> None:
+    light = ("__future__", "importlib", "sys", "typing", "remat")
     eager = [
-        i
+        i.name
         for i in imports((ROOT / "__init__.py").read_text())
-        if not i.typing and i.name.partition(".")[0] not in ("__future__", "importlib", "typing")
+        if not i.typing and i.name.partition(".")[0] not in light
     ]
     assert eager == []
 
 
 @pytest.mark.parametrize(
-    ("room", "source", "says"),
+    ("module", "source", "says"),
     [
-        ("solvers", "def f():\n    import torch", "never imports torch"),
-        ("solvers", "from remat.graph.costs import Unit", "may not import 'graph'"),
-        ("solvers", "from ortools.sat.python import cp_model", "inside functions only"),
-        ("solvers", "def f():\n    from remat import graph", "may not import 'graph'"),
-        ("graph", "from remat.passes.base import Pass", "may not import 'passes'"),
-        ("graph", "def f():\n    import remat.api", "may not import 'api'"),
-        ("passes", "from remat.plugins.registry import registry", "may not import 'plugins'"),
-        ("passes", "if TYPE_CHECKING:\n    from remat.planning import Plan", "may not import"),
-        ("plugins", "from remat.graph.costs import CostModel", "inside functions only"),
+        ("solvers.x", "def f():\n    import torch", "never imports torch"),
+        ("solvers.x", "from remat.graph.costs import Unit", "may not import 'graph'"),
+        ("solvers.x", "from ortools.sat.python import cp_model", "inside functions only"),
+        ("solvers.x", "def f():\n    from remat import graph", "may not import 'graph'"),
+        ("graph.x", "from remat.passes.core.base import Pass", "may not import 'passes'"),
+        ("graph.x", "def f():\n    import remat.api", "may not import 'api'"),
+        ("passes.core.x", "from remat.plugins.registry import registry", "may not import"),
+        ("passes.core.x", "from remat.passes.split.partition import Partition", "may not import"),
+        ("passes.core.x", "if TYPE_CHECKING:\n    from remat.planning.plan import Plan", "may not"),
+        ("plugins.x", "from remat.graph.costs import CostModel", "inside functions only"),
         ("api", "from remat.cli import main", "may not import 'cli'"),
+        ("sac.run.x", "from remat.sac.solve.plan import SACPlan", "may not import 'sac.solve'"),
     ],
 )
-def test_a_breach_is_found(room: str, source: str, says: str) -> None:
-    assert any(says in fault for fault in faults(room, source))
+def test_a_breach_is_found(module: str, source: str, says: str) -> None:
+    assert any(says in fault for fault in faults(f"remat.{module}", source))
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("module", "source"),
     [
-        ("solvers", "from remat.errors import SolverError\nimport math"),
-        ("graph", "import torch\nfrom remat.solvers.problem import KnapsackProblem"),
-        ("plugins", "if TYPE_CHECKING:\n    from remat.graph.costs import CostModel"),
-        ("plugins", "def f():\n    from remat.graph.costs import CostModel"),
-        ("cli", "from remat import __version__\nfrom remat.cli.models import load"),
+        ("solvers.x", "from remat.errors import SolverError\nimport math"),
+        ("graph.x", "import torch\nfrom remat.solvers.problem import KnapsackProblem"),
+        ("plugins.x", "if TYPE_CHECKING:\n    from remat.graph.costs import CostModel"),
+        ("plugins.x", "def f():\n    from remat.graph.costs import CostModel"),
+        ("cli.x", "from remat.version import __version__\nfrom remat.cli.models import load"),
     ],
 )
-def test_what_is_allowed_passes(room: str, source: str) -> None:
-    assert faults(room, source) == []
+def test_what_is_allowed_passes(module: str, source: str) -> None:
+    assert faults(f"remat.{module}", source) == []
+
+
+@pytest.mark.parametrize("earlier", MOVED)
+def test_an_earlier_place_is_the_same_module(earlier: str) -> None:
+    module = importlib.import_module(earlier)
+    assert module is importlib.import_module(MOVED[earlier])
+    assert module.__spec__ is not None
+    assert module.__spec__.name == module.__name__ == MOVED[earlier]

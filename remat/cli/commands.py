@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from remat import __version__
 from remat.cli import params
 from remat.cli.progress import Progress
 from remat.errors import CaptureError, RematError
+from remat.version import __version__
 
 if TYPE_CHECKING:
-    from remat.cli.models import Example
+    from remat.cli.example import Example
     from remat.graph.joint import JointGraph
-    from remat.together import PlanSet
+    from remat.planning.plan_set import PlanSet
 
 
 #: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
@@ -208,7 +208,7 @@ def plan(
     """Plan one training step of MODEL under a memory budget."""
     from remat import api
     from remat.cli import tables
-    from remat.planning import Plan
+    from remat.planning.plan import Plan
 
     if options["run"] and options["fullgraph"]:
         raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
@@ -270,8 +270,8 @@ def compare(
     """
     from remat import api
     from remat.cli import tables
-    from remat.comparison import ComparisonRow
-    from remat.comparison import compare as run_all
+    from remat.planning.comparison import ComparisonRow
+    from remat.planning.comparison import compare as run_all
 
     names = api.solver_names() if solvers is None else solvers
     with Progress() as progress:
@@ -321,7 +321,7 @@ def passes(pipeline: bool, as_json: bool) -> None:
     from remat.cli import listings, tables
 
     if pipeline:
-        from remat.pipelines import default_pipeline
+        from remat.planning.pipelines import default_pipeline
 
         text = str(default_pipeline())
         click.echo(json.dumps({"pipeline": text}) if as_json else text)

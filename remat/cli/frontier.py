@@ -22,11 +22,11 @@ from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.graph.budget import Budget
     from remat.graph.joint import JointGraph
-    from remat.planning import Plan
+    from remat.planning.frontier import Frontier
+    from remat.planning.plan import Plan
     from remat.solvers.base import Solver
-    from remat.sweep import Frontier
+    from remat.units import Budget
 
 #: Rows of points that are shown, over all solvers.
 ROWS = 20
@@ -129,8 +129,8 @@ def _json(
 
 def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | None) -> None:
     from remat.cli import tables
-    from remat.graph.budget import Budget, format_bytes
-    from remat.planning import format_cost
+    from remat.planning.plan import format_cost
+    from remat.units import Budget, format_bytes
 
     if not made:
         return

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
+from remat.cli.example import Example
 from remat.cli.hf_kinds import draw, kind_of
-from remat.cli.models import Example
 from remat.errors import CaptureError
 
 BATCH = 4

@@ -24,10 +24,10 @@ from remat.cli.progress import Progress
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from remat.graph.budget import Budget
     from remat.graph.joint import JointGraph
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
+    from remat.units import Budget
 
 
 @main.command()
@@ -139,9 +139,9 @@ def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
     """Solves an instance. The figures are of the checked answer; costs are of what is not saved."""
-    from remat.graph.budget import Budget as BudgetType
     from remat.solvers.graph_problem import GraphProblem
     from remat.solvers.run import run
+    from remat.units import Budget as BudgetType
 
     problem = instance.problem
     if budget is None and problem.capacity is None:
@@ -153,7 +153,7 @@ def _solve(
     capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
     answer: dict[str, Any]
     if isinstance(problem, GraphProblem):
-        from remat.solvers.run import run_graph
+        from remat.solvers.run_graph import run_graph
 
         graph = run_graph(solver, problem.within(capacity), time_limit=time_limit)
         answer = {
@@ -215,7 +215,7 @@ def figures(instance: Instance) -> dict[str, Any]:
 
 
 def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
-    from remat.graph.budget import format_bytes
+    from remat.units import format_bytes
 
     of = figures(instance)
     if instance.kind == "knapsack":
@@ -237,8 +237,8 @@ def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
 
 
 def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
-    from remat.graph.budget import format_bytes
-    from remat.planning import format_cost
+    from remat.planning.plan import format_cost
+    from remat.units import format_bytes
 
     cost, bound, unit = solved["recompute_cost"], solved["recompute_bound"], solved["unit"]
     budget = solved["budget"] or "of the file"

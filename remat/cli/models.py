@@ -9,35 +9,18 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import click
 
+from remat.cli.example import Example
 from remat.errors import CaptureError, RematError
 
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """One call of a model: what `remat.capture` is given.
-
-    Attributes:
-        model: a module or a function.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        title: what it is, in one line, for people.
-    """
-
-    model: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    title: str = ""
 
 
 def load(

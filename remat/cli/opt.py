@@ -27,10 +27,10 @@ from remat.errors import ProblemError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.base import PassResult
-    from remat.passes.instrument import Instrument
+    from remat.passes.core.pipeline import Instrument
+    from remat.passes.core.state import PassResult
     from remat.passes.instruments import OptBisect, Statistics, Timing
-    from remat.pipelines import PassManager
+    from remat.planning.pipelines import PassManager
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -91,8 +91,8 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     input; or MODEL, which is captured. What comes out is the joint graph or, once it is partitioned,
     forward and backward. Everything else is printed to standard error.
     """
-    from remat import pipelines
     from remat.passes.instruments.dumps import state_text
+    from remat.planning import pipelines
 
     output = options.pop("output")
     manager = _manager(options)
@@ -161,7 +161,7 @@ def _from_stdin() -> JointGraph:
 
 def _manager(options: dict[str, Any]) -> PassManager:
     """The pipeline that was asked for, or the default one under the options for that."""
-    from remat.pipelines import default_pipeline
+    from remat.planning.pipelines import default_pipeline
 
     given: PassManager | None = options.pop("passes")
     context = click.get_current_context()

@@ -12,11 +12,11 @@ import click
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.graph.budget import Budget
     from remat.graph.costs import CostModel
-    from remat.passes.packing import SavedTensorHooks
-    from remat.pipelines import PassManager
+    from remat.passes.packing.pairs import SavedTensorHooks
+    from remat.planning.pipelines import PassManager
     from remat.solvers.base import Solver
+    from remat.units import Budget
 
     ParamType = click.ParamType[Any]
 else:  # a class without parameters before click 8.4
@@ -40,7 +40,7 @@ class BudgetType(_Checked):
     name = "budget"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Budget:
-        from remat.graph.budget import Budget
+        from remat.units import Budget
 
         with self._refused(param, ctx):
             return Budget.parse(value)
@@ -64,10 +64,10 @@ class CostType(_Checked):
     name = "cost model"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> CostModel:
-        from remat.api import cost_model
+        from remat.plugins.registry import registry
 
         with self._refused(param, ctx):
-            return cost_model(value)
+            return registry().cost_model(value)
 
 
 class TimeLimitType(_Checked):
@@ -93,7 +93,7 @@ class HooksType(_Checked):
     name = "pair"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> SavedTensorHooks:
-        from remat.passes.packing import SavedTensorHooks
+        from remat.passes.packing.pairs import SavedTensorHooks
 
         with self._refused(param, ctx):
             return SavedTensorHooks.of(value)
@@ -105,12 +105,12 @@ class PipelineType(_Checked):
     name = "passes"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> PassManager:
-        from remat.passes.manager import check_partitioned
-        from remat.pipelines import PassManager
+        from remat.passes.core.ordering import check_partitioned
+        from remat.planning.pipelines import PassManager
 
         try:
             made = PassManager.parse(value)
-            check_partitioned(made)
+            check_partitioned(made.passes)
             return made
         except RematError as error:
             self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
@@ -134,7 +134,7 @@ class PictureFile(OutputFile):
     """A file to draw to."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        from remat.graph.drawing import FORMATS
+        from remat.report.memory_plot import FORMATS
 
         path = super().convert(value, param, ctx)
         if path.suffix.lower() not in FORMATS:

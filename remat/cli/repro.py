@@ -14,7 +14,7 @@ from remat.cli.progress import Progress
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.instruments.repro_folder import Recorded
-    from remat.pipelines import PassManager
+    from remat.planning.pipelines import PassManager
 
 #: Exit codes, besides those of all commands: 2 for wrong usage.
 GONE, REPRODUCED, ANOTHER = 0, 1, 3
@@ -69,8 +69,9 @@ def replay(
         recorded: the failure.
         passes: a pipeline to run instead of the recorded one.
     """
-    from remat import api, pipelines
+    from remat import api
     from remat.passes.instruments import VerifyEach
+    from remat.planning import pipelines
 
     try:
         if passes is None and recorded.options:

@@ -11,12 +11,13 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import echo_json, json_option, main, time_limit_option
-from remat.cli.models import Example, load, users_code
+from remat.cli.example import Example
+from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
 from remat.errors import BudgetError, CaptureError, RematError
 
 if TYPE_CHECKING:
-    from remat.checkpointing import Checked
+    from remat.sac.api.checkpointing import Checked
     from remat.sac.solve.plan import SACPlan
 
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
@@ -28,7 +29,7 @@ class MemoryType(params._Checked):
     name = "memory"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int | float:
-        from remat.checkpointing import read_memory
+        from remat.sac.api.checkpointing import read_memory
 
         with self._refused(param, ctx):
             return read_memory(value)
@@ -133,7 +134,7 @@ def sac(
     """
     from torch import nn
 
-    from remat import checkpointing
+    from remat.sac.api import checkpointing
 
     checked: Checked | None = None
     not_run: RematError | None = None
@@ -155,7 +156,7 @@ def sac(
         except BudgetError as error:
             raise BudgetError(f"{example.title}: {error}") from None
         if plot is not None:
-            from remat.sac.solve.step_drawing import draw_plan
+            from remat.sac.solve.step_plot import draw_plan
 
             progress.step("drawing")
             draw_plan(tree, plan, plot, title=example.title)
@@ -204,7 +205,7 @@ def _show(example: Example, plan: SACPlan, checked: Checked | None) -> None:
 def _show_measured(plan: SACPlan, checked: Checked) -> None:
     """Estimated beside measured."""
     from remat.cli import tables
-    from remat.graph.budget import format_bytes
+    from remat.units import format_bytes
 
     table = tables.new_table()
     table.add_column("")

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from remat.cli.listings import AnalysisLine, CostLine, PassLine, SolverLine
-    from remat.comparison import Comparison, ComparisonRow
-    from remat.planning import Plan
-    from remat.sweep import Frontier, FrontierPoint
+    from remat.planning.comparison import Comparison, ComparisonRow
+    from remat.planning.frontier import Frontier, FrontierPoint
+    from remat.planning.plan import Plan
 
 
 #: What the star and the column "gap" of a comparison mean.
@@ -62,9 +62,9 @@ def new_table(title: str = "") -> Table:
 
 def plan_table(plan: Plan, title: str) -> Table:
     """The figures of one plan."""
-    from remat.graph.budget import format_bytes
-    from remat.graph.explanation import counted
-    from remat.planning import format_cost
+    from remat.planning.plan import format_cost
+    from remat.report.explanation import counted
+    from remat.units import format_bytes
 
     share = f"{plan.saved_bytes / plan.full_bytes:.1%} of" if plan.full_bytes else "of"
     cost = format_cost(plan.recompute_cost, plan.unit)
@@ -97,7 +97,7 @@ def plan_table(plan: Plan, title: str) -> Table:
 
 
 def _budget_told(plan: Plan) -> str:
-    from remat.graph.budget import Budget, format_bytes
+    from remat.units import Budget, format_bytes
 
     if raised := plan.raised_told:
         return raised
@@ -107,7 +107,7 @@ def _budget_told(plan: Plan) -> str:
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
     """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`)."""
-    from remat.graph.budget import Budget
+    from remat.units import Budget
 
     table = new_table(title)
     table.add_column("solver", overflow="fold")
@@ -129,7 +129,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
 
 def comparison_notes(comparison: Comparison) -> list[str]:
     """What stands below the table: why a row is empty, and where a cut did better than the solver."""
-    from remat.graph.budget import Budget
+    from remat.units import Budget
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -146,8 +146,8 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     """The points of a frontier, thinned to a number of rows, its knee marked."""
-    from remat.graph.budget import format_bytes
-    from remat.planning import format_cost
+    from remat.planning.plan import format_cost
+    from remat.units import format_bytes
 
     table = new_table(title)
     for name in ("share", "saved", "recompute", "peak"):
@@ -178,9 +178,9 @@ def thinned(found: Frontier, rows: int) -> list[FrontierPoint]:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from remat.comparison import format_share
-    from remat.graph.budget import format_bytes
-    from remat.planning import format_cost
+    from remat.planning.comparison import format_share
+    from remat.planning.plan import format_cost
+    from remat.units import format_bytes
 
     if row.saved_bytes is None or row.recompute_cost is None:
         return ["–", "–  ", "–", "–", "–"]

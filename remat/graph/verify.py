@@ -3,40 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-
-from torch import fx
 
 from remat.errors import VerifyError
-from remat.graph.joint import JointGraph
-from remat.graph.rules import Facts, Fault, memory, runs, signatures
+from remat.graph.rules import memory, runs, signatures
+from remat.graph.rules.facts import Facts, Fault
+from remat.graph.rules.facts import Split as Split
 from remat.graph.source import located
 
 #: Faults that one error tells of.
 SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
-    """What the rules look at.
-
-    Attributes:
-        joint: the joint graph that was split.
-        forward: forward module.
-        backward: backward module.
-        capacity: bytes that may be saved; None without a limit.
-        count_outputs: whether forward's outputs count as saved.
-        saved_bytes: `saved_storages` of forward, summed up; counted where None.
-        refilled: names of inputs that backward may not read: the user may have refilled them.
-    """
-
-    joint: JointGraph
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    capacity: int | None = None
-    count_outputs: bool = False
-    saved_bytes: int | None = None
-    refilled: frozenset[str] = frozenset()
 
 
 def verify(split: Split) -> None:

@@ -1,7 +1,7 @@
 """Discovery and registration of solvers, passes and cost models."""
 
 from remat.plugins.hooks import hookimpl as hookimpl
-from remat.plugins.isolation import isolated as isolated
 from remat.plugins.registry import PluginWarning as PluginWarning
 from remat.plugins.registry import Registry as Registry
 from remat.plugins.registry import registry as registry
+from remat.solvers.isolation import isolated as isolated

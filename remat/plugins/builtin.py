@@ -8,8 +8,8 @@ from remat.plugins.hooks import hookimpl
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
-    from remat.passes.analysis import Analysis
-    from remat.passes.base import Pass
+    from remat.passes.core.base import Pass
+    from remat.passes.core.state import Analysis
     from remat.solvers.base import Solver
 
 
@@ -50,7 +50,7 @@ def remat_solvers() -> list[type[Solver]]:
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
     """Our passes."""
-    from remat.passes import builtin_passes
+    from remat.passes.builtin import builtin_passes
 
     return list(builtin_passes())
 
@@ -58,7 +58,7 @@ def remat_passes() -> list[type[Pass]]:
 @hookimpl
 def remat_analyses() -> list[type[Analysis[Any]]]:
     """Our analyses."""
-    from remat.passes import builtin_analyses
+    from remat.passes.builtin import builtin_analyses
 
     return builtin_analyses()
 

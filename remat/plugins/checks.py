@@ -47,7 +47,7 @@ def check_options(offered: Any) -> str | None:
 
 def check_pass(offered: Any) -> str | None:
     """Find what keeps ``offered`` from being a usable pass class."""
-    from remat.passes.base import Pass, Stage
+    from remat.passes.core.base import Pass, Stage
 
     fault = check_class(offered, Pass) or check_options(offered)
     if fault is not None:

@@ -16,8 +16,8 @@ import pluggy
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
     from remat.graph.ops import OpTaxonomy
-    from remat.passes.analysis import Analysis
-    from remat.passes.base import Pass
+    from remat.passes.core.base import Pass
+    from remat.passes.core.state import Analysis
     from remat.solvers.base import Solver
 
 PROJECT = "remat"

@@ -23,13 +23,13 @@ from remat.plugins.checks import (
     check_pass,
     check_solver,
 )
-from remat.plugins.isolation import isolated, obstacle
 from remat.solvers.base import Solver, unavailable
+from remat.solvers.isolation import isolated, obstacle
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
-    from remat.passes.analysis import Analysis
-    from remat.passes.base import Pass
+    from remat.passes.core.base import Pass
+    from remat.passes.core.state import Analysis
 
 _OURS = hooks.PROJECT
 _ISOLATION = (None, "process", "foreign")
@@ -102,7 +102,7 @@ class Registry:
         Args:
             name: a registered name, or ``"module:Class"``; a solver is handed back as it is.
             isolation: ``"process"``: it runs in a process of its own, see
-                `remat.plugins.isolation`; ``"foreign"``: it does so if it is not one of ours and
+                `remat.solvers.isolation`; ``"foreign"``: it does so if it is not one of ours and
                 can; None: it runs here.
 
         Raises:
@@ -157,13 +157,25 @@ class Registry:
             raise SolverError(name, message)
         return kind
 
-    def cost_model(self, text: str) -> CostModel:
-        """Return a cost model by name, with an argument behind a colon: ``"roofline:h100"``.
+    def cost_model(self, cost: str | CostModel) -> CostModel:
+        """Return a cost model by name, with an argument behind a colon, or as it is.
+
+        Args:
+            cost: such as ``"roofline:h100"``.
 
         Raises:
             ProblemError: no such cost model, or it does not take this argument.
         """
-        name, colon, argument = text.partition(":")
+        from remat.graph.costs import CostModel
+
+        if isinstance(cost, CostModel):
+            return cost
+        if not isinstance(cost, str):
+            raise ProblemError(
+                f"cost is {cost!r}; expected the name of a cost model ({', '.join(self.cost_models)}) or "
+                "an instance of one"
+            )
+        name, colon, argument = cost.partition(":")
         kind = self.cost_models.get(name)
         if kind is None:
             raise ProblemError(unknown("cost model", name, self.cost_models))
@@ -310,7 +322,7 @@ def _check(hook: str, offer: object) -> str | None:
     if hook == "remat_passes":
         return check_pass(offer)
     if hook == "remat_analyses":
-        from remat.passes.analysis import Analysis
+        from remat.passes.core.state import Analysis
 
         return check_class(offer, Analysis) or check_options(offer)
     if hook == "remat_operators":

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from remat import pipelines
 from remat.errors import ProblemError, RematError
 from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
+from remat.planning import pipelines
 from remat.reduction.edits import EDITS, Edit, Item, fault_of, tidy
 
 #: Whether a graph still fails.

@@ -128,7 +128,7 @@ def built_in(solver: Solver) -> bool:
     What derives from one of ours elsewhere is not; what only runs in a process of its own is.
     """
     kind = type(solver)
-    if kind.__module__ == "remat.plugins.isolation":  # made by `isolated` around another
+    if kind.__module__ == "remat.solvers.isolation":  # made by `isolated` around another
         inner = getattr(solver, "inner", None)
         return isinstance(inner, Solver) and built_in(inner)
     ours = kind.__module__.startswith("remat.solvers.")

@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from remat.errors import ProblemError
 from remat.solvers.bounds import relax
-from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import reduce
 from remat.solvers.solution import Answer
+from remat.solvers.variable_fixing import PeelingSolver
 
 _VALUE_LIMIT = 2**50
 _WEIGHT_LIMIT = 2**62 - 1

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from remat.solvers.bounds import relax
-from remat.solvers.doubles import repair
-from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import reduce
+from remat.solvers.scaling import repair
 from remat.solvers.solution import Answer
+from remat.solvers.variable_fixing import PeelingSolver
 
 _SUM_LIMIT = 2**62 - 1  # CP-SAT calls larger sums a possible overflow
 _DOUBLE_LIMIT = 2**53  # it reports bounds as doubles

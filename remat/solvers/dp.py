@@ -14,10 +14,10 @@ from typing import ClassVar
 
 from remat.errors import ProblemError
 from remat.solvers.bounds import relax
-from remat.solvers.doubles import repair
-from remat.solvers.peeling import PeelingSolver
 from remat.solvers.problem import KnapsackProblem
+from remat.solvers.scaling import repair
 from remat.solvers.solution import Answer
+from remat.solvers.variable_fixing import PeelingSolver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

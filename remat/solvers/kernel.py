@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from types import ModuleType
 
@@ -10,10 +11,9 @@ from types import ModuleType
 def kernel() -> ModuleType | None:
     """The compiled module, None where remat was installed without a C++17 compiler."""
     try:
-        from remat.solvers import _kernel
+        return importlib.import_module("remat.solvers._kernel")
     except ImportError:
         return None
-    return _kernel
 
 
 def missing() -> str | None:

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.solvers.covers import Attempt, Cover, rounds
-from remat.solvers.peeling import PeelingSolver
+from remat.solvers.cover_cuts import Attempt, Cover, rounds
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer
+from remat.solvers.variable_fixing import PeelingSolver
 
 _VALUE_LIMIT = 10**12
 _CBC = "COIN_CMD"

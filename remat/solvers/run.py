@@ -12,10 +12,9 @@ from typing import TypeVar
 
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver, unavailable
-from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer, GraphSolution, Solution
-from remat.solvers.verify import verify, verify_graph
+from remat.solvers.solution import Answer, Solution
+from remat.solvers.verify import verify
 
 T = TypeVar("T")
 
@@ -54,14 +53,14 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
     given = (problem.weights, problem.values, problem.capacity)
 
     def ask() -> object:
-        return _drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+        return drawn(solver.solve(problem, time_limit=time_limit), len(problem))
 
-    with _noting(problem):
-        reason, _ = _asked(solver, lambda: solver.refuses(problem))
+    with noting(problem):
+        reason, _ = asked(solver, lambda: solver.refuses(problem))
     if reason is not None:
         raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
-    with _noting(problem):
-        answer, elapsed_s = _asked(solver, ask)
+    with noting(problem):
+        answer, elapsed_s = asked(solver, ask)
         if given != (problem.weights, problem.values, problem.capacity):
             raise SolverError(
                 solver.name, f"solver '{solver.name}' changed the problem it was given"
@@ -69,48 +68,8 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
         return verify(problem, solver, answer, elapsed_s=elapsed_s)
 
 
-def run_graph(
-    solver: Solver, problem: GraphProblem, *, time_limit: float | None = None
-) -> GraphSolution:
-    """Solve a graph problem with a solver and check the answer.
-
-    A solver that knows knapsacks only gets one: see `remat.solvers.completion`.
-
-    Args:
-        solver: whom to ask.
-        problem: what to solve, with its capacity.
-        time_limit: seconds; None: the solver counts its work, or runs until it is done.
-
-    Returns:
-        The checked solution.
-
-    Raises:
-        ProblemError: an argument is not what it must be, or no decision keeps to the capacity.
-        SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
-    """
-    if not isinstance(solver, Solver):
-        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
-    if not isinstance(problem, GraphProblem):
-        raise ProblemError(f"problem must be a GraphProblem, got {type(problem).__name__}")
-    check_time_limit(time_limit)
-    reason = unavailable(type(solver))
-    if reason is not None:
-        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
-    if not solver.graph:
-        from remat.solvers.completion import by_knapsack
-
-        return by_knapsack(solver, problem, time_limit=time_limit)
-
-    def ask() -> object:
-        return _drawn(solver.solve_graph(problem, time_limit=time_limit), len(problem))
-
-    with _noting(problem):
-        answer, elapsed_s = _asked(solver, ask)
-        return verify_graph(problem, solver, answer, elapsed_s=elapsed_s)
-
-
 @contextlib.contextmanager
-def _noting(problem: object) -> Iterator[None]:
+def noting(problem: object) -> Iterator[None]:
     """Lets an error say which problem it came of, so that somebody can look into it."""
     try:
         yield
@@ -120,7 +79,7 @@ def _noting(problem: object) -> Iterator[None]:
         raise
 
 
-def _asked(solver: Solver, ask: Callable[[], T]) -> tuple[T, float]:
+def asked(solver: Solver, ask: Callable[[], T]) -> tuple[T, float]:
     """What a solver answers, and the seconds that it takes; whatever it raises names it."""
     started = time.perf_counter()
     try:
@@ -154,9 +113,9 @@ def _raised(solver: Solver, error: BaseException) -> SolverError:
     )
 
 
-def _drawn(answer: object, count: int) -> object:
+def drawn(answer: object, count: int) -> object:
     """Draw the indices out of a lazy answer while errors are caught; no more than tell."""
     if isinstance(answer, Answer):
-        drawn = _drawn(answer.saved, count)
-        return dataclasses.replace(answer, saved=drawn)  # type: ignore[arg-type]
+        saved = drawn(answer.saved, count)
+        return dataclasses.replace(answer, saved=saved)  # type: ignore[arg-type]
     return list(islice(answer, count + 1)) if isinstance(answer, Iterable) else answer

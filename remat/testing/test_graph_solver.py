@@ -11,7 +11,7 @@ import pytest
 
 from remat.errors import BudgetError
 from remat.solvers.base import Solver
-from remat.solvers.run import run_graph
+from remat.solvers.run_graph import run_graph
 from remat.solvers.solution import Status
 from remat.testing.graphs import decisions, drawn, layers
 

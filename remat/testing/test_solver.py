@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from remat.plugins.checks import check_solver
-from remat.plugins.isolation import isolated, obstacle
 from remat.solvers.base import Solver
+from remat.solvers.isolation import isolated, obstacle
 from remat.solvers.problem import INT64_MAX, KnapsackProblem
 from remat.solvers.run import run
 from remat.solvers.solution import Solution

@@ -18,9 +18,9 @@ from torch.autograd.graph import saved_tensors_hooks
 import remat
 from benchmarks.models import Outcome, build
 from remat.errors import PlanError, ProblemError
-from remat.graph.measure import measure_step
-from remat.passes.eager_hooks import packed_count
-from remat.passes.packing import HooksWarning
+from remat.passes.packing.eager import packed_count
+from remat.passes.packing.pairs import HooksWarning
+from remat.running.measure import measure_step
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -190,7 +190,7 @@ def test_what_cannot_be_traced_runs_eagerly(gradients: Run, lower: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5 if lower == "inductor" else 0, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::remat.passes.packing.HooksWarning")
+@pytest.mark.filterwarnings("ignore::remat.passes.packing.pairs.HooksWarning")
 def test_what_eager_hooks_keep_goes_with_the_step() -> None:
     """After backward, and where backward never comes."""
     torch._dynamo.reset()
@@ -213,13 +213,13 @@ def test_what_eager_hooks_keep_goes_with_the_step() -> None:
     assert packed_count() == before
 
 
-@pytest.mark.filterwarnings("ignore::remat.passes.packing.HooksWarning")
+@pytest.mark.filterwarnings("ignore::remat.passes.packing.pairs.HooksWarning")
 def test_eager_hooks_that_break_their_word_are_named(gradients: Run) -> None:
     with pytest.raises(PlanError, match=r"unpack returned float64\[32, 16\] on cpu for a saved"):
         gradients((to_numpy, lambda p: torch.from_numpy(p).double()))
 
 
-@pytest.mark.filterwarnings("ignore::remat.passes.packing.HooksWarning")
+@pytest.mark.filterwarnings("ignore::remat.passes.packing.pairs.HooksWarning")
 def test_what_eager_hooks_keep_can_be_unpacked_again() -> None:
     torch._dynamo.reset()
     w = torch.randn(8, 8, requires_grad=True)

@@ -14,7 +14,7 @@ from remat.errors import PlanError
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
-from remat.passes.base import PassResult, State
+from remat.passes.core.state import PassResult, State
 from remat.passes.instruments import VerifyEach
 from tests.fuzz.captured import Captured, run_halves, run_joint, run_through
 from tests.fuzz.cases import Case, Region

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 import remat
-from remat.graph.budget import Budget
-from remat.passes import builtin_analyses
+from remat.passes.builtin import builtin_analyses
 from remat.plugins import registry
+from remat.units import Budget
 
 #: Solvers, the quick ones more often.
 SOLVERS = [*["greedy", "dp", "lagrangian", "milp"] * 4, *remat.solver_names()]

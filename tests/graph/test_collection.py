@@ -10,8 +10,8 @@ import torch
 
 import remat
 from remat.graph.collection import without_collection
-from remat.passes.base import PassResult, State
-from remat.passes.partition import Partition
+from remat.passes.core.state import PassResult, State
+from remat.passes.split.partition import Partition
 from tests.graphs import joint_of, weight
 
 

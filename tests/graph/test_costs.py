@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import remat
 from remat.errors import ProblemError
 from remat.graph.costs import DEVICES, CostModel, Flops, Roofline, Unit, node_costs
-from remat.passes.base import State
+from remat.passes.core.state import State
 from tests.graphs import joint_of, node, traced, weight
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.graph.costs import DEVICES, CostModel, Roofline, RooflineFused, node_costs
-from remat.passes.base import State
+from remat.passes.core.state import State
 from tests.graphs import joint_of, traced, weight
 
 N = 64

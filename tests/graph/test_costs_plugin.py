@@ -15,7 +15,7 @@ from torch import fx
 import remat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel, node_costs
-from remat.passes.base import State
+from remat.passes.core.state import State
 from remat.plugins.registry import registry
 from tests.graphs import joint_of, traced, weight
 

@@ -16,7 +16,7 @@ from remat.errors import ProblemError
 from remat.graph.costs import Profile, Roofline, measure, node_costs, profile, reporting, store
 from remat.graph.costs.devices import Device
 from remat.graph.costs.request import request_of
-from remat.passes.base import State
+from remat.passes.core.state import State
 from remat.plugins.registry import registry
 from tests.graphs import joint_of, node, traced, weight
 

@@ -13,7 +13,7 @@ from torch._library.effects import EffectType
 
 import remat
 from remat.graph import ops, purity
-from remat.passes import cse, dce
+from remat.passes.joint import cse, dce
 
 T = torch.Tensor
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ import remat
 from remat.graph.joint import Role
 from remat.graph.roles import UNREACHABLE, has_tangents
 from remat.graph.storages import Storages
-from remat.passes.analyses import Distances
-from remat.passes.base import State
+from remat.passes.core.analyses import Distances
+from remat.passes.core.state import State
 from tests.graphs import joint_of, traced, weight
 
 

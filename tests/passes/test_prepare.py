@@ -9,10 +9,10 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import remat
 from remat.graph import ops
-from remat.passes.base import State
-from remat.passes.cleanup_recompute_tags import CleanupRecomputeTags
-from remat.passes.dce import DeadCode
-from remat.passes.raise_getitems import raise_getitems
+from remat.passes.core.state import State
+from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
+from remat.passes.joint.dce import DeadCode
+from remat.passes.split.raise_getitems import raise_getitems
 from tests.graphs import calls, joint_of, node, traced, weight
 
 X = torch.linspace(-1, 1, 9).view(3, 3)

@@ -15,12 +15,12 @@ import pytest
 
 from remat.errors import ProblemError, SolverError
 from remat.plugins import isolated, registry
-from remat.plugins.isolation import obstacle
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
+from remat.solvers.isolation import obstacle
 from remat.solvers.lagrangian import Lagrangian
-from remat.solvers.run import run_graph
+from remat.solvers.run_graph import run_graph
 from remat.testing.graphs import layers
 
 PROBLEM = KnapsackProblem((3, 4, 5), (30, 41, 50), 8)

@@ -14,8 +14,8 @@ import torch
 import remat
 from remat.errors import PluginError, ProblemError
 from remat.graph.ops import OpTaxonomy, declarations, default_taxonomy, is_known
-from remat.passes import builtin_analyses, builtin_passes
-from remat.passes.base import PassResult, State
+from remat.passes.builtin import builtin_analyses, builtin_passes
+from remat.passes.core.state import PassResult, State
 from remat.plugins import PluginWarning, Registry
 from tests.plugins.test_registry import entry_points, plugin
 
@@ -111,8 +111,8 @@ def named_hook(name: str, offers: Any) -> Callable[[], Any]:
         ),
         ("remat_passes", Half, "Half is abstract: implement run"),
         ("remat_passes", Mine(), "is an instance: return the class, Mine"),
-        ("remat_passes", Always, "Always does not derive from remat.passes.base.Pass"),
-        ("remat_analyses", Mine, "Mine does not derive from remat.passes.analysis.Analysis"),
+        ("remat_passes", Always, "Always does not derive from remat.passes.core.base.Pass"),
+        ("remat_analyses", Mine, "Mine does not derive from remat.passes.core.state.Analysis"),
         ("remat_passes", "mine", "'mine' is not a class"),
         ("remat_passes", named(Mine, ""), "Odd has no name"),
         ("remat_passes", named(Mine, "two words"), "Odd has the name 'two words'"),

@@ -8,17 +8,17 @@ import pytest
 import torch
 
 import remat
-from remat import pipelines
 from remat.errors import ProblemError, VerifyError
-from remat.graph.differences import first_difference
 from remat.graph.joint import JointGraph, Role, role_of, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.rules import memory
-from remat.graph.running import Trial
 from remat.graph.text import print_joint
-from remat.passes.base import PassResult, State
-from remat.passes.partition import Partition
+from remat.passes.core.state import PassResult, State
+from remat.passes.split.partition import Partition
+from remat.planning import pipelines
 from remat.reduction.edits import EDITS, fault_of, tidy
+from remat.running.differences import first_difference
+from remat.running.trial import Trial
 from tests.passes.instruments.sample import step
 from tests.reduction.models import gpt, gpt_with_writes
 

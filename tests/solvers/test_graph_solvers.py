@@ -19,7 +19,7 @@ from remat.solvers.hull import Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.lagrangian import Lagrangian, Search
 from remat.solvers.native import Native
-from remat.solvers.run import run_graph
+from remat.solvers.run_graph import run_graph
 from remat.testing.graphs import decisions, drawn, layers
 
 SOLVERS = (Lagrangian(), GraphExact(), GraphMilp(gap=0.0), Auto(), Greedy(), Native())

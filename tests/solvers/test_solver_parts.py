@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
 from remat.solvers.bounds import efficiency_order, relax, relax_in_python
-from remat.solvers.covers import cover
-from remat.solvers.doubles import repair, scale_down
+from remat.solvers.cover_cuts import cover
 from remat.solvers.kernel import kernel
-from remat.solvers.peeling import peel
 from remat.solvers.quiet import quiet_stdout
 from remat.solvers.reduction import reduce
+from remat.solvers.scaling import repair, scale_down
+from remat.solvers.variable_fixing import peel
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 

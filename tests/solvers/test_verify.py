@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from remat.errors import SolverError
-from remat.plugins.isolation import isolated
 from remat.solvers import Answer, KnapsackProblem, Solver, Status, verify
 from remat.solvers.base import built_in
 from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.isolation import isolated
 from remat.solvers.native import Native
 from remat.solvers.verify import verify_graph
 

@@ -3,8 +3,3 @@
 Nodes of the halves are told by their names, which are those of the joint graph; a node that a pass
 has added has a name that the joint graph does not know.
 """
-
-from __future__ import annotations
-
-from remat.graph.rules.facts import Facts as Facts
-from remat.graph.rules.facts import Fault as Fault

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from remat.graph.index import are_plain
-from remat.graph.joint import outputs_of
+from remat.graph.joint import JointGraph, outputs_of
 
-if TYPE_CHECKING:
-    from remat.graph.verify import Split
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """What the rules look at.
+
+    Attributes:
+        joint: the joint graph that was split.
+        forward: forward module.
+        backward: backward module.
+        capacity: bytes that may be saved; None without a limit.
+        count_outputs: whether forward's outputs count as saved.
+        saved_bytes: `saved_storages` of forward, summed up; counted where None.
+        refilled: names of inputs that backward may not read: the user may have refilled them.
+    """
+
+    joint: JointGraph
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    capacity: int | None = None
+    count_outputs: bool = False
+    saved_bytes: int | None = None
+    refilled: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

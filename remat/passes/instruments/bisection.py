@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from remat.errors import ProblemError
-from remat.passes.control import Composite
-from remat.passes.instrument import Instrument
+from remat.passes.core.control import Composite
+from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.base import Pass, PassResult, State
-    from remat.passes.manager import PassManager
+    from remat.passes.core.base import Pass
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.core.state import PassResult, State
 
 
 class OptBisect(Instrument):
@@ -80,7 +81,7 @@ class BadPass:
 
 
 def bisect(
-    manager: PassManager,
+    manager: Pipeline,
     joint: JointGraph,
     is_bad: Callable[[PassResult], bool],
     *,

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from remat.errors import RematError
 from remat.files import write_whole
-from remat.graph.stamp import Stamp
-from remat.passes.control import Composite
-from remat.passes.instrument import Instrument
+from remat.graph.snapshot import Stamp
+from remat.passes.core.control import Composite
+from remat.passes.core.pipeline import Instrument
 
 if TYPE_CHECKING:
-    from remat.passes.base import Pass, PassResult, State
-    from remat.passes.manager import PassManager
+    from remat.passes.core.base import Pass
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.core.state import PassResult, State
 
 
 def state_text(state: State) -> str:
@@ -54,12 +55,12 @@ class _Shown(Instrument):
         self._only = None if only is None else tuple(only)
         self._number = 0
 
-    def start(self, manager: PassManager, state: State) -> None:
-        known = {p.name for p in manager.flat()}
+    def start(self, pipeline: Pipeline, state: State) -> None:
+        known = {p.name for p in pipeline.flat()}
         for name in self._only or ():
             if name not in known:
                 raise RematError(
-                    f"no pass '{name}' to show the graph at in pipeline '{manager}'; it has: "
+                    f"no pass '{name}' to show the graph at in pipeline '{pipeline}'; it has: "
                     f"{', '.join(sorted(known))}"
                 )
 
@@ -105,8 +106,8 @@ class Dumps(_Shown):
         super().__init__(before=before, after=after, only=only)
         self.folder = Path(folder)
 
-    def start(self, manager: PassManager, state: State) -> None:
-        super().start(manager, state)
+    def start(self, pipeline: Pipeline, state: State) -> None:
+        super().start(pipeline, state)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -162,7 +163,7 @@ class PrintChanged(Instrument):
         self._text: str | None = None
         self._stamps: tuple[Stamp, ...] = ()
 
-    def start(self, manager: PassManager, state: State) -> None:
+    def start(self, pipeline: Pipeline, state: State) -> None:
         self._text = None
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat.passes.budgeted import Budgeted
-from remat.passes.instrument import Instrument
+from remat.passes.core.pipeline import Instrument
+from remat.passes.decide.budgeted import Budgeted
 from remat.passes.instruments.repro_folder import Failure, tell, write_reproducer
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance
@@ -14,8 +14,9 @@ from remat.solvers.problem import KnapsackProblem
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.base import Pass, State
-    from remat.passes.manager import PassManager
+    from remat.passes.core.base import Pass
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.core.state import State
 
 
 class Reproducer(Instrument):
@@ -40,8 +41,8 @@ class Reproducer(Instrument):
         self._note = ""
         self._seen: BaseException | None = None
 
-    def start(self, manager: PassManager, state: State) -> None:
-        self._joint, self._pipeline, self._seen = state.joint.copy(), str(manager), None
+    def start(self, pipeline: Pipeline, state: State) -> None:
+        self._joint, self._pipeline, self._seen = state.joint.copy(), str(pipeline), None
         self._note = ""
         if state.decision is not None or state.forward is not None:
             self._note = (

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from remat.passes.control import Composite
-from remat.passes.instrument import Instrument
+from remat.passes.core.control import Composite
+from remat.passes.core.pipeline import Instrument
 from remat.passes.instruments.timing import columns
 
 if TYPE_CHECKING:
-    from remat.passes.base import Pass, PassResult, State
+    from remat.passes.core.base import Pass
+    from remat.passes.core.state import PassResult, State
 
 
 class Statistics(Instrument):

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remat.passes.analysis import Analysis, watching
-from remat.passes.instrument import Instrument
+from remat.passes.core.pipeline import Instrument
+from remat.passes.core.state import Analysis, watching
 
 if TYPE_CHECKING:
-    from remat.passes.base import Pass, PassResult, State
-    from remat.passes.manager import PassManager
+    from remat.passes.core.base import Pass
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.core.state import PassResult, State
 
 _STATM = Path("/proc/self/statm")
 
@@ -68,7 +69,7 @@ class Timing(Instrument):
         self._open: list[tuple[Span, float, int]] = []
         self._watching = contextlib.ExitStack()
 
-    def start(self, manager: PassManager, state: State) -> None:
+    def start(self, pipeline: Pipeline, state: State) -> None:
         self._open.clear()
         self._watching.close()
         self._watching.enter_context(watching(self._analysis))

@@ -11,17 +11,18 @@ from torch import fx
 
 from remat.errors import PassError, ProblemError
 from remat.graph import ops
-from remat.graph.differences import first_difference
-from remat.graph.running import MAX_BYTES, Trial
-from remat.graph.stamp import Stamp, alike
+from remat.graph.snapshot import Stamp, alike
 from remat.graph.structure import check_structure
-from remat.passes.analysis import Known
-from remat.passes.control import Composite
-from remat.passes.instrument import Instrument
+from remat.passes.core.control import Composite
+from remat.passes.core.pipeline import Instrument
+from remat.passes.core.state import Known
+from remat.running.differences import first_difference
+from remat.running.trial import MAX_BYTES, Trial
 
 if TYPE_CHECKING:
-    from remat.passes.base import Pass, PassResult, State
-    from remat.passes.manager import PassManager
+    from remat.passes.core.base import Pass
+    from remat.passes.core.pipeline import Pipeline
+    from remat.passes.core.state import PassResult, State
 
 
 _BY_IDENTITY: Any = object.__eq__
@@ -60,7 +61,7 @@ class VerifyEach(Instrument):
     def _checks(self) -> str:
         return "numbers" if self._numbers else "structure"
 
-    def start(self, manager: PassManager, state: State) -> None:
+    def start(self, pipeline: Pipeline, state: State) -> None:
         self._before, self._done, self._trial, self._draws_twice = [], [], None, ()
         if not self._numbers:
             return

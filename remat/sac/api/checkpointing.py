@@ -18,11 +18,10 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import BudgetError, CaptureError
-from remat.graph.budget import Budget
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
-from remat.graph.measure import measure_step, run_backward, run_forward
 from remat.plugins.registry import registry
+from remat.running.measure import measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
 from remat.sac.estimate.modules import ModuleTree, collect_modules
 from remat.sac.run.fakes import left_as_found
@@ -31,6 +30,7 @@ from remat.sac.run.operators import tensors_in
 from remat.sac.solve.milp import plan_modules
 from remat.sac.solve.plan import SACPlan
 from remat.solvers.base import Solver
+from remat.units import Budget
 
 #: Timed steps, of which the fastest counts; they alternate, so that noise meets both alike.
 REPEATS = 5

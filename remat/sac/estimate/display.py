@@ -13,8 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from remat.graph.budget import format_bytes
-from remat.graph.drawing import write_picture
+from remat.report.memory_plot import write_picture
 from remat.sac.estimate.stats import (
     PS_PER_MS,
     SACGreedyOrderMeta,
@@ -23,6 +22,7 @@ from remat.sac.estimate.stats import (
     group,
 )
 from remat.sac.estimate.tradeoff import exact_frontier
+from remat.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

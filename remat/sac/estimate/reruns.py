@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint
 
 from remat import torch_compat
 from remat.errors import PolicyError
-from remat.graph.measure import run_backward, run_forward
+from remat.running.measure import run_backward, run_forward
 from remat.sac.policies.region import context_fn
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.lifetimes import given_tensors, loss_only

@@ -11,7 +11,7 @@ from torch import nn
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.measure import as_before
+from remat.running.measure import as_before
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from remat import torch_compat
-from remat.graph.measure import run_backward, run_forward
 from remat.graph.memories import storage_of
+from remat.running.measure import run_backward, run_forward
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import (

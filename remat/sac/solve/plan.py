@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
-from remat.graph.budget import format_bytes
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.targets import read_target
+from remat.units import format_bytes
 
 #: Version of the JSON form.
 JSON_VERSION = 1

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import BudgetError, SolverError
-from remat.graph.budget import format_bytes
 from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.solve.choices import Choice, Choices, hull
@@ -21,6 +20,7 @@ from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
 from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, classes, place
 from remat.sac.solve.peaks import Simulated, moments_of_interest, simulate
 from remat.sac.solve.program import Backend, Linear
+from remat.units import format_bytes
 
 #: Programs solved for one plan, at most, and how many cuts each failure adds.
 ROUNDS, CUTS = 60, 8

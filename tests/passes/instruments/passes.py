@@ -9,12 +9,11 @@ import torch
 from torch import fx
 
 import remat
-from remat.passes.analyses import Distances
-from remat.passes.analysis import Analysis
-from remat.passes.base import Pass, PassResult, Stage, State
-from remat.passes.control import Composite
-from remat.passes.instrument import Instrument
-from remat.passes.manager import PassManager
+from remat.passes.core.analyses import Distances
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.control import Composite
+from remat.passes.core.pipeline import Instrument, Pipeline
+from remat.passes.core.state import Analysis, PassResult, State
 
 sin, cos = torch.ops.aten.sin.default, torch.ops.aten.cos.default
 
@@ -186,4 +185,4 @@ def run(joint: remat.JointGraph, passes: list[Pass] | str, *instruments: Instrum
     """Runs passes, or a pipeline, over a copy of a graph."""
     if isinstance(passes, str):
         return remat.PassManager.parse(passes).run(joint, instruments=instruments)
-    return PassManager(tuple(passes)).run(joint, instruments=instruments)
+    return Pipeline(tuple(passes)).run(joint, instruments=instruments)

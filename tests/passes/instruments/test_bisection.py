@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from remat.errors import ProblemError
-from remat.passes.base import PassResult
-from remat.passes.control import Group
-from remat.passes.dce import DeadCode
+from remat.passes.core.control import Group
+from remat.passes.core.pipeline import Pipeline
+from remat.passes.core.state import PassResult
 from remat.passes.instruments import OptBisect, VerifyEach, bisect
-from remat.passes.manager import PassManager
-from remat.passes.partition import Partition
-from remat.pipelines import PassManager as Registered
+from remat.passes.joint.dce import DeadCode
+from remat.passes.split.partition import Partition
+from remat.planning.pipelines import PassManager as Registered
 from tests.graphs import calls
 from tests.passes.instruments.passes import Looks, Raises, Wrong, run
 from tests.passes.instruments.sample import WHOLE, step
@@ -62,7 +62,7 @@ def two_cosines(result: PassResult) -> bool:
 def test_the_first_bad_pass_is_found(where: int) -> None:
     passes = [DeadCode(), Looks(), DeadCode(), Looks()]
     passes.insert(where, Wrong())
-    found = bisect(PassManager((Group(tuple(passes)),)), step(), two_cosines)
+    found = bisect(Pipeline((Group(tuple(passes)),)), step(), two_cosines)
     assert found is not None
     assert (found.number, found.path, found.name) == (where + 1, ("group", "wrong"), "wrong")
     assert found.count == 5
@@ -71,7 +71,7 @@ def test_the_first_bad_pass_is_found(where: int) -> None:
 
 def test_a_pass_that_raises_is_bad() -> None:
     passes = (DeadCode(), Looks(), Raises(), DeadCode())
-    found = bisect(PassManager(passes), step(), lambda _: False)
+    found = bisect(Pipeline(passes), step(), lambda _: False)
     assert found is not None
     assert (found.number, found.name) == (3, "raises")
 
@@ -79,7 +79,7 @@ def test_a_pass_that_raises_is_bad() -> None:
 def test_a_check_can_be_what_is_bad() -> None:
     passes = (DeadCode(), Wrong(), Looks())
     found = bisect(
-        PassManager(passes), step(), lambda _: False, instruments=[VerifyEach(numbers=True)]
+        Pipeline(passes), step(), lambda _: False, instruments=[VerifyEach(numbers=True)]
     )
     assert found is not None
     assert found.name == "wrong"
@@ -92,11 +92,11 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
 
 def test_what_cannot_be_left_out_is_suspected_then() -> None:
     with pytest.raises(ProblemError, match="every pass is left out that can be; suspect partition"):
-        bisect(PassManager((DeadCode(), Partition())), step(), lambda _: True)
+        bisect(Pipeline((DeadCode(), Partition())), step(), lambda _: True)
 
 
 def test_the_callers_graph_is_not_changed() -> None:
     graph = step()
     before = calls(graph.graph_module)
-    bisect(PassManager((DeadCode(), Wrong())), graph, two_cosines)
+    bisect(Pipeline((DeadCode(), Wrong())), graph, two_cosines)
     assert calls(graph.graph_module) == before

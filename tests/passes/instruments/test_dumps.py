@@ -9,8 +9,8 @@ from expecttest import assert_expected_inline
 
 from remat.errors import RematError
 from remat.graph.text import parse_graph, parse_joint
-from remat.passes.dce import DeadCode
 from remat.passes.instruments import Dumps, PrintChanged, Printed
+from remat.passes.joint.dce import DeadCode
 from tests.passes.instruments.passes import Raises, Wrong, run
 from tests.passes.instruments.sample import TEXT, WHOLE, step
 

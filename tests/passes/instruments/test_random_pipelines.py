@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import remat
 from remat.graph.text import parse_joint, print_joint
 from remat.passes.instruments import OptBisect, VerifyEach
-from remat.pipelines import shaped
+from remat.planning.pipelines import shaped
 from tests.passes.programs import SIZE, Model, Program, programs
 
 

@@ -13,10 +13,10 @@ import remat
 from remat.cli.repro import replay
 from remat.errors import PassError, ProblemError, SolverError
 from remat.graph.text import read_joint
-from remat.passes.dce import DeadCode
+from remat.passes.core.pipeline import Pipeline
 from remat.passes.instruments import Reproducer, VerifyEach
 from remat.passes.instruments.repro_folder import read_reproducer, tell
-from remat.passes.manager import PassManager
+from remat.passes.joint.dce import DeadCode
 from remat.solvers.graph_problem import GraphProblem
 from tests.passes.instruments.passes import Breaks, Raises, Twice, Wrong, run
 from tests.passes.instruments.sample import TEXT, step
@@ -69,7 +69,7 @@ def test_the_same_failure_gets_the_same_folder(tmp_path: Path) -> None:
 def test_in_place_too_the_graph_is_that_of_the_beginning(tmp_path: Path) -> None:
     graph, reproducer = step(), Reproducer(tmp_path)
     with pytest.raises(PassError):
-        PassManager((DeadCode(), Raises())).run(graph, in_place=True, instruments=[reproducer])
+        Pipeline((DeadCode(), Raises())).run(graph, in_place=True, instruments=[reproducer])
     assert reproducer.written is not None
     assert (reproducer.written / "graph.joint").read_text() == TEXT
 
@@ -113,7 +113,7 @@ def test_checks_of_other_instruments_leave_one_too(tmp_path: Path) -> None:
     assert reproducer.written is not None
     recorded = read_reproducer(reproducer.written)
     assert recorded.checks == "numbers"
-    error = replay(read_joint(recorded.graph), recorded, PassManager((Wrong(),)))  # type: ignore[arg-type]
+    error = replay(read_joint(recorded.graph), recorded, Pipeline((Wrong(),)))  # type: ignore[arg-type]
     assert error is not None
     assert recorded.is_same(error), "found by the same check"
 
@@ -163,7 +163,7 @@ def recorded_folder(tmp_path: Path) -> Path:
 def test_replaying_says_what_happens(tmp_path: Path) -> None:
     folder = recorded_folder(tmp_path)
     recorded = read_reproducer(folder)
-    same = replay(read_joint(recorded.graph), recorded, PassManager((DeadCode(), Raises())))  # type: ignore[arg-type]
+    same = replay(read_joint(recorded.graph), recorded, Pipeline((DeadCode(), Raises())))  # type: ignore[arg-type]
     assert same is not None
     assert recorded.is_same(same)
     other = replay(read_joint(recorded.graph), recorded)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import remat
-from remat.passes.dce import DeadCode
 from remat.passes.instruments import Statistics
+from remat.passes.joint.dce import DeadCode
 from tests.passes.instruments.passes import Raises, Twice, Wrong, run
 from tests.passes.instruments.sample import step
 

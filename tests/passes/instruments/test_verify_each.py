@@ -10,11 +10,11 @@ import pytest
 import remat
 from remat.errors import PassError, ProblemError
 from remat.graph.text import parse_joint
-from remat.passes.analyses import Classification, Costs, Positions
-from remat.passes.base import Pass
-from remat.passes.dce import DeadCode
+from remat.passes.core.base import Pass
+from remat.passes.core.state import Classification, Costs, Positions
 from remat.passes.instruments import VerifyEach
 from remat.passes.instruments.verify_each import same_result
+from remat.passes.joint.dce import DeadCode
 from tests.graphs import joint_of, weight
 from tests.passes.instruments import passes as bad
 from tests.passes.instruments.passes import run
@@ -118,7 +118,7 @@ def test_it_composes_and_serves_many_runs() -> None:
 
 
 def test_results_are_compared_field_by_field() -> None:
-    from remat.passes.base import State
+    from remat.passes.core.state import State
 
     one, other = State(joint=step()), State(joint=step())
     assert same_result(one.get(Classification()), other.get(Classification()))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from remat.errors import CaptureError, ProblemError
-from remat.graph.measure import measure_step
+from remat.running.measure import measure_step
 from remat.sac import apply, remove
 from remat.sac.estimate.modules import ModuleTree, collect_modules
 from remat.sac.run.lifetimes import loss_only

@@ -1,0 +1,255 @@
+"""The Dynamo backend ``"remat"``: graphs split by our partitioner, run as they are or by Inductor."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from remat import torch_compat
+from remat.errors import PlanError, ProblemError
+from remat.graph import ops
+from remat.graph.capture import LOWERINGS
+from remat.graph.joint import copy_module
+from remat.graph.regions import calls_regions
+from remat.integrations import kept_steps
+from remat.integrations.kept_steps import traces_of
+from remat.integrations.partitioner import Partitioner
+
+_LOCK = threading.Lock()
+_SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
+
+#: Options of the backend that are ours; every other one is Inductor's.
+OPTIONS = (
+    "budget",
+    "solver",
+    "cost",
+    "time_limit",
+    "plan",
+    "pipeline",
+    "lower",
+    "rank_wait_s",
+    "hooks",
+    "reread_inputs",
+    "repro",
+)
+
+
+#: Inductor's vectorised ends of loops on a CPU. In PyTorch 2.13 they compute wrong gradients of a Mamba
+#: whose scan is recomputed; without them the ends run one by one, and all is right.
+_MASKED_TAILS = "cpp.enable_loop_tail_vec"
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
+
+    Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline``,
+    ``rank_wait_s``, ``hooks``, ``reread_inputs``, ``repro`` as in `partitioner`;
+    ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
+    other option, and ``mode``, goes to Inductor.
+
+    Raises:
+        RematError: an option that cannot be meant.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ProblemError(
+            f"options is {options!r}; expected a dict of options by name, such as "
+            'torch.compile(model, backend="remat", options={"budget": 0.3})'
+        )
+    given = dict(options or {})
+    ours = {k: given.pop(k) for k in OPTIONS if k in given}
+    lower = ours.get("lower", "inductor")
+    if lower not in LOWERINGS:
+        raise ProblemError(
+            f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
+        )
+    partition = Partitioner(**{**ours, "lower": lower})
+    if options is not None:
+        partition.siblings = _siblings(options)
+    if lower == "eager":
+        _refuse_unknown(given)
+        if given or mode is not None:
+            names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
+            raise ProblemError(
+                f"lower='eager' does not use Inductor, but {names} is for it; known options of remat: "
+                f"{', '.join(OPTIONS)}"
+            )
+        return _compile_eager(gm, example_inputs, partition)
+    return _compile_inductor(gm, example_inputs, partition, given, mode)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuses options that are neither ours nor Inductor's.
+
+    Raises:
+        ProblemError: there is one; the message names what may be meant.
+    """
+    if not options:
+        return
+    from remat.torch_compat import list_options
+
+    theirs = list_options()
+    for name in options:
+        if not isinstance(name, str) or name.replace("-", "_") not in theirs:
+            written = str(name).replace("-", "_")
+            # Ours first: Inductor has hundreds, and one of them is always near.
+            near = difflib.get_close_matches(written, OPTIONS, n=1) or difflib.get_close_matches(
+                written, theirs, n=1
+            )
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise ProblemError(
+                f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
+                f"(torch._inductor.list_options() lists its options){meant}"
+            )
+
+
+def _siblings(options: Mapping[str, Any]) -> set[str]:
+    """The graphs compiled under these options: Dynamo hands the same object each time."""
+    with _LOCK:
+        kept = _SIBLINGS.setdefault(id(options), (options, set()))
+        while len(_SIBLINGS) > 64:
+            del _SIBLINGS[next(iter(_SIBLINGS))]
+    return kept[1]
+
+
+def _compile_eager(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], partition: Partitioner
+) -> Callable[..., Any]:
+    from remat.torch_compat import aot_autograd
+
+    compiled = aot_autograd(
+        fw_compiler=lambda module, _: _boxed(module),
+        partition_fn=partition,
+        keep_inference_input_mutations=True,
+    )
+    return compiled(gm, example_inputs)
+
+
+def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Runs one half as it is and takes its arguments over, so that each is freed after its last use.
+
+    Called with arguments of their own, the caller would keep what was saved to the end of backward.
+    """
+    graph = copy_module(module).graph
+    graph.set_codegen(torch_compat.BoxedCodeGen())
+    half = fx.GraphModule(module, graph)
+
+    def run(arguments: list[Any]) -> Any:
+        return half.forward(arguments)
+
+    torch_compat.mark_boxed(run)
+    return run
+
+
+def _compile_inductor(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partition: Partitioner,
+    options: dict[str, Any],
+    mode: str | None,
+) -> Callable[..., Any]:
+    from remat.torch_compat import compile_fx, functorch_config, list_mode_options, list_options
+
+    _refuse_unknown(options)
+    known = list_options()
+    patches: dict[str, Any] = {_MASKED_TAILS: False} if _MASKED_TAILS in known else {}
+    patches.update(list_mode_options(mode) if mode else {})
+    patches.update({k.replace("-", "_"): v for k, v in options.items()})
+    patches["custom_partitioner_fn"] = partition
+    if not partition.cacheable:
+        patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
+    functorch: dict[str, Any] = {}
+    if calls_regions(gm):
+        # Inductor takes the places of the inputs that backward may overwrite for places among the
+        # inputs of a region's backward too, and overwrites what is still to be read.
+        functorch["donated_buffer"] = False
+    # Regions are compiled with the halves that they are in, which are then more than two.
+    partition.keeps = partition.keeps_steps and not calls_regions(gm)
+    if partition.keeps:
+        partition.traces = traces_of(gm, example_inputs)
+        step = _Step(partition)
+        with functorch_config.patch(functorch):
+            compiled: Any = compile_fx(
+                gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
+            )
+        if step.is_new or _restore(partition, gm, compiled):
+            return compiled  # type: ignore[no-any-return]
+        partition.keeps, partition.traces = False, ""
+    partition.halves_only = True
+    # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
+    # know what the step runs on. Inductor's own cache of compiled halves stays in use.
+    with functorch_config.patch({**functorch, "enable_autograd_cache": False}):
+        return compile_fx(  # type: ignore[return-value]
+            gm, example_inputs, inner_compile=_compile_in_order, config_patches=patches
+        )
+
+
+class _Step:
+    """One compilation by Inductor, which ends with both halves known to its cache, or with neither new."""
+
+    def __init__(self, partition: Partitioner) -> None:
+        self._partition = partition
+        self._keys: list[str | None] = []
+        self._compiled = False
+
+    @property
+    def is_new(self) -> bool:
+        """Whether something was planned or compiled, so that it was not found in AOTAutograd's cache."""
+        return self._compiled or self._partition.called
+
+    def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        """As `_compile_in_order`; notes what belongs to a step once both of its halves have a key."""
+        self._compiled, self._partition.traces = True, ""
+        compiled = _compile_in_order(gm, example_inputs, **kwargs)
+        self._keys.append(kept_steps.key_of(compiled))
+        kept = self._partition.kept
+        if kept is not None and kwargs.get("is_backward") and len(self._keys) == 2:
+            keys = [key for key in self._keys if key is not None]
+            if len(keys) == 2:
+                kept_steps.keep(keys, kept)
+        return compiled
+
+
+def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
+    """Restores the plan of a step from AOTAutograd's cache; False where that cannot be done."""
+    halves = kept_steps.halves_of(compiled)
+    if halves is None:
+        return False
+    if len(halves) == 1:  # nothing to differentiate
+        return True
+    kept = kept_steps.find(halves)
+    if kept is None:
+        return False
+    try:
+        partition.restore(kept, gm)
+    except PlanError:
+        return False
+    return True
+
+
+def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+    """Compiles one half of a step with Inductor, keeping the order of random draws.
+
+    Inductor rewrites what it compiles; it gets a copy, since the plan shows the half as it is.
+
+    To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
+    the generator too; which ones depends on what else is in the graph. The numbers of a step would
+    then depend on the plan. Where more than one operator draws, the order is kept.
+    """
+    from remat.torch_compat import compile_fx_inner, inductor_config
+
+    gm = copy_module(gm)
+    draws = sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes)
+    if draws < 2:
+        return compile_fx_inner(gm, example_inputs, **kwargs)
+    with inductor_config.patch(reorder_for_peak_memory=False):
+        return compile_fx_inner(gm, example_inputs, **kwargs)

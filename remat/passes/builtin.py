@@ -1,0 +1,76 @@
+"""Our own passes and analyses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remat.passes.core.base import Pass
+from remat.passes.core.state import Analysis
+
+
+def builtin_passes() -> list[type[Pass]]:
+    """Our own passes, in the order in which the default pipeline runs them."""
+    from remat.passes.core.control import Fixpoint, Group, Unless, When
+    from remat.passes.decide.knapsack import Knapsack
+    from remat.passes.decide.min_cut import MinCut
+    from remat.passes.decide.solve_graph import SolveGraph
+    from remat.passes.hooks.saved_tensor_hooks import PackSaved
+    from remat.passes.joint.classify import Classify
+    from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
+    from remat.passes.joint.cse import CommonSubexpressions
+    from remat.passes.joint.dce import DeadCode
+    from remat.passes.joint.dist_from_backward import DistanceFromBackward
+    from remat.passes.ranks.agree_ranks import AgreeRanks
+    from remat.passes.split.functionalize_rng import FunctionalizeRng
+    from remat.passes.split.partition import Partition
+    from remat.passes.split.raise_getitems import RaiseGetitems
+    from remat.passes.split.reorder_backward import ReorderBackward
+
+    return [
+        DeadCode,
+        CommonSubexpressions,
+        CleanupRecomputeTags,
+        Classify,
+        DistanceFromBackward,
+        MinCut,
+        Knapsack,
+        SolveGraph,
+        AgreeRanks,
+        Partition,
+        FunctionalizeRng,
+        ReorderBackward,
+        RaiseGetitems,
+        PackSaved,
+        Fixpoint,
+        When,
+        Unless,
+        Group,
+    ]
+
+
+def builtin_analyses() -> list[type[Analysis[Any]]]:
+    """Our own analyses; those that yield a truth value come last."""
+    from remat.passes.core import analyses
+    from remat.passes.decide import budgeted, min_cut
+
+    return [
+        analyses.Positions,
+        analyses.Classification,
+        analyses.Distances,
+        analyses.Memory,
+        analyses.Costs,
+        analyses.GraphProblemOf,
+        min_cut.Fusibility,
+        min_cut.Banned,
+        min_cut.Weights,
+        min_cut.RuntimeOptimalCut,
+        budgeted.LeastDecision,
+        budgeted.RegionBudget,
+        analyses.Liveness,
+        analyses.Differentiable,
+        analyses.Random,
+        analyses.Mutating,
+        analyses.Tagged,
+        analyses.DynamicShapes,
+        analyses.Partitioned,
+    ]

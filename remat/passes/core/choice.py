@@ -1,0 +1,57 @@
+"""How a decision came about, and by which rules the cut that it refers to was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How a decision came about.
+
+    Attributes:
+        capacity: bytes that the decision may save; None where there is no limit.
+        full_bytes: bytes that the runtime-optimal cut saves.
+        least_bytes: the least that any decision saves.
+        solver: the solver that was asked, or ``min-cut`` where that cut is all there is or costs less.
+        items: nodes of the graph problem that a solver decided; 0 without one.
+        deterministic: False if a clock ended the search.
+        elapsed_s: seconds that the solver took.
+        recompute_cost: what the decision costs, where that was asked.
+        recompute_bound: what no decision within the capacity can cost less than, as far as the
+            solver has proven.
+        region_budget: the share that the code set for its region, where that held.
+        least_because: why nothing less can be saved, where a share of less was raised to that.
+    """
+
+    capacity: int | None = None
+    full_bytes: int | None = None
+    least_bytes: int | None = None
+    solver: str = "min-cut"
+    items: int = 0
+    deterministic: bool = True
+    elapsed_s: float = 0.0
+    recompute_cost: int | None = None
+    recompute_bound: int = 0
+    region_budget: float | None = None
+    least_because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BanRules:
+    """Which heuristics apply; each keeps some nodes from being recomputed.
+
+    Attributes:
+        used_far_apart: users of one value with something unfusible between them.
+        long_fusible_chains: chains of fusible nodes over `LONG_CHAIN` long.
+        materialized_backward: what backward writes to memory anyway.
+        not_in_allowlist: whatever is not known to be cheap; without it, only random operators and
+            compute-intensive ones.
+        reductions: results under a quarter of their inputs.
+    """
+
+    used_far_apart: bool = True
+    long_fusible_chains: bool = True
+    materialized_backward: bool = True
+    not_in_allowlist: bool = True
+    reductions: bool = True

@@ -1,0 +1,151 @@
+"""Passes that are made of passes: fixed points, conditions, and named groups."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.errors import ProblemError
+from remat.passes.core.analyses import Partitioned
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import Analysis, PassResult, State
+
+#: Runs passes one after the other.
+Runner = Callable[[tuple[Pass, ...], State], PassResult]
+
+
+def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
+    """Runs passes without instruments or checks."""
+    modified, statistics = False, Counter[str]()
+    for p in passes:
+        result = p.run(state)
+        state, modified = result.state, modified or result.modified
+        statistics.update(result.statistics)
+    return PassResult(state=state, modified=modified, statistics=dict(statistics))
+
+
+@dataclass(frozen=True)
+class Composite(Pass):
+    """Base of passes that are made of passes; the manager runs those, with its instruments.
+
+    Attributes:
+        passes: what it is made of, in order.
+    """
+
+    stage: ClassVar[Stage] = Stage.ANY
+
+    passes: tuple[Pass, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "passes", tuple(self.passes))
+        for p in self.passes:
+            if not isinstance(p, Pass):
+                raise ProblemError(f"'{self.name}' is made of Pass instances, got {p!r}")
+        if not self.passes:
+            raise ProblemError(f"'{self.name}' is empty: name the passes inside its parentheses")
+
+    @property
+    def order(self) -> tuple[Pass, ...]:
+        """The passes in an order in which they may run; it is what ordering rules look at."""
+        return self.passes
+
+    @abstractmethod
+    def run_with(self, state: State, runner: Runner) -> PassResult:
+        """Runs the passes by ``runner``."""
+
+    def run(self, state: State) -> PassResult:
+        return self.run_with(state, run_plainly)
+
+
+@dataclass(frozen=True)
+class Fixpoint(Composite):
+    """Repeats passes until a whole round changes nothing.
+
+    Attributes:
+        limit: rounds, at most.
+    """
+
+    name: ClassVar[str] = "fixpoint"
+    summary: ClassVar[str] = "repeat passes until nothing changes: fixpoint(dce,cse)"
+
+    limit: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
+            raise ProblemError(f"'{self.name}' limit is {self.limit!r}; expected 1 round or more")
+
+    @property
+    def order(self) -> tuple[Pass, ...]:
+        return self.passes * 2  # the last may be followed by the first
+
+    def run_with(self, state: State, runner: Runner) -> PassResult:
+        modified, rounds, settled = False, 0, False
+        inner: Counter[str] = Counter()
+        while not settled and rounds < self.limit:
+            result = runner(self.passes, state)
+            state, settled = result.state, not result.modified
+            modified, rounds = modified or result.modified, rounds + 1
+            inner.update(result.statistics)
+        detail = f"{rounds} rounds" + ("" if settled else ", not settled")
+        inner.update(rounds=rounds, unsettled=int(not settled))
+        return PassResult(state=state, modified=modified, detail=detail, statistics=dict(inner))
+
+
+@dataclass(frozen=True)
+class When(Composite):
+    """Runs passes where an analysis holds.
+
+    Attributes:
+        condition: the analysis; what it yields is taken for true or false.
+    """
+
+    name: ClassVar[str] = "when"
+    summary: ClassVar[str] = "run passes where a condition holds: when(condition=random,dce)"
+    wanted: ClassVar[bool] = True
+
+    condition: Analysis[object] = Partitioned()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.condition, Analysis):
+            raise ProblemError(
+                f"'{self.name}' condition is {self.condition!r}; expected an instance of an "
+                "Analysis, for example remat.passes.core.analyses.Random()"
+            )
+
+    def run_with(self, state: State, runner: Runner) -> PassResult:
+        if bool(state.get(self.condition)) is not self.wanted:
+            return PassResult(
+                state=state, modified=False, detail=f"{self.condition.name}: left out"
+            )
+        return runner(self.passes, state)
+
+
+@dataclass(frozen=True)
+class Unless(When):
+    """Runs passes where an analysis does not hold."""
+
+    name: ClassVar[str] = "unless"
+    summary: ClassVar[str] = "run passes where a condition does not hold"
+    wanted: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Group(Composite):
+    """Passes under one name, so that timing trees and bisection can take them for one.
+
+    Attributes:
+        label: what the group is called.
+    """
+
+    name: ClassVar[str] = "group"
+    summary: ClassVar[str] = "passes that belong together: group(label=tidy,dce,cse)"
+
+    label: str = ""
+
+    def run_with(self, state: State, runner: Runner) -> PassResult:
+        return runner(self.passes, state)

@@ -1,0 +1,99 @@
+"""Orders of passes in which one would undo the work of another, or could do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from remat.errors import ProblemError
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.control import Composite, When
+
+
+def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """The passes in an order in which they may run, with those inside of others."""
+    for p in passes:
+        if isinstance(p, Composite):
+            yield from flat(p.order)
+        else:
+            yield p
+
+
+def check_partitioned(passes: tuple[Pass, ...]) -> None:
+    """Refuses a pipeline for a joint graph in which a pass stands before what it works on.
+
+    Raises:
+        ProblemError: a pass works on the two halves, and nothing before it partitions.
+    """
+    always = {id(p) for p in _unconditional(passes)}
+    for p in flat(passes):
+        if p.stage is Stage.PARTITION:
+            return
+        if p.stage is Stage.SPLIT and id(p) in always:
+            raise ProblemError(
+                f"pass '{p.name}' works on forward and backward, and nothing before it partitions a joint "
+                "graph into them, so it can do nothing; put 'partition' before it"
+            )
+
+
+def check_order(passes: list[Pass]) -> None:
+    """Refuses an order in which a pass undoes the work of another.
+
+    Raises:
+        ProblemError: there is such a pass; the message says why it may not stand there.
+    """
+    reached: Pass | None = None
+    before: list[str] = []
+    for p in passes:
+        for name in before:
+            if name in p.not_after:
+                raise ProblemError(
+                    f"pass '{p.name}' stands after '{name}': {p.not_after[name]}; put it before"
+                )
+        if p.stage is not Stage.ANY:
+            if reached is not None and p.stage < reached.stage:
+                raise ProblemError(
+                    f"pass '{p.name}' ({p.stage.name.lower()} stage) stands after "
+                    f"'{reached.name}' ({reached.stage.name.lower()} stage), whose work it would "
+                    "undo; put it before"
+                )
+            reached = p
+        before.append(p.name)
+
+
+def check_halves(passes: tuple[Pass, ...]) -> None:
+    """Refuses to run a pipeline on a joint graph that works on forward and backward only.
+
+    Raises:
+        ProblemError: it is one, and could do nothing.
+    """
+    found = list(flat(passes))
+    if found and all(p.stage is Stage.SPLIT for p in found):
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(p.name for p in found))
+        raise ProblemError(
+            f"this pipeline can do nothing: {names} work on forward and backward, and nothing here "
+            "partitions the joint graph into them; put 'partition' before, or run it on the state of "
+            "a result that is partitioned"
+        )
+
+
+def check_partitions(passes: tuple[Pass, ...]) -> None:
+    """Refuses a pipeline that partitions twice.
+
+    Raises:
+        ProblemError: it is one; the message says why.
+    """
+    if sum(p.stage is Stage.PARTITION for p in _unconditional(passes)) > 1:
+        raise ProblemError(
+            "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
+            "leave it out"
+        )
+
+
+def _unconditional(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """The passes that run whatever the graph is; those that are repeated stand once."""
+    for p in passes:
+        if isinstance(p, Composite):
+            if not isinstance(p, When):
+                yield from _unconditional(p.passes)
+        else:
+            yield p

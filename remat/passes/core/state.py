@@ -1,0 +1,392 @@
+"""What passes hand on to one another: a joint graph, and what is known about it.
+
+An analysis is a frozen dataclass whose fields are its parameters, so that an instance is its own
+key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. What it returns is
+typed by the key. Nobody stores a result by hand: results live with the graphs that they are about
+(`Known`), are dropped when those are edited, and cannot be asked for while an edit is under way.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, TypeVar, cast
+
+from torch import fx
+
+from remat.errors import PlanError, ProblemError
+from remat.graph.costs import CostModel, node_costs
+from remat.graph.index import GraphIndex, index_graph
+from remat.graph.joint import JointGraph
+from remat.graph.lowering import Decision, Lowered, lower
+from remat.graph.roles import Roles, classify
+from remat.graph.storages import Storages, find_storages
+from remat.passes.core.choice import BanRules, Choice
+from remat.passes.packing.pairs import SavedTensorHooks
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+#: Who is told that an analysis is about to be computed (True), or was (False); see `watching`.
+_WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
+    "_WATCHERS", default=()
+)
+
+
+class Analysis(ABC, Generic[T_co]):
+    """Base of analyses: subclass it as a frozen dataclass and implement `compute`.
+
+    An analysis that yields a truth value can be the condition of ``when`` and ``unless``.
+
+    Attributes:
+        name: kebab-case name, in pipelines and tables.
+        summary: one line for ``remat passes``.
+        of_halves: whether it is about forward and backward after partitioning rather than about the
+            joint graph.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str] = ""
+    of_halves: ClassVar[bool] = False
+
+    @abstractmethod
+    def compute(self, state: State) -> T_co:
+        """Computes the analysis; it may ask the state for others, and changes nothing."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: Any
+    asked: set[Analysis[Any]]
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is known about one graph, or one pair of halves.
+
+    Attributes:
+        owner: what the results are about; who holds another one needs another `Known`.
+        edits: how often the graphs were changed inside of an edit.
+    """
+
+    owner: tuple[Any, ...]
+    edits: int = 0
+    _entries: dict[Analysis[Any], _Entry] = field(default_factory=dict)
+    _computing: list[set[Analysis[Any]]] = field(default_factory=list)
+    _editor: str | None = None
+
+    def get(self, key: Analysis[T], state: State) -> T:
+        """The result of an analysis, computed where it is not known yet.
+
+        Raises:
+            ProblemError: the graph is being edited, so that any answer would soon be stale.
+        """
+        if self._editor is not None:
+            raise ProblemError(
+                f"analysis '{key.name}' was asked for inside `with state.edit()`, where the graph is "
+                "changing; ask before the edit begins, or after it has ended"
+            )
+        if self._computing:
+            self._computing[-1].add(key)
+        entry = self._entries.get(key)
+        if entry is None:
+            watchers = _WATCHERS.get()
+            for watch in watchers:
+                watch(key, True)
+            self._computing.append(set())
+            try:
+                value = key.compute(state)
+            finally:
+                asked = self._computing.pop()
+                for watch in watchers:
+                    watch(key, False)
+            entry = self._entries[key] = _Entry(value, asked)
+        return cast(T, entry.value)
+
+    def begin_edit(self) -> None:
+        if self._editor is not None:
+            raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
+        self._editor = "edit"
+
+    def end_edit(self, *, modified: bool, preserves: Sequence[type[Analysis[Any]]]) -> None:
+        """Ends an edit; what is not preserved, or was computed from what is not, is dropped."""
+        self._editor = None
+        if not modified:
+            return
+        self.edits += 1
+        kept = {k: e for k, e in self._entries.items() if isinstance(k, tuple(preserves))}
+        while True:
+            sound = {k: e for k, e in kept.items() if all(a in kept for a in e.asked)}
+            if len(sound) == len(kept):
+                break
+            kept = sound
+        self._entries = kept
+
+    def names(self) -> tuple[str, ...]:
+        """Names of what is known now, in the order in which it was computed."""
+        return tuple(key.name for key in self._entries)
+
+    def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
+        """What is known now: each analysis with its result, in the order they were computed in."""
+        return tuple((key, entry.value) for key, entry in self._entries.items())
+
+
+@contextmanager
+def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
+    """Calls ``watch`` right before (True) and after (False) each analysis that is computed."""
+    token = _WATCHERS.set((*_WATCHERS.get(), watch))
+    try:
+        yield
+    finally:
+        _WATCHERS.reset(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class State:
+    """A joint graph on its way to a plan.
+
+    What is derived from it is asked for by `get` and computed where it is not known yet. Who
+    changes a graph does so inside `edit`, which drops what no longer holds; a state over another
+    graph knows nothing to begin with.
+
+    Attributes:
+        joint: the joint graph.
+        cut_rules: heuristics of the cut that the pipeline uses.
+        decision: what is kept, once a pass has decided.
+        choice: how the decision came about.
+        forward: forward module, after partitioning.
+        backward: backward module, after partitioning.
+        count_outputs: whether forward's outputs count as saved bytes.
+        hooks: what saved tensors are to pass through once the graph is split.
+        refillable: names of the inputs that eager autograd lets the user refill before backward.
+        reread_inputs: whether backward may read those nevertheless.
+        operators: digest of the operators of the graph as it was captured; empty where not known.
+        heeds_regions: whether a budget that the code sets for its region holds.
+    """
+
+    joint: JointGraph
+    cut_rules: BanRules = BanRules()
+    decision: Decision | None = None
+    choice: Choice | None = None
+    forward: fx.GraphModule | None = None
+    backward: fx.GraphModule | None = None
+    count_outputs: bool = False
+    hooks: SavedTensorHooks | None = None
+    refillable: frozenset[str] = frozenset()
+    reread_inputs: bool = True
+    operators: str = ""
+    heeds_regions: bool = True
+    _of_joint: Known = field(default=Known(()), repr=False)
+    _of_halves: Known = field(default=Known(()), repr=False)
+
+    def __post_init__(self) -> None:
+        for name, owner in (
+            ("_of_joint", (self.joint, self.count_outputs, self.reread_inputs)),
+            ("_of_halves", (self.joint, self.forward, self.backward)),
+        ):
+            if getattr(self, name).owner != owner:
+                object.__setattr__(self, name, Known(owner))
+
+    def get(self, analysis: Analysis[T]) -> T:
+        """The result of an analysis, never a stale one.
+
+        Raises:
+            ProblemError: it was asked for inside `edit`.
+        """
+        known = self._of_halves if analysis.of_halves else self._of_joint
+        return known.get(analysis, self)
+
+    @contextmanager
+    def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
+        """Changes the joint graph in place or, after partitioning, the two halves.
+
+        What is known about the graphs is dropped at the end, unless nothing was changed after all
+        (``edit.modified = False``) or the pass preserves it.
+
+        Args:
+            preserves: analyses that the change does not touch. One that was computed from an
+                analysis that is dropped goes with it.
+        """
+        known = self._of_joint if self.forward is None else self._of_halves
+        known.begin_edit()
+        edit = Edit(state=self)
+        try:
+            yield edit
+        finally:
+            known.end_edit(modified=edit.modified, preserves=preserves)
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Names of the analyses that are known now."""
+        return (*self._of_joint.names(), *self._of_halves.names())
+
+    @property
+    def knowledge(self) -> tuple[Known, Known]:
+        """What is known about the joint graph, and about the two halves; for instruments."""
+        return self._of_joint, self._of_halves
+
+    @property
+    def index(self) -> GraphIndex:
+        """Positions of the nodes of the joint graph."""
+        return self.get(Positions())
+
+    @property
+    def roles(self) -> Roles:
+        """Which half each node belongs to."""
+        return self.get(Classification())
+
+    @property
+    def storages(self) -> Storages:
+        """Which values share memory."""
+        return self.get(Memory())
+
+    def lowered(self, cost: CostModel | None = None) -> Lowered:
+        """The graph problem under a cost model; every node costs 1 where it does not matter."""
+        return self.get(GraphProblemOf(cost))
+
+
+@dataclass(slots=True, eq=False)
+class Edit:
+    """A change of a state's graphs that is under way; see `State.edit`.
+
+    Attributes:
+        state: the state whose graphs change.
+        modified: whether anything changed; set it to False where nothing did.
+    """
+
+    state: State
+    modified: bool = True
+
+    def result(self, detail: str = "", **statistics: int) -> PassResult:
+        """What the pass returns once the edit has ended.
+
+        A changed joint graph has no decision any more: that was about the graph as it was.
+        """
+        state = self.state
+        if self.modified and state.forward is None:
+            state = replace(state, decision=None, choice=None)
+        return PassResult(state=state, modified=self.modified, detail=detail, statistics=statistics)
+
+
+def halves_of(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two modules of a partitioned state.
+
+    Raises:
+        PlanError: it is not partitioned yet.
+    """
+    if state.forward is None or state.backward is None:
+        raise PlanError(
+            f"'{who}' is about forward and backward, but graph '{state.joint.name}' is not "
+            "partitioned yet; put the pass 'partition' before"
+        )
+    return state.forward, state.backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassResult:
+    """What a pass, or a whole pipeline, returns.
+
+    Attributes:
+        state: the state after it.
+        modified: whether anything changed.
+        detail: one line on what was done, for logs and tables.
+        statistics: counts of what was done, by kebab-case name; summed up over a run.
+    """
+
+    state: State
+    modified: bool
+    detail: str = ""
+    statistics: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def joint(self) -> JointGraph:
+        return self.state.joint
+
+    @property
+    def graph_module(self) -> fx.GraphModule:
+        """The joint graph after the passes."""
+        return self.state.joint.graph_module
+
+    @property
+    def forward(self) -> fx.GraphModule | None:
+        return self.state.forward
+
+    @property
+    def backward(self) -> fx.GraphModule | None:
+        return self.state.backward
+
+
+@dataclass(frozen=True)
+class Positions(Analysis[GraphIndex]):
+    """The joint graph as integers: positions, inputs, users."""
+
+    name: ClassVar[str] = "positions"
+    summary: ClassVar[str] = "nodes, inputs and users as integers"
+
+    def compute(self, state: State) -> GraphIndex:
+        return index_graph(state.joint.graph)
+
+
+@dataclass(frozen=True)
+class Classification(Analysis[Roles]):
+    """Which half each node belongs to (SPEC A1)."""
+
+    name: ClassVar[str] = "classification"
+    summary: ClassVar[str] = "forward, backward and unclaimed nodes"
+
+    def compute(self, state: State) -> Roles:
+        return classify(state.joint, state.index)
+
+
+@dataclass(frozen=True)
+class Memory(Analysis[Storages]):
+    """Which values share memory, and how many bytes each memory takes."""
+
+    name: ClassVar[str] = "storages"
+    summary: ClassVar[str] = "who shares memory, bytes, what is alive anyway"
+
+    def compute(self, state: State) -> Storages:
+        return find_storages(
+            state.joint,
+            state.index,
+            state.roles,
+            count_outputs=state.count_outputs,
+            refilled=() if state.reread_inputs else sorted(state.refillable),
+        )
+
+
+@dataclass(frozen=True)
+class Costs(Analysis[tuple[int, ...]]):
+    """What running each node costs under a cost model, in its unit.
+
+    Only what could run twice is priced: what depends on a tangent costs 0.
+    """
+
+    name: ClassVar[str] = "costs"
+    summary: ClassVar[str] = "cost of running each node that could run twice"
+
+    cost: CostModel
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        once = state.roles.tangent_closure
+        positions = [i for i, only_backward in enumerate(once) if not only_backward]
+        return tuple(node_costs(state.index, state.storages, self.cost, positions))
+
+
+@dataclass(frozen=True)
+class GraphProblemOf(Analysis[Lowered]):
+    """The graph problem; every node costs 1 where no cost model is given."""
+
+    name: ClassVar[str] = "graph-problem"
+    summary: ClassVar[str] = "the decision as a problem in integers"
+
+    cost: CostModel | None = None
+
+    def compute(self, state: State) -> Lowered:
+        if self.cost is None:
+            unit = [1] * len(state.index)
+            return lower(state.index, state.roles, state.storages, unit, "op")
+        return state.lowered().priced(state.get(Costs(self.cost)), self.cost.unit)

@@ -1,0 +1,1 @@
+"""Passes that decide what is kept and what is recomputed."""

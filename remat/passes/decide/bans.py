@@ -1,0 +1,240 @@
+"""Which nodes the minimum cut may not recompute: the heuristics of SPEC A6, over positions."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from remat.graph import ops
+from remat.graph.lowering import must_recompute
+from remat.graph.roles import UNREACHABLE
+from remat.graph.storages import tensor_bytes
+from remat.passes.core.analyses import Distances
+from remat.passes.core.choice import BanRules
+from remat.passes.core.state import State
+
+#: A chain of fusible nodes longer than this is cut.
+LONG_CHAIN = 100
+
+
+class Fusion:
+    """What a fusing compiler makes of each node; operators are asked about once, not at every node.
+
+    Attributes:
+        view: whether a node only looks at memory of another, by position.
+        computes: whether it calls an operator that does more than take a tuple apart, by position.
+        unlisted: whether it is not known to be cheap to recompute, by position.
+        expensive: whether it is a product, a convolution or the like, or draws, by position.
+        fusible: whether it merges with neighbours that are fusible too, by position.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._index = index = state.index
+        n = len(index)
+        self.view, self.computes, self.unlisted = bytearray(n), bytearray(n), bytearray(n)
+        self.expensive, self.fusible = bytearray(n), bytearray(n)
+        self._swallowed: dict[int, frozenset[int]] = {}
+        self._nbytes: dict[fx.Node, int] = {}
+        known: dict[int, tuple[bool, ...]] = {}  # by the identity of the target
+        for i, node in enumerate(index.nodes):
+            found = known.get(id(node.target))
+            if found is None:
+                found = known[id(node.target)] = _looked_up(node)
+            self.view[i], self.computes[i], cheap, self.expensive[i], swallows = found
+            self.unlisted[i], self.fusible[i] = not cheap, cheap
+            if not index.plain[i] and ops.is_random(node):
+                self.expensive[i] = self.fusible[i] = 1
+            if swallows:
+                self._swallowed[i] = frozenset(index.position[x] for x in _swallowed(node))
+
+    def __call__(self, a: int, b: int) -> bool:
+        """Whether ``b``, a user of ``a``, can be computed in one kernel with it."""
+        if self.fusible[a] and self.fusible[b]:
+            return True
+        return b in self._swallowed and a in self._swallowed[b]
+
+    def is_reduction(self, node: fx.Node) -> bool:
+        """Whether the result is less than a quarter of what is read."""
+        read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
+        return self._bytes(node) * 4 < read
+
+    def _bytes(self, node: fx.Node) -> int:
+        found = self._nbytes.get(node)
+        if found is None:
+            found = self._nbytes[node] = tensor_bytes(node.meta.get("val"))
+        return found
+
+    def is_materialized(self, i: int) -> bool:
+        """Whether the value is written to memory whatever is decided."""
+        if self._index.nodes[i].op == "placeholder":
+            return True
+        return not all(self(i, u) for u in self._index.users[i])
+
+
+def _looked_up(node: fx.Node) -> tuple[bool, ...]:
+    """What `Fusion` asks about an operator."""
+    taxonomy = ops.default_taxonomy()
+    return (
+        taxonomy.is_view(node),
+        node.op == "call_function" and getattr(node.target, "__name__", "") != "getitem",
+        taxonomy.is_recomputable(node),
+        taxonomy.is_compute_intensive(node),
+        _may_swallow(node),
+    )
+
+
+def _may_swallow(node: fx.Node) -> bool:
+    """Whether producers can write straight into what the operator makes."""
+    higher = torch.ops.higher_order
+    return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
+        higher.auto_functionalized,
+        higher.triton_kernel_wrapper_functional,
+    )
+
+
+def _swallowed(node: fx.Node) -> Iterable[fx.Node]:
+    """The producers that can write straight into a node."""
+    target = node.target
+    if target is torch.ops.higher_order.auto_functionalized:
+        from remat.torch_compat import get_mutable_args
+
+        names, _ = get_mutable_args(node.args[0])  # type: ignore[arg-type]
+        given = [node.kwargs.get(name) for name in names]
+        lists = (x if isinstance(x, list) else [x] for x in given)
+        return [x for xs in lists for x in xs if isinstance(x, fx.Node)]
+    if target is torch.ops.higher_order.triton_kernel_wrapper_functional:
+        kernel_args: Any = node.kwargs.get("kwargs") or {}
+        return [kernel_args[name] for name in node.kwargs.get("tensors_to_clone") or ()]  # type: ignore[union-attr]
+    return node.all_input_nodes
+
+
+def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
+    """Marks the positions that may not be recomputed under the rules.
+
+    Never banned: views, aliases, what forward does not require, and what is tagged for
+    recomputation.
+    """
+    index, required, owner = state.index, state.roles.required_forward, state.storages.owner
+    ban, may_ban = bytearray(len(index)), bytearray(len(index))
+    written = bytearray(len(index))
+    if rules.materialized_backward:
+        written = _materialized_in_backward(state, fusion)
+    unwanted = fusion.unlisted if rules.not_in_allowlist else fusion.expensive
+    for i, node in enumerate(index.nodes):
+        if not required[i] or fusion.view[i] or owner[i] != i:
+            continue
+        tag = node.meta.get("recompute")
+        if tag is not None and must_recompute(node):
+            continue
+        may_ban[i] = 1
+        if not fusion.computes[i]:
+            continue
+        if tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+            ban[i] = 1
+        elif isinstance(index.values[i], (torch.Tensor, tuple, list)):
+            ban[i] = unwanted[i] or written[i] or (rules.reductions and fusion.is_reduction(node))
+    if rules.used_far_apart:
+        for i in _used_far_apart(state, fusion, ban):
+            ban[i] |= may_ban[i]
+    if rules.long_fusible_chains:
+        for i in _long_chains(state, fusion, ban):
+            ban[i] |= may_ban[i]
+    return ban
+
+
+def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
+    """Marks what something unfusible in backward reads, directly or through views."""
+    index, required = state.index, state.roles.required_forward
+    view = fusion.view
+    read = bytearray(len(index))
+    for i in range(len(index) - 1, -1, -1):
+        if not required[i] and not view[i]:
+            continue
+        for u in index.users[i]:
+            if (read[u] and view[u]) or not (required[u] or fusion(i, u)):
+                read[i] = 1
+                break
+    return read
+
+
+def _used_far_apart(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
+    """Fusible users of a value that come after something unfusible on the way from it."""
+    index, roles = state.index, state.roles
+    order = roles.forward_order
+    found: list[int] = []
+    for i in range(len(index)):
+        if not roles.required_forward[i]:
+            continue
+        users = [u for u in index.users[i] if roles.required_forward[u]]
+        if len(users) < 2:  # nothing comes after the only one
+            continue
+        last = max(order[u] for u in users)
+        first_unfusible = _first_unfusible(index.users, order, fusion, users, last)
+        found += [u for u in users if order[u] > first_unfusible and fusion(i, u) and not ban[u]]
+    return found
+
+
+def _first_unfusible(
+    users: tuple[tuple[int, ...], ...],
+    order: tuple[int, ...],
+    fusion: Fusion,
+    start: list[int],
+    last: int,
+) -> int:
+    """Forward order of the first node that cannot be fused on the way from ``start`` to ``last``."""
+    heap = [(order[s], s, True) for s in start]
+    heapq.heapify(heap)
+    seen = set(heap)
+    while heap:
+        at, i, fusible = heapq.heappop(heap)
+        if not fusible:
+            return at
+        for u in users[i]:
+            if 0 <= order[u] <= last:
+                entry = (order[u], u, fusion(i, u))
+                if entry not in seen:
+                    seen.add(entry)
+                    heapq.heappush(heap, entry)
+    return last
+
+
+def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
+    """Nodes at which a chain of fusible nodes has grown too long."""
+    index, roles = state.index, state.roles
+    order = roles.forward_order
+    visited = bytearray(len(index))
+    found: list[int] = []
+    for start in range(len(index)):
+        if not roles.required_forward[start] or visited[start]:
+            continue
+        heap = [(order[start], start)]
+        while heap:
+            at, i = heapq.heappop(heap)
+            if visited[i]:
+                continue
+            visited[i] = 1
+            if at > order[start] + LONG_CHAIN and not heap:
+                found.append(i)
+                break
+            for u in index.users[i]:
+                if roles.required_forward[u] and fusion(i, u) and not ban[u]:
+                    heapq.heappush(heap, (order[u], u))
+    return found
+
+
+def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
+    """Price of saving each position: its bytes, biased towards what is close to backward (SPEC A6)."""
+    distances = state.get(Distances())
+    weights = [0] * len(size)
+    for i, nbytes in enumerate(size):
+        if nbytes:
+            distance = distances[i]
+            steps = max(min(distance if distance < UNREACHABLE else 100, 100), 1)
+            scaled = int(nbytes * 1.1**steps)
+            weights[i] = scaled if fusion.is_materialized(i) else 2 * scaled
+    return weights

@@ -1,0 +1,266 @@
+"""Deciding under a memory budget: the options of the passes that do, their limits, and the one objective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat.errors import BudgetError, PlanError
+from remat.graph.collection import without_collection
+from remat.graph.costs import CostModel, Roofline
+from remat.graph.region_budgets import region_budget
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.choice import Choice
+from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.decide.least_causes import least_causes
+from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
+from remat.solvers.base import Solver
+from remat.solvers.completion import by_knapsack
+from remat.solvers.cut import Cut
+from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.hull import Hull
+from remat.solvers.run_graph import run_graph
+from remat.solvers.solution import GraphSolution, Status
+from remat.units import Budget
+
+#: Budgets that are looked at below the one asked for, where they could be cheaper: shares of so many
+#: parts, on problems of up to so many nodes.
+RUNGS = ((1_000, 1_000), (100, 10**9))
+#: A gap, as a share of the cost, beyond which a solver is not helped to be monotone.
+CLOSE = 0.01
+
+
+@dataclass(frozen=True)
+class Budgeted(Pass):
+    """Base of the passes that keep the saved bytes within a budget.
+
+    Attributes:
+        solver: who decides; handed over by whoever composes the pipeline.
+        budget: the budget, as `remat.plan` reads it.
+        cost: the cost model.
+        time_limit: seconds for the solver; no clock where 0.
+    """
+
+    stage: ClassVar[Stage] = Stage.DECIDE
+    #: Whether the solver is given knapsacks, even if it can decide graphs.
+    knapsack: ClassVar[bool] = False
+
+    solver: Solver | None = None
+    budget: Budget = Budget(share=1.0)
+    cost: CostModel = Roofline()
+    time_limit: float = 0.0
+
+    def run(self, state: State) -> PassResult:
+        saved, choice = self.decide(state)
+        lowered = state.lowered(self.cost)
+        nbytes = sum(lowered.problem.size[i] for i in saved)
+        return PassResult(
+            state=replace(state, decision=lowered.decision(saved), choice=choice),
+            modified=True,
+            detail=f"{nbytes} of {choice.capacity} bytes saved, by {choice.solver}",
+        )
+
+    @without_collection
+    def limits(self, state: State) -> Choice:
+        """The bytes that a decision has to do with.
+
+        Raises:
+            PlanError: nothing is differentiated, or tags conflict.
+            BudgetError: the budget is below the least possible, or does not go together with what
+                the code sets for its regions.
+        """
+        require_tangents(state)
+        size = state.lowered(self.cost).problem.size
+        full = sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))
+        smallest = least_decision(state)
+        least = sum(size[i] for i in smallest)
+        own = state.get(RegionBudget()) if state.heeds_regions else None
+        shares = (self.budget, *(() if own is None else (Budget(share=own),)))
+        raised = any(b.below(full=max(full, least), least=least) for b in shares)
+        why = least_causes(state, smallest) if raised else ("", "")
+        return Choice(
+            capacity=capacity_under(self.budget, own, full=max(full, least), least=least, why=why),
+            full_bytes=full,
+            least_bytes=least,
+            region_budget=own,
+            least_because=why[0],
+        )
+
+    def decide(self, state: State) -> tuple[tuple[int, ...], Choice]:
+        """The nodes of the graph problem to save, and how that came about.
+
+        One objective at every budget: the least cost within its bytes. More bytes never cost more than
+        fewer do, as far as that can be had for little: see `_lower_rungs`.
+
+        Raises:
+            PlanError: no solver was given, nothing is differentiated, or tags conflict.
+            BudgetError: the budget is below the least possible.
+            SolverError: as from `remat.solvers.run_graph.run_graph`.
+        """
+        solver, choice = self.asked(), self.limits(state)
+        capacity, full = choice.capacity or 0, choice.full_bytes or 0
+        problem = state.lowered(self.cost).problem.within(capacity)
+        by_items = self.knapsack or not solver.graph
+        cuts = self._cuts(state, every=by_items or isinstance(solver, Cut), full=full <= capacity)
+        problem = problem.knowing(cuts)
+        found = [self._solved(problem)]
+        if not isinstance(solver, Cut):
+            if not by_items:
+                found += self._lower_rungs(problem, found[0], choice)
+            found += self._cut_solutions(problem, found[0])
+        best = min(found, key=lambda s: (s.cost, s.saved_bytes))
+        return best.saved, replace(
+            choice,
+            solver=best.solver,
+            items=len(problem),
+            elapsed_s=sum(f.elapsed_s for f in found),
+            deterministic=all(f.deterministic for f in found),
+            recompute_cost=best.cost,
+            recompute_bound=min(best.cost, found[0].bound),
+        )
+
+    def _solved(self, problem: GraphProblem) -> GraphSolution:
+        ask = by_knapsack if self.knapsack else run_graph
+        return ask(self.asked(), problem, time_limit=self.time_limit or None)
+
+    def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
+        """What the minimum cuts by the rules save, the strictest first.
+
+        The looser ones are computed only where somebody is to start from them and the strictest does
+        not fit.
+        """
+        rules = state.cut_rules
+        if full or not every:
+            return (state.get(RuntimeOptimalCut(rules)),)
+        looser = replace(
+            rules, used_far_apart=False, long_fusible_chains=False, materialized_backward=False
+        )
+        loosest = replace(looser, not_in_allowlist=False)
+        return tuple(
+            dict.fromkeys(state.get(RuntimeOptimalCut(r)) for r in (rules, looser, loosest))
+        )
+
+    def _lower_rungs(
+        self, problem: GraphProblem, found: GraphSolution, choice: Choice
+    ) -> Iterator[GraphSolution]:
+        """What the solver finds at lower budgets that may be cheaper than what it found at this one.
+
+        It stops within a tolerance of the optimum, so that two budgets may come out in the wrong
+        order, if they are so close that the bound rises by less than that from one to the other. The
+        lower ones that are shares of a fixed number of parts are asked too: so a plan costs no more
+        than that of any such share below its budget. Where the optimum is proven, and with budgets
+        that are farther apart, nothing is asked.
+        """
+        best, full = found.cost, choice.full_bytes or 0
+        if found.status is Status.OPTIMAL or self.time_limit or not full:
+            return
+        hull, capacity, least = Hull.of(problem), choice.capacity or 0, choice.least_bytes or 0
+        bound = max(found.bound, hull.edge(capacity).bound(capacity))
+        if best - bound > CLOSE * best:
+            return
+        parts = next(parts for parts, nodes in RUNGS if len(problem) <= nodes)
+        for k in range(-(-capacity * parts // full) - 1, 0, -1):
+            rung = k * full // parts
+            if rung <= least or hull.edge(rung).bound(rung) >= best:
+                return
+            if rung < capacity:
+                lower = self._solved(problem.within(rung))
+                best = min(best, lower.cost)
+                yield lower
+
+    @staticmethod
+    def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:
+        """The cuts that fit, if what the solver found is not proven to be the best."""
+        for saved in problem.known if found.status is not Status.OPTIMAL else ():
+            done = evaluate(problem, saved)
+            if done.saved_bytes <= (problem.capacity or 0):
+                yield GraphSolution(
+                    saved=done.saved,
+                    cost=done.recompute_cost,
+                    saved_bytes=done.saved_bytes,
+                    bound=0,
+                    status=Status.FEASIBLE,
+                    solver=MinCut.name,
+                    elapsed_s=0.0,
+                )
+
+    def asked(self) -> Solver:
+        """The solver that was handed over.
+
+        Raises:
+            PlanError: none was.
+        """
+        if self.solver is None:
+            raise PlanError(
+                f"the {self.name} pass was given no solver; hand it one, for example "
+                f"{type(self).__name__}(solver=remat.plugins.registry().solver('greedy'), budget=...)"
+            )
+        return self.solver
+
+
+def capacity_under(
+    budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
+) -> int:
+    """The bytes that one graph may save.
+
+    Args:
+        budget: the budget that was asked for.
+        own: the share that the code sets for its region. It holds instead of a share; bytes hold
+            as well.
+        full: bytes that the runtime-optimal partition saves.
+        least: the least that any plan saves.
+        why: as in `Budget.capacity`.
+
+    Raises:
+        BudgetError: a byte budget below ``least``, or a peak where the code sets a share.
+    """
+    if own is None:
+        return budget.capacity(full=full, least=least, why=why)
+    allowed = Budget(share=own).capacity(full=full, least=least)
+    refuse_peak(budget, own)
+    if budget.nbytes is None:
+        return allowed
+    return min(allowed, budget.capacity(full=full, least=least, why=why))
+
+
+def refuse_peak(budget: Budget, own: float | None) -> None:
+    """Refuses a budget on the peak where the code sets a share for its region.
+
+    Raises:
+        BudgetError: both are set.
+    """
+    if budget.peak_bytes is not None and own is not None:
+        raise BudgetError(
+            f"budget is {budget.label}, but the code sets {own!r} for its region by "
+            "torch.autograd.graph.region_activation_memory_budget, a share of the saved bytes; "
+            "take the context out, or give the budget as a share or in bytes"
+        )
+
+
+@dataclass(frozen=True)
+class RegionBudget(Analysis[float | None]):
+    """The share that the code itself sets for the graph; None where it sets none."""
+
+    name: ClassVar[str] = "region-budget"
+    summary: ClassVar[str] = "the budget that the code sets for its region"
+
+    def compute(self, state: State) -> float | None:
+        return region_budget(state.joint, state.index, state.roles)
+
+
+def least_decision(state: State) -> tuple[int, ...]:
+    """The decision that saves the fewest bytes that any decision can."""
+    return state.get(LeastDecision())
+
+
+@dataclass(frozen=True)
+class LeastDecision(Analysis[tuple[int, ...]]):
+    """The decision that saves the fewest bytes that any decision can."""
+
+    name: ClassVar[str] = "least-decision"
+    summary: ClassVar[str] = "the decision that saves the fewest bytes"
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        lowered = state.lowered()
+        return find_cut(state, lowered, [False] * len(lowered.problem), biased=False)

@@ -1,0 +1,99 @@
+"""Why a plan cannot save less: what the decision that saves the least keeps, and what forbids its recomputation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from torch import fx
+
+from remat.graph import ops, purity
+from remat.graph.lowering import Kind, Lowered, must_save
+from remat.graph.replays import maker_of
+from remat.passes.core.state import State
+
+#: Operators that a text names before it counts the others.
+MOST_NAMES = 3
+
+
+def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
+    """Why the least is what it is, and what would lower it.
+
+    Args:
+        state: the prepared state.
+        least: nodes of its graph problem that the decision with the fewest bytes saves.
+
+    Returns:
+        Two texts for the end of a sentence: "values are tagged MUST_SAVE", "loosen what is tagged
+        MUST_SAVE". The second one is empty where nothing is known that would help.
+    """
+    lowered = state.lowered()
+    found = list(_roots(lowered, least))
+    tagged = _tagged(state)
+    undeclared: Counter[str] = Counter()
+    reasons: dict[str, str] = {}  # what is the case, and what to do about it
+    for i in found:
+        at = lowered.position[i]
+        maker = maker_of(state.index.nodes[at])
+        if lowered.kind[i] is Kind.GENERATOR_STATE:
+            reasons["random operators need the state of their generator"] = ""
+        elif lowered.kind[i] is Kind.SNAPSHOT and at in state.storages.refilled:
+            reasons["reread_inputs=False keeps backward from reading inputs"] = (
+                "leave reread_inputs at True where nobody refills them"
+            )
+        elif lowered.kind[i] is Kind.SNAPSHOT:
+            reasons["forward writes to inputs that backward reads as they were"] = ""
+        elif at in tagged:
+            reasons["values are tagged MUST_SAVE"] = "loosen what is tagged MUST_SAVE"
+        elif opaque := ops.opaque_operators(maker):
+            undeclared.update(map(purity.name_of, opaque))
+        elif ops.is_random(maker):
+            reasons["random operators cannot be replayed"] = ""
+        elif ops.is_effectful(maker):
+            reasons["operators have effects"] = ""
+        elif ops.is_collective(maker):
+            reasons["collectives do not run twice"] = ""
+        else:
+            reasons["memory is written in place after it is read"] = ""
+    if undeclared:
+        count = sum(undeclared.values())
+        names = named(tuple(undeclared))
+        does = "values come" if count > 1 else "a value comes"
+        fact = f"{count} {does} from operators that are not declared pure ({names})"
+        act = "declare with remat.declare_pure those that only depend on their inputs"
+        reasons = {fact: act, **reasons}
+    if not reasons:
+        reasons["what it keeps cannot be computed again"] = ""
+    todo = ", or ".join(filter(None, reasons.values()))
+    return "; ".join(reasons), todo
+
+
+def named(names: Sequence[str], most: int = MOST_NAMES) -> str:
+    """Names in a row; beyond a number of them, how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
+    """What takes bytes and cannot be computed again, or what such a value is made of, each once."""
+    problem, chosen = lowered.problem, frozenset(saved)
+    seen: set[int] = set()
+    for start in saved:
+        stack = [start] if problem.size[start] else []
+        while stack:
+            i = stack.pop()
+            if i in seen or (i != start and i in chosen):
+                continue
+            seen.add(i)
+            if problem.recomputable[i]:
+                stack.extend(problem.inputs[i])
+            elif problem.size[i] or not problem.savable[i]:  # all else is there for nothing
+                yield i
+
+
+def _tagged(state: State) -> frozenset[int]:
+    """Positions of what must be saved: what is tagged, and the memory that a tagged view looks at."""
+    marked: list[tuple[int, fx.Node]] = [
+        (i, n) for i, n in enumerate(state.index.nodes) if must_save(n)
+    ]
+    return frozenset(at for i, _ in marked for at in (i, state.storages.owner[i]))

@@ -1,0 +1,193 @@
+"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free (SPEC A6)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import fx
+
+from remat.errors import PlanError
+from remat.graph import ops, purity
+from remat.graph.collection import without_collection
+from remat.graph.joint import Role
+from remat.graph.lowering import Kind, Lowered
+from remat.graph.source import located
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.choice import BanRules, Choice
+from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.decide.bans import Fusion, banned, cut_weights
+from remat.solvers.flow import InfeasibleCutError, Network
+
+
+@dataclass(frozen=True)
+class MinCut(Pass):
+    """Decides what to keep by a minimum cut over bytes, with heuristics for what is worth keeping.
+
+    Attributes:
+        ban_used_far_apart: keep users of one value that are far apart from being recomputed.
+        ban_long_fusible_chains: break chains of fusible nodes over 100 long.
+        ban_materialized_backward: keep what backward writes to memory anyway.
+        ban_not_in_allowlist: keep what is not known to be cheap.
+        ban_reductions: keep results under a quarter of their inputs.
+    """
+
+    name: ClassVar[str] = "min-cut"
+    stage: ClassVar[Stage] = Stage.DECIDE
+    summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
+
+    ban_used_far_apart: bool = True
+    ban_long_fusible_chains: bool = True
+    ban_materialized_backward: bool = True
+    ban_not_in_allowlist: bool = True
+    ban_reductions: bool = True
+
+    @without_collection
+    def run(self, state: State) -> PassResult:
+        require_tangents(state)
+        saved = state.get(RuntimeOptimalCut(self.rules()))
+        problem = state.lowered().problem
+        full = sum(problem.size[i] for i in saved)
+        after = replace(
+            state,
+            cut_rules=self.rules(),
+            decision=state.lowered().decision(saved),
+            choice=Choice(full_bytes=full),
+        )
+        return PassResult(state=after, modified=True, detail=f"{full} bytes saved")
+
+    def rules(self) -> BanRules:
+        return BanRules(
+            used_far_apart=self.ban_used_far_apart,
+            long_fusible_chains=self.ban_long_fusible_chains,
+            materialized_backward=self.ban_materialized_backward,
+            not_in_allowlist=self.ban_not_in_allowlist,
+            reductions=self.ban_reductions,
+        )
+
+
+@dataclass(frozen=True)
+class Fusibility(Analysis[Fusion]):
+    """Which neighbours a fusing compiler computes in one kernel."""
+
+    name: ClassVar[str] = "fusibility"
+    summary: ClassVar[str] = "which neighbours one kernel computes"
+
+    def compute(self, state: State) -> Fusion:
+        return Fusion(state)
+
+
+@dataclass(frozen=True)
+class Banned(Analysis[bytearray]):
+    """Positions of the joint graph that a cut may not recompute."""
+
+    name: ClassVar[str] = "banned"
+    summary: ClassVar[str] = "what the minimum cut may not recompute"
+
+    rules: BanRules = BanRules()
+
+    def compute(self, state: State) -> bytearray:
+        return banned(state, self.rules, state.get(Fusibility()))
+
+
+@dataclass(frozen=True)
+class Weights(Analysis[tuple[int, ...]]):
+    """The price of saving each node of the graph problem: bytes, weighed by distance and the like."""
+
+    name: ClassVar[str] = "cut-weights"
+    summary: ClassVar[str] = "what saving each node costs the minimum cut"
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        lowered, refilled = state.lowered(), state.storages.refilled
+        size = [0] * len(state.index)
+        rows = list(zip(lowered.kind, lowered.position, lowered.problem.size, strict=True))
+        for kind, at, nbytes in rows:
+            if kind is Kind.VALUE or (kind is Kind.SNAPSHOT and at in refilled):
+                size[at] = nbytes
+        scaled = cut_weights(state, state.get(Fusibility()), size)
+        # The copy of an input is written for backward alone, like a value that would fuse.
+        return tuple(
+            scaled[at] if kind is Kind.VALUE else 2 * scaled[at] if at in refilled else nbytes
+            for kind, at, nbytes in rows
+        )
+
+
+@dataclass(frozen=True)
+class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
+    """The nodes of the graph problem that the runtime-optimal cut saves.
+
+    Raises:
+        PlanError: backward reads something that can neither be saved nor recomputed.
+    """
+
+    name: ClassVar[str] = "cut"
+    summary: ClassVar[str] = "what the runtime-optimal minimum cut saves"
+
+    rules: BanRules = BanRules()
+
+    def compute(self, state: State) -> tuple[int, ...]:
+        lowered, ban = state.lowered(), state.get(Banned(self.rules))
+        fixed = [
+            kind is Kind.VALUE and bool(ban[at])
+            for kind, at in zip(lowered.kind, lowered.position, strict=True)
+        ]
+        return find_cut(state, lowered, fixed, biased=True)
+
+
+def find_cut(state: State, lowered: Lowered, fixed: list[bool], *, biased: bool) -> tuple[int, ...]:
+    """The minimum cut with some nodes kept from recomputation.
+
+    Args:
+        state: the state.
+        lowered: its graph problem.
+        fixed: nodes of the problem that may not be recomputed.
+        biased: weigh bytes by distance and materialisation (`cut_weights`) instead of as they are.
+    """
+    weight = state.get(Weights()) if biased else lowered.problem.size
+    try:
+        return Network(lowered.problem, fixed=fixed).cut(weight).saved
+    except InfeasibleCutError as error:
+        raise PlanError(explain_conflict(state, lowered, error)) from error
+
+
+def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) -> str:
+    """Names the path that makes a cut infeasible, with the lines of the user's source."""
+    nodes = [state.index.nodes[lowered.position[i]] for i in error.chain]
+    lines = [str(error)]
+    for node in nodes:
+        tag = node.meta.get("recompute")
+        lines.append(f"  {located(node)}" + (f" (tagged {tag.name})" if tag is not None else ""))
+    if any(n.meta.get("recompute") is not None for n in nodes):
+        lines.append("loosen a MUST_SAVE or MUST_RECOMPUTE tag on this path")
+    else:
+        why = " and ".join(runs_once(nodes[0]))
+        lines.append(
+            f"'{nodes[0].name}' {why + ', so that it ' if why else ''}must not run twice; keep it out of "
+            "what is differentiated, or out of torch.compile"
+        )
+    return "\n".join(lines)
+
+
+def runs_once(node: fx.Node) -> list[str]:
+    """Why an operator may run once only, in words; empty for one that may run again."""
+    undeclared = ", ".join(repr(purity.name_of(op)) for op in ops.opaque_operators(node))
+    asked = {
+        "draws random numbers": ops.is_random(node),
+        "overwrites its input": ops.is_mutating(node),
+        "has an effect": ops.is_effectful(node) and not ops.is_mutating(node),
+        f"is not declared pure (remat.declare_pure({undeclared}))": ops.is_opaque(node),
+    }
+    return [why for why, holds in asked.items() if holds]
+
+
+def require_tangents(state: State) -> None:
+    """Refuses a graph without a backward: there is nothing to plan.
+
+    Raises:
+        PlanError: no placeholder is a tangent.
+    """
+    if Role.TANGENT not in state.roles.placeholders.values():
+        raise PlanError(
+            f"graph '{state.joint.name}' has no tangents: nothing in it is differentiated, so there "
+            "is nothing to plan. Capture a model whose output requires a gradient"
+        )

@@ -1,0 +1,1 @@
+"""Saved-tensor hooks: packing what forward hands to backward."""

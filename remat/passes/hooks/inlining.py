@@ -1,0 +1,264 @@
+"""Both halves rewritten so that saved tensors pass through traced hooks (SPEC E).
+
+The calling convention stays AOTAutograd's: what a saved tensor is packed into takes its place among
+forward's outputs and backward's inputs; sizes go to the other sizes, behind what is there already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.graph.fake import refresh
+from remat.graph.joint import output_node
+from remat.graph.sizes import Sizes
+from remat.passes.hooks.tracing import Traced
+
+_UNCHECKED = "saved_tensor_with_no_vc_check"
+
+
+class Inlining:
+    """One rewriting of one pair of halves: `add` for each saved tensor, then `finish`.
+
+    Pack stands right after the last use of the tensor's memory in forward, unpack right before the
+    first use of the tensor in backward, so that it is alive in between only as what was packed.
+    """
+
+    def __init__(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
+    ) -> None:
+        self._forward, self._backward = forward, backward
+        self._own = num_fwd_outputs
+        self._outputs: list[Any] = list(output_node(forward.graph).args[0])  # type: ignore[arg-type]
+        handed = self._outputs[num_fwd_outputs:]
+        self._memory = Sizes()
+        self._last_use = self._find_last_uses()
+        self._tail: dict[fx.Node, fx.Node] = {}
+        self._packed: dict[fx.Node, list[fx.Node]] = {}
+        self._new_sizes: list[fx.Node] = []
+        self._size_of = {_symbol(v): v for v in handed if _symbol(v) is not None}
+        nodes = list(backward.graph.nodes)
+        self._rank = {n: i for i, n in enumerate(nodes)}
+        self._taken: dict[str, fx.Node] = {n.name: n for n in nodes if n.op == "placeholder"}
+        sizes = [n for n in nodes if n.op == "placeholder" and _symbol(n) is not None]
+        self._last_size = sizes[-1] if sizes else None
+        self._unpacked: dict[fx.Node, None] = {}
+        self._old_memory: set[int] = set()
+
+    def _find_last_uses(self) -> dict[int, fx.Node]:
+        """For each storage of forward, the last node that makes, reads or looks at it."""
+        last: dict[int, fx.Node] = {}
+        for node in self._forward.graph.nodes:
+            if node.op != "output":
+                for value in (*node.all_input_nodes, node):
+                    last.update(dict.fromkeys(self._memory.keys(value), node))
+        return last
+
+    def add(self, saved: fx.Node, traced: Traced) -> None:
+        """Lets a tensor that forward hands over pass through hooks that did not decline it."""
+        assert traced.unpack is not None
+        taken = self._taken[saved.name]
+        handed = self._inline_pack(saved, traced)
+        given = [self._take(p, saved, taken) for p in handed]
+        self._inline_unpack(taken, given, traced.unpack)
+        # What is new stands before the tensor's own place, on both sides alike.
+        new = [p for p in handed if _symbol(p) is None and p is not saved]
+        self._packed[saved] = [*new, *([saved] if saved in handed else [])]
+        self._old_memory.update(self._memory.keys(saved))
+
+    def _inline_pack(self, saved: fx.Node, traced: Traced) -> list[fx.Node]:
+        (key,) = self._memory.keys(saved)
+        anchor = self._last_use[key]
+        last = self._tail.get(anchor, anchor)
+        while last.next.op == "placeholder" or _is_element(last.next, anchor):
+            last = last.next
+        mark = last.next
+        results = _inline(
+            self._forward,
+            traced.pack,
+            [saved],
+            before=mark,
+            prefix=f"{saved.name}_pack",
+            meta={**_provenance(saved), "packed_from": saved.name},
+            mode=_mode_of(saved),
+        )
+        handed = self._name(results, saved)
+        node = mark.prev
+        while node is not last:  # what only computed a size that is handed over already
+            earlier = node.prev
+            if not node.users and node not in handed:
+                self._forward.graph.erase_node(node)
+            node = earlier
+        self._tail[anchor] = mark.prev
+        return handed
+
+    def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
+        """What is handed over for results of pack, under names that stand in both halves."""
+        handed: list[fx.Node] = []
+        for k, node in enumerate(results):
+            symbol = _symbol(node)
+            if symbol is not None and symbol in self._size_of:
+                handed.append(self._size_of[symbol])
+                continue
+            if node is not saved and node not in handed:
+                suffix = f"_{k}" if len(results) > 1 else ""
+                torch_compat.rename(node, self._unused(f"{saved.name}_packed{suffix}"))
+            if symbol is not None:
+                self._size_of[symbol] = node
+                self._new_sizes.append(node)
+            elif saved.meta.get(_UNCHECKED, False):
+                node.meta[_UNCHECKED] = True
+            handed.append(node)
+        return handed
+
+    def _unused(self, name: str) -> str:
+        """A name that neither half has given out."""
+        spaces = [torch_compat.used_names(m.graph) for m in (self._forward, self._backward)]
+        candidate, count = name, 0
+        while any(candidate in s for s in spaces):
+            count += 1
+            candidate = f"{name}x{count}"
+        return candidate
+
+    def _take(self, packed: fx.Node, saved: fx.Node, taken: fx.Node) -> fx.Node:
+        """Backward's placeholder for something that is handed over."""
+        if packed is saved:
+            return taken
+        known = self._taken.get(packed.name)
+        if known is not None:
+            return known
+        graph = self._backward.graph
+        if _symbol(packed) is None:
+            place = graph.inserting_before(taken)
+        elif self._last_size is not None:
+            place = graph.inserting_after(self._last_size)
+        else:
+            place = graph.inserting_before(next(iter(graph.nodes)))
+        with place:
+            node: fx.Node = graph.placeholder(packed.name)
+        node.meta = {**_provenance(packed), "val": packed.meta["val"]}
+        if packed.meta.get(_UNCHECKED, False):
+            node.meta[_UNCHECKED] = True
+        if _symbol(packed) is not None:
+            self._last_size = node
+        self._taken[packed.name] = node
+        return node
+
+    def _inline_unpack(
+        self, taken: fx.Node, given: Sequence[fx.Node], unpack: fx.GraphModule
+    ) -> None:
+        first = min((u for u in taken.users if u in self._rank), key=self._rank.__getitem__)
+        users = set(taken.users)
+        (value,) = _inline(
+            self._backward,
+            unpack,
+            given,
+            before=first,
+            prefix=f"{taken.name}_unpack",
+            meta={**_provenance(taken), "autograd_backward": True},
+            mode=_mode_of(taken),
+        )
+        if value.op == "call_function":
+            torch_compat.rename(value, self._unused(f"{taken.name}_unpacked"))
+        taken.replace_all_uses_with(value, delete_user_cb=users.__contains__)
+        self._unpacked[value] = None
+        if not taken.users and taken not in given:
+            self._backward.graph.erase_node(taken)
+
+    def finish(self) -> None:
+        """Writes forward's outputs anew, and brings up to date what looks at unpacked memory."""
+        out = output_node(self._forward.graph)
+        handed = self._outputs[self._own :]
+        values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes
+        values = list(dict.fromkeys(values))
+        own = list(out.meta.get("desc") or [None] * len(self._outputs))[: self._own]
+        out.args = ((*self._outputs[: self._own], *values),)
+        out.meta["desc"] = own + [
+            torch_compat.SavedForBackwardsNoVcCheckAOTOutput(k)
+            if v.meta.get(_UNCHECKED, False)
+            else torch_compat.SavedForBackwardsAOTOutput(k)
+            for k, v in enumerate(values)
+        ]
+        out.meta["output_stack_traces"] = [
+            v.meta.get("stack_trace") if isinstance(v, fx.Node) else None for v in out.args[0]
+        ]
+        stale = dict(self._unpacked)
+        for node in self._backward.graph.nodes:
+            reads_stale = not stale.keys().isdisjoint(node.all_input_nodes)
+            if reads_stale and node.op == "call_function" and self._is_old(node):
+                refresh(node)
+                stale[node] = None
+
+    def _is_old(self, node: fx.Node) -> bool:
+        """Whether a value is a view of a saved tensor, in place of which there is another now."""
+        return not self._old_memory.isdisjoint(Sizes().keys(node))
+
+
+def _inline(
+    half: fx.GraphModule,
+    body: fx.GraphModule,
+    given: Sequence[fx.Node],
+    *,
+    before: fx.Node,
+    prefix: str,
+    meta: dict[str, Any],
+    mode: Any,
+) -> list[fx.Node]:
+    """Copies a traced function into a half, with fake values of its own, and returns its results."""
+    env: dict[fx.Node, fx.Node] = {}
+    inputs = iter(given)
+    for node in body.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = next(inputs)
+            continue
+        if node.op == "output":
+            break
+        with half.graph.inserting_before(before):
+            copied = half.graph.node_copy(node, env.__getitem__)
+        torch_compat.rename(copied, f"{prefix}_{node.name}")
+        if node.op == "get_attr":
+            copied.target = copied.name
+            setattr(half, copied.name, getattr(body, str(node.target)))
+            copied.meta = {**meta, "val": node.meta.get("val")}
+        else:
+            copied.meta = {**meta, "val": _evaluate(copied, mode)}
+        env[node] = copied
+    returned: Any = output_node(body.graph).args[0]
+    results = returned if isinstance(returned, (tuple, list)) else [returned]
+    return [env[r] for r in results]
+
+
+def _evaluate(node: fx.Node, mode: Any) -> Any:
+    """The fake value of a node, from those of its inputs."""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    symbols = getattr(mode, "shape_env", None)
+    quiet = contextlib.nullcontext() if symbols is None else symbols.suppress_guards()
+    with mode, quiet, torch.no_grad():
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _mode_of(node: fx.Node) -> Any:
+    return getattr(node.meta["val"], "fake_mode", None) or contextlib.nullcontext()
+
+
+def _is_element(node: fx.Node, of: fx.Node) -> bool:
+    return node.target is operator.getitem and node.args[0] is of
+
+
+def _symbol(node: fx.Node) -> str | None:
+    """A size as text; None for what is no size."""
+    value = node.meta.get("val")
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return str(value.node.expr)
+    return repr(value) if isinstance(value, (int, float)) else None
+
+
+def _provenance(node: fx.Node) -> dict[str, Any]:
+    """Metadata that says where in the user's code a node comes from."""
+    return {k: node.meta[k] for k in ("stack_trace", "nn_module_stack") if k in node.meta}

@@ -1,0 +1,271 @@
+"""Saved tensors packed on their way from forward to backward, inside the two graphs (SPEC E)."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from remat.errors import BudgetError
+from remat.graph import ops
+from remat.graph.joint import JointGraph, output_node
+from remat.graph.liveness import saved_storages
+from remat.graph.sizes import Sizes
+from remat.graph.storages import hint, storage_key, tensor_bytes
+from remat.graph.writes import written_by
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.hooks.inlining import Inlining
+from remat.passes.hooks.tracing import Traced, Traces
+from remat.passes.packing.pairs import HooksWarning, SavedTensorHooks, check_filter, check_min_bytes
+from remat.units import format_bytes
+
+
+@dataclass(frozen=True)
+class HookTraces(Analysis[Traces]):
+    """Hooks as graphs, kept with the joint graph: one graph may be split many times."""
+
+    name: ClassVar[str] = "hook-traces"
+    summary: ClassVar[str] = "saved-tensor hooks, traced for each kind of tensor"
+
+    hooks: SavedTensorHooks
+
+    def compute(self, state: State) -> Traces:
+        return Traces(self.hooks, state.joint.lower)
+
+
+@dataclass(frozen=True)
+class PackSaved(Pass):
+    """Lets saved tensors pass through a pair of hooks: pack in forward, unpack in backward.
+
+    Pack stands right after the last use of a tensor in forward, unpack right before its first use in
+    backward, so that the peak falls with the saved bytes. A saved tensor that shares its memory with
+    another one, or that looks at a part of its memory, is left as it is: two packed copies would
+    take the place of one memory. So are states of random generators, and what backward writes to.
+    """
+
+    name: ClassVar[str] = "saved-tensor-hooks"
+    stage: ClassVar[Stage] = Stage.SPLIT
+    keeps_numbers: ClassVar[bool] = False
+    summary: ClassVar[str] = "pack saved tensors: bf16, float8, int8, cpu-offload, or own hooks"
+
+    pair: SavedTensorHooks | str = "float8"
+    filter: str = "donated"
+    min_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        SavedTensorHooks.of(self.pair)
+        check_filter(self.filter)
+        check_min_bytes(self.min_bytes)
+
+    @classmethod
+    def of(cls, hooks: SavedTensorHooks) -> PackSaved:
+        """The pass for hooks, with their own filter and ``min_bytes``."""
+        return cls(pair=hooks, filter=hooks.filter, min_bytes=hooks.min_bytes)
+
+    @property
+    def hooks(self) -> SavedTensorHooks:
+        """The pair, with the filter and ``min_bytes`` of this pass."""
+        return SavedTensorHooks.of(self.pair).only(filter=self.filter, min_bytes=self.min_bytes)
+
+    def run(self, state: State) -> PassResult:
+        forward, backward = state.forward, state.backward
+        if forward is None or backward is None:
+            return PassResult(state=state, modified=False, detail="not partitioned")
+        hooks = self.hooks
+        traces = state.get(HookTraces(hooks))
+        own = state.joint.num_fwd_outputs
+        before = sum(saved_storages(forward, own).values())
+        left: Counter[str] = Counter()
+        chosen: list[tuple[fx.Node, Traced]] = []
+        for saved, why in _Handed(state.joint, forward, backward).sorted_out(hooks):
+            traced = None if why else traces.of(saved.meta["val"])
+            why = why or _refusal_once_traced(saved, traced, hooks)
+            if traced is None or why:
+                left[why] += 1
+            else:
+                chosen.append((saved, traced))
+        _warn(hooks, state.joint.name, [t for _, t in chosen], left)
+        with state.edit() as edit:
+            edit.modified = bool(chosen)
+            if chosen:
+                inlining = Inlining(forward, backward, own)
+                for saved, traced in chosen:
+                    inlining.add(saved, traced)
+                inlining.finish()
+        _check_budget(state, hooks)
+        after = sum(saved_storages(forward, own).values())
+        reasons = "".join(f"; {n} left: {why}" for why, n in left.items())
+        return edit.result(
+            f"{len(chosen)} tensors packed, {format_bytes(before)} to {format_bytes(after)}{reasons}",
+            packed=len(chosen),
+            eager=sum(bool(t.eager) for _, t in chosen),
+            left=left.total(),
+        )
+
+
+class _Handed:
+    """The tensors that forward hands to backward, and what the rules need to know of them."""
+
+    def __init__(
+        self, joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule
+    ) -> None:
+        outputs: Any = output_node(forward.graph).args[0]
+        self.tensors = [
+            v
+            for v in outputs[joint.num_fwd_outputs :]
+            if isinstance(v, fx.Node) and isinstance(v.meta.get("val"), torch.Tensor)
+        ]
+        inputs = [n for n in forward.graph.nodes if n.op == "placeholder"]
+        static = [inputs[i] for i in joint.static_inputs if i < len(inputs)]
+        own = [v for v in outputs[: joint.num_fwd_outputs] if isinstance(v, fx.Node)]
+        self.alive = {"donated": _memory([*inputs, *own]), "no_static": _memory(static), "all": {}}
+        self.sharing = Counter(storage_key(v.meta["val"]) for v in self.tensors)
+        self.written = _memory(w for n in backward.graph.nodes for w in written_by(n))
+        self.taken = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
+        self.choosing = {n.name for n in _feed_indices(backward.graph)}
+
+    def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
+        """Each tensor with the reason to leave it as it is; empty where the hooks are for it."""
+        rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
+        for node in self.tensors:
+            yield node, next((why for why, leave in rules if leave(self, node, hooks)), "")
+
+
+def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
+    return Sizes().first_of(nodes)
+
+
+def _is_random_state(node: fx.Node) -> bool:
+    source: Any = node.args[0] if _is_element(node) else None
+    drawn = getattr(source, "target", None) is torch.ops.higher_order.run_and_save_rng_state
+    return (drawn and bool(node.args[1] == 0)) or "inductor_seed" in str(node.target)
+
+
+def _is_random(node: fx.Node) -> bool:
+    """Whether it is compared with a threshold to decide what is dropped."""
+    return ops.is_random(node) or "inductor_rand" in str(node.target)
+
+
+def _feed_indices(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes from which a graph computes integers: choices that forward has made already."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if any(u in found or _is_integer(u) for u in node.users):
+            found.add(node)
+    return found
+
+
+def _is_integer(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    leaves = value if isinstance(value, (tuple, list)) else (value,)
+    return any(
+        isinstance(v, torch.Tensor)
+        and v.dtype is not torch.bool
+        and not v.is_floating_point()
+        and not v.is_complex()
+        for v in leaves
+    )
+
+
+def _is_part(node: fx.Node) -> bool:
+    """Whether a tensor is anything but the whole of its memory."""
+    value = node.meta["val"]
+    return bool(hint(value.untyped_storage().nbytes()) != tensor_bytes(value))
+
+
+def _is_vector(node: fx.Node) -> bool:
+    """Whether it is a vector, or has one number for each row: a mean, a deviation."""
+    shape = [hint(s) for s in node.meta["val"].shape]
+    return sum(s > 1 for s in shape) < 2 or shape[-1] == 1
+
+
+def _is_statistic(node: fx.Node) -> bool:
+    """Whether it is a lesser result of an operator with several, kept for that one's backward."""
+    source = node.args[0] if node.args else None
+    if not _is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
+        return False
+    values: Any = source.meta.get("val")
+    first = values[0] if isinstance(values, (tuple, list)) and values else None
+    return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
+
+
+def _is_element(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
+_Rule = tuple[str, Callable[[_Handed, fx.Node, SavedTensorHooks], bool]]
+
+#: Why a saved tensor is left as it is, whatever the hooks; the first that holds is given.
+RULES: tuple[_Rule, ...] = (
+    ("without a strided memory", lambda h, n, _: storage_key(n.meta["val"]) is None),
+    ("state of a random generator", lambda h, n, _: _is_random_state(n)),
+    ("kept out by the filter", lambda h, n, by: storage_key(n.meta["val"]) in h.alive[by.filter]),
+    ("shares its memory", lambda h, n, _: h.sharing[storage_key(n.meta["val"])] > 1),
+    ("part of a memory", lambda h, n, _: _is_part(n)),
+    ("written to by backward", lambda h, n, _: storage_key(n.meta["val"]) in h.written),
+    ("not read", lambda h, n, _: not h.taken[n.name].users),
+    ("small", lambda h, n, by: tensor_bytes(n.meta["val"]) < max(1, by.min_bytes)),
+)
+#: The same for hooks that lose something.
+LOSSY_RULES: tuple[_Rule, ...] = (
+    ("not floating-point", lambda h, n, _: not n.meta["val"].is_floating_point()),
+    ("vector", lambda h, n, _: _is_vector(n)),
+    ("statistic", lambda h, n, _: _is_statistic(n)),
+    ("random numbers", lambda h, n, _: _is_random(n)),
+    ("backward chooses by it", lambda h, n, _: n.name in h.choosing),
+)
+
+
+def _refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
+    """Why a tensor that hooks are for is left as it is after all."""
+    if traced is None:
+        return ""
+    if traced.unpack is None:
+        return "declined"
+    grows = traced.packed_bytes >= tensor_bytes(saved.meta["val"])
+    return "would not get smaller" if grows and (hooks.lossy or traced.eager) else ""
+
+
+def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
+    eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
+    if eager:
+        warnings.warn(
+            f"hooks '{hooks.name}' cannot be part of graph '{graph}' and run eagerly, outside of it: "
+            f"{eager[0]}. What they keep counts neither as saved bytes nor in the simulated peak",
+            HooksWarning,
+            stacklevel=2,
+        )
+    if left["declined"] and not chosen:
+        warnings.warn(
+            f"hooks '{hooks.name}' leave graph '{graph}' as it is: pack returned every one of the "
+            f"{left['declined']} saved tensors that it was shown unchanged (a pair declines what it "
+            "cannot make smaller, cpu-offload what lies in the host's memory already)",
+            HooksWarning,
+            stacklevel=2,
+        )
+
+
+def _check_budget(state: State, hooks: SavedTensorHooks) -> None:
+    """The budget bounds what is really handed over.
+
+    Raises:
+        BudgetError: packing has made it more than is allowed.
+    """
+    capacity = None if state.choice is None else state.choice.capacity
+    if capacity is None or state.forward is None:
+        return
+    n = state.joint.num_fwd_outputs
+    saved = sum(saved_storages(state.forward, n, count_outputs=state.count_outputs).values())
+    if saved > capacity:
+        raise BudgetError(
+            f"with hooks '{hooks.name}' forward hands over {saved} bytes, {capacity} are allowed: what "
+            "they pack takes more room than before, or was alive anyway (filter "
+            f"'{hooks.filter}'). Use filter='donated', hooks that make tensors smaller, or raise the "
+            "budget"
+        )

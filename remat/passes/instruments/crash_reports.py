@@ -1,0 +1,136 @@
+"""Reproducers for compilations that fail where they should not, without anybody asking for them."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from remat.errors import PassError, ProblemError, RematError, SolverError, VerifyError
+from remat.graph.joint import JointGraph
+from remat.passes.core.state import State
+from remat.passes.decide.budgeted import least_decision
+from remat.passes.decide.knapsack import Knapsack
+from remat.passes.decide.min_cut import RuntimeOptimalCut
+from remat.passes.decide.solve_graph import SolveGraph
+from remat.passes.instruments.repro_folder import Failure, tell, write_reproducer
+from remat.passes.instruments.reproducer import instance_of
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.instances import Instance
+from remat.solvers.problem import KnapsackProblem
+
+#: Names the folder that reproducers go to where none is given; empty for none at all.
+VARIABLE = "REMAT_REPRO_DIR"
+
+
+def is_unexpected(error: BaseException) -> bool:
+    """Whether a failure is not the user's: a pass or a solver that crashed, or was found wrong.
+
+    A budget that cannot be met, options that cannot be meant, tags in conflict and a solver that is
+    not there are the user's; their messages say all there is to know.
+    """
+    if isinstance(error, SolverError):
+        return error.problem is not None
+    if isinstance(error, RematError):
+        return isinstance(error, (PassError, VerifyError))
+    return isinstance(error, Exception)
+
+
+def folder_for(given: object) -> Path | None:
+    """The folder for reproducers: as given, by the environment, or one for temporary files.
+
+    Args:
+        given: a path; None for the default; False for none.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    if given is None or given is True:
+        named = os.environ.get(VARIABLE)
+        if named is not None:
+            return Path(named) if named else None
+        return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
+    if given is False:
+        return None
+    if isinstance(given, (str, Path)) and str(given):
+        return Path(given)
+    raise ProblemError(f"repro is {given!r}; expected the path of a folder, or False for none")
+
+
+def report(
+    error: Exception,
+    joint: JointGraph,
+    folder: Path | None,
+    describe: Callable[[], tuple[str, Mapping[str, str], str]],
+) -> None:
+    """Writes a reproducer where a failure is unexpected, and says in the error where it is.
+
+    Nothing is done before something fails, so the graph is written as it is by then.
+
+    Args:
+        error: what was raised.
+        joint: the graph that was being planned.
+        folder: where to put it; None for nowhere.
+        describe: the pipeline, the arguments of `remat.plan` and a note, to be seen again by.
+    """
+    if folder is None or not is_unexpected(error):
+        return
+    from remat.graph.text import print_joint
+
+    try:
+        pipeline, options, note = describe()
+        path = _path(error)
+        failure = Failure(
+            graph=print_joint(joint),
+            pipeline=pipeline,
+            options=options,
+            path=path,
+            error=error,
+            instance=_instance(joint, error, options.get("cost", "")),
+            note=" ".join((_NOTE, note)).strip(),
+        )
+        written = write_reproducer(folder, failure)
+    except Exception as other:  # what went wrong first must be seen, whatever else does
+        tell(error, f"no reproducer was written to '{folder}': {other}")
+    else:
+        tell(error, f"reproducer: {written} (see it again with: remat repro FOLDER)")
+
+
+_NOTE = (
+    "The graph is as it was when the failure was noticed: passes that come before the decision, such "
+    "as dce and cse, had changed it already, and one of them that fails leaves it half-way."
+)
+
+
+def _path(error: Exception) -> tuple[str, ...]:
+    """The pass that failed, as far as the error tells."""
+    if isinstance(error, PassError):
+        return tuple(error.pass_name.split(" > "))
+    if isinstance(error, SolverError):
+        of_graph = isinstance(error.problem, GraphProblem)
+        return (SolveGraph.name if of_graph else Knapsack.name,)
+    return ()
+
+
+def _instance(joint: JointGraph, error: Exception, cost: str) -> Instance | None:
+    problem = getattr(error, "problem", None)
+    if isinstance(problem, KnapsackProblem):
+        return instance_of(problem, cost)
+    if not isinstance(problem, GraphProblem):
+        return None
+    full = least = 0
+    with contextlib.suppress(Exception):  # without the figures it is still the problem
+        state = State(joint=joint)
+        least = sum(problem.size[i] for i in least_decision(state))
+        full = sum(problem.size[i] for i in state.get(RuntimeOptimalCut()))
+    return instance_of(problem, cost, full_bytes=max(full, least), least_bytes=least)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # an id without an entry in the table of users
+        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"

@@ -1,0 +1,1 @@
+"""Passes that tidy and mark the joint graph."""

@@ -1,0 +1,31 @@
+"""Classification, as a pass: it computes and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State
+
+
+@dataclass(frozen=True)
+class Classify(Pass):
+    """Computes roles and the required-forward, required-backward and unclaimed sets (SPEC A1)."""
+
+    name: ClassVar[str] = "classify"
+    stage: ClassVar[Stage] = Stage.JOINT
+    summary: ClassVar[str] = "tell forward, backward and unclaimed nodes apart"
+
+    def run(self, state: State) -> PassResult:
+        roles = state.roles
+        n = len(state.index)
+        return PassResult(
+            state=state,
+            modified=False,
+            detail=(
+                f"{sum(roles.required_forward)} required by forward, "
+                f"{sum(roles.required_backward)} by backward, "
+                f"{sum(map(roles.unclaimed, range(n)))} unclaimed"
+            ),
+        )

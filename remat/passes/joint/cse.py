@@ -1,0 +1,157 @@
+"""Common subexpression elimination on joint graphs (SPEC A2)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from remat.graph import ops
+from remat.graph.fake import refresh
+from remat.graph.index import are_plain, inputs_of
+from remat.graph.joint import output_node
+from remat.graph.memories import Memories
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State
+from remat.torch_compat import pytree
+
+
+@dataclass(frozen=True)
+class CommonSubexpressions(Pass):
+    """Merges calls of one operator with the same arguments.
+
+    Never merged: random, effectful, mutating or uninitialised results; operators that are not known to
+    be functions of their inputs (`remat.declare_pure`); aliases of an output; calls with a mutation between them, with different recompute tags, or over unbacked symbols. Arguments
+    are compared with their types and bits: ``1``, ``1.0`` and ``True`` differ, and so do ``0.0``
+    and ``-0.0``; NaN equals itself.
+    """
+
+    name: ClassVar[str] = "cse"
+    stage: ClassVar[Stage] = Stage.JOINT
+    not_after: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("min-cut", "knapsack", "solve-graph", "partition"),
+        "it would merge what is to be recomputed with what it is recomputed from, which undoes the "
+        "rematerialisation",
+    )
+    summary: ClassVar[str] = "merge calls of one operator with the same arguments"
+
+    def run(self, state: State) -> PassResult:
+        with state.edit() as edit:
+            merged = merge(state.joint.graph, state.joint.memories)
+            edit.modified = merged > 0
+        return edit.result(f"{merged} nodes merged", merged=merged)
+
+
+def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
+    """Merges common subexpressions of a graph in place.
+
+    Args:
+        graph: the graph.
+        memories: the memory behind its values, as far as it is known.
+
+    Returns:
+        How many nodes went.
+    """
+    storage = (memories or Memories()).key
+    out = output_node(graph)
+    returned = {k for n in inputs_of(out) if (k := storage(n.meta.get("val"))) is not None}
+    nodes = list(graph.nodes)
+    seen: dict[Any, fx.Node] = {}
+    gone: set[int] = set()  # storages of nodes that were merged away
+    suspect: set[fx.Node] = set()  # what may be a view of one of them
+    dead: list[fx.Node] = []
+    mutations = 0
+    for node, plain in zip(nodes, are_plain(nodes), strict=True):
+        if node.op != "call_function":
+            continue
+        if node in suspect and not gone.isdisjoint(map(storage, _leaves(node))):
+            refresh(node)
+            suspect.update(node.users)
+        if not plain:
+            mutations += ops.is_mutating(node)
+            if _does_more(node):
+                continue
+        try:
+            key = _key(node, mutations)
+            first = seen.setdefault(key, node)
+        except TypeError:  # an argument that cannot be compared
+            continue
+        if first is node:
+            continue
+        mine, others = (
+            {k for v in _leaves(n) if (k := storage(v)) is not None} for n in (node, first)
+        )
+        if not others.isdisjoint(returned) or _is_unbacked(first):
+            seen[key] = node
+        elif mine.isdisjoint(returned) and not _is_unbacked(node):
+            gone |= mine - others
+            suspect.update(node.users)
+            node.replace_all_uses_with(first)
+            dead.append(node)
+    for node in reversed(dead):
+        graph.erase_node(node)
+    return len(dead)
+
+
+def _does_more(node: fx.Node) -> bool:
+    """Whether a call is more than its result, so that doing it once is not doing it twice."""
+    return (
+        ops.does_more(node)
+        or ops.is_mutating(node)
+        or ops.is_uninitialised(node)
+        or ops.is_collective(node)
+    )
+
+
+def _is_unbacked(node: fx.Node) -> bool:
+    return any(_is_symbolic(v) and bool(free_unbacked_symbols(v)) for v in _leaves(node))
+
+
+def _leaves(node: fx.Node) -> list[Any]:
+    value = node.meta.get("val")
+    return [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(type(s) is int for s in value.shape)
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+#: Types of arguments that are the same to the bit where they are equal.
+_EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.device, torch.layout))
+
+
+def _key(node: fx.Node, mutations: int) -> Any:
+    """What two calls must share to be one."""
+    meta = node.meta
+    kwargs = _describe(node.kwargs) if node.kwargs else None
+    tags = meta.get("recompute"), meta.get("ac_graph_id")
+    # A target goes by its identity: hashing an overload takes longer.
+    return (id(node.target), _describe_all(node.args), kwargs, tags, mutations)
+
+
+def _describe_all(xs: Iterable[Any]) -> Any:
+    """Arguments and their types, as a value that is equal only to what is the same to the bit."""
+    kinds = tuple(map(type, xs))
+    if _EXACT.issuperset(kinds):
+        return (kinds, tuple(xs))
+    return (kinds, *[x if k in _EXACT else _describe(x) for k, x in zip(kinds, xs, strict=True)])
+
+
+def _describe(x: Any) -> Any:
+    """An argument that takes more than its type to be told apart."""
+    if isinstance(x, (tuple, list)):
+        return _describe_all(x)
+    if isinstance(x, dict):
+        return (tuple(x), _describe_all(x.values()))
+    if isinstance(x, float):
+        return struct.pack("<d", x)
+    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return str(x.node.expr)
+    return x

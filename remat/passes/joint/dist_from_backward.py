@@ -1,0 +1,29 @@
+"""Distance from backward (SPEC A3), as a pass: it computes and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.graph.roles import UNREACHABLE
+from remat.passes.core.analyses import Distances
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State
+
+
+@dataclass(frozen=True)
+class DistanceFromBackward(Pass):
+    """Computes how many edges lie between each forward node and backward.
+
+    They stay with the state, as ``state.get(Distances())``, until the graph changes.
+    """
+
+    name: ClassVar[str] = "dist-from-backward"
+    stage: ClassVar[Stage] = Stage.JOINT
+    summary: ClassVar[str] = "edges between each forward node and backward"
+
+    def run(self, state: State) -> PassResult:
+        finite = [d for d in state.get(Distances()) if d < UNREACHABLE]
+        return PassResult(
+            state=state, modified=False, detail=f"at most {max(finite, default=0)} edges"
+        )

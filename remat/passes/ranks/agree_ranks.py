@@ -1,0 +1,142 @@
+"""One decision for all ranks of a job that have the same graph."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat.errors import ProblemError, RematError
+from remat.graph.lowering import Decision
+from remat.graph.rank_fingerprint import outline
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.choice import Choice
+from remat.passes.core.state import PassResult, State
+from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
+from remat.solvers.graph_problem import evaluate
+
+#: Seconds for which rank 0 is waited for.
+WAIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class AgreeRanks(Pass):
+    """Takes over the decision of the first rank that decided on this graph: rank 0, as a rule.
+
+    Without a process group of more than one rank it does nothing. A decision that would save more
+    than this rank is allowed is not taken.
+
+    Attributes:
+        asked: what the decision is made for; ranks that were asked differently share none.
+        wait_s: seconds for which the other ranks let rank 0 go first.
+        capacity_too: take over the bytes that the decision was allowed as well: under a budget on
+            the peak they are part of the decision.
+    """
+
+    name: ClassVar[str] = "agree-ranks"
+    stage: ClassVar[Stage] = Stage.DECIDE
+    optional: ClassVar[bool] = False
+    summary: ClassVar[str] = "one decision for all ranks of a job that have the same graph"
+
+    asked: str = ""
+    wait_s: float = WAIT_S
+    capacity_too: bool = False
+
+    def __post_init__(self) -> None:
+        check_wait(self.wait_s)
+
+    def run(self, state: State) -> PassResult:
+        ranks = other_ranks()
+        if ranks is None or state.decision is None:
+            return PassResult(state=state, modified=False, detail="nobody to agree with")
+        question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
+        own = _verdict(state, state.decision, ranks)
+        theirs = ranks.settle(question, own, self.wait_s)
+        if (theirs.saved, theirs.snapshots) == (own.saved, own.snapshots):
+            return PassResult(state=state, modified=False, detail=f"as rank {theirs.rank}")
+        return self._take_over(state, question, own, theirs)
+
+    def _take_over(
+        self, state: State, question: Question, own: Verdict, theirs: Verdict
+    ) -> PassResult:
+        names = question.outline.names
+        choice = state.choice or Choice()
+        whose = (
+            f"ranks disagree on '{question.graph}': rank {own.rank} found {own}; rank {theirs.rank} "
+            f"found {theirs}"
+        )
+        if own.rank == theirs.rank:
+            whose = f"rank {own.rank} found {own} for '{question.graph}'; before, it found {theirs}"
+        decision = Decision(
+            saved=tuple(names[i] for i in theirs.saved),
+            snapshots=tuple(names[i] for i in theirs.snapshots),
+        )
+        capacity = theirs.capacity if self.capacity_too else choice.capacity
+        refused = _refusal(state, decision, capacity)
+        if refused is not None:
+            tell("refused", f"{whose}, which does not fit here: {refused}. Each keeps its own")
+            return PassResult(state=state, modified=False, detail="disagreed")
+        deterministic = choice.deterministic and theirs.deterministic
+        taken = replace(
+            choice,
+            capacity=capacity,
+            solver=theirs.solver,
+            deterministic=deterministic,
+            recompute_cost=None,
+            # What was proven within other bytes says nothing about these.
+            recompute_bound=choice.recompute_bound if capacity == choice.capacity else 0,
+        )
+        why = (
+            "the solver or the cost model answers differently from one time to the next"
+            if deterministic
+            else "a clock ended a search"
+        )
+        tell("decision", f"{whose}, which is taken ({why})")
+        return PassResult(
+            state=replace(state, decision=decision, choice=taken),
+            modified=True,
+            detail=f"taken over from rank {theirs.rank}",
+        )
+
+
+def check_wait(wait_s: float) -> None:
+    """Refuses what is no number of seconds.
+
+    Raises:
+        ProblemError: it is no finite number of 0 or more.
+    """
+    number = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool)
+    if not number or not 0 <= wait_s < math.inf:
+        raise ProblemError(
+            f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take what is decided "
+            "already, wait for nobody)"
+        )
+
+
+def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
+    position = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
+    choice = state.choice or Choice()
+    lowered = state.lowered()
+    done = evaluate(lowered.problem, lowered.saved_of(decision))
+    return Verdict(
+        rank=ranks.rank,
+        saved=tuple(sorted(position[n] for n in decision.saved)),
+        snapshots=tuple(sorted(position[n] for n in decision.snapshots)),
+        saved_bytes=done.saved_bytes,
+        recomputed=sum(lowered.problem.in_forward[i] for i in done.recomputed),
+        capacity=choice.capacity,
+        solver=choice.solver,
+        deterministic=choice.deterministic,
+    )
+
+
+def _refusal(state: State, decision: Decision, capacity: int | None) -> str | None:
+    """Why a decision that another rank made for its graph is not one for this rank's."""
+    lowered = state.lowered()
+    try:
+        nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes
+    except RematError as error:
+        return str(error)
+    if capacity is not None and nbytes > capacity:
+        return f"it would save {nbytes} bytes here, {capacity} allowed"
+    return None

@@ -1,0 +1,268 @@
+"""What the ranks of one job say to one another about decisions, through their group's store.
+
+A decision is claimed under a key made of the graph's outline and of what was asked for. The first claim
+stands, and whoever has the same key takes it: no two ranks run on different decisions for one graph.
+So that rank 0 is first as a rule, the others let it go first, for so long. Nothing here is a collective: a
+rank that compiles more often than others, in another order, or all alone goes on and never hangs.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import threading
+import time
+import warnings
+import zlib
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from remat import torch_compat
+from remat.errors import PlanError
+from remat.graph.rank_fingerprint import Outline, first_difference
+from remat.units import format_bytes
+
+#: The longest text that is put into a store; one of 8 MiB breaks the connection to a TCPStore.
+LONGEST = 4 << 20
+
+_LOG = logging.getLogger("remat.ranks")
+_LOCK = threading.Lock()
+_TOLD: set[str] = set()
+
+
+class RankWarning(UserWarning):
+    """Ranks that do not plan the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a rank decides on.
+
+    Attributes:
+        graph: name of the graph, for messages.
+        outline: the graph.
+        asked: the options that the decision is made for, as text.
+    """
+
+    graph: str
+    outline: Outline
+    asked: str
+
+    @property
+    def key(self) -> str:
+        """Ranks with the same key share a decision."""
+        text = json.dumps([self.outline.digest, self.asked])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A decision as ranks hand it to one another: names differ from rank to rank, positions do not.
+
+    Attributes:
+        rank: who decided.
+        saved: positions in the joint graph of what is kept.
+        snapshots: positions of the inputs of which a copy is kept.
+        saved_bytes: bytes that it saves there.
+        recomputed: how many operators run twice there.
+        capacity: bytes that it was allowed there; None without a limit.
+        solver: who decided there.
+        deterministic: False if a clock ended the search there.
+    """
+
+    rank: int
+    saved: tuple[int, ...]
+    snapshots: tuple[int, ...]
+    saved_bytes: int
+    recomputed: int
+    capacity: int | None
+    solver: str
+    deterministic: bool
+
+    def __str__(self) -> str:
+        return f"{format_bytes(self.saved_bytes)} saved, {self.recomputed} operators recomputed"
+
+
+class Ranks:
+    """The ranks of one process group, as seen by one of them.
+
+    Attributes:
+        rank: who we are.
+        lost: whether the store failed; it is left alone from then on.
+    """
+
+    def __init__(self, store: Any, rank: int) -> None:
+        from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+        self.rank = rank
+        self.lost = False
+        self._shared: Any = PrefixStore("remat-1", store)
+        self._compiled: Counter[str] = Counter()
+        self._missed: str | None = None  # where rank 0 was waited for in vain
+
+    def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
+        """The decision that counts: the first that any rank made for this question.
+
+        Args:
+            question: what was decided on.
+            own: what this rank decided.
+            wait_s: seconds for which rank 0 is given the chance to be first.
+        """
+        place = self._next_place()
+        try:
+            if self.rank == 0:
+                self._announce(f"at/{place}", question)
+            else:
+                self._give_way(place, question, wait_s)
+            claim = self._shared.compare_set(_decision_on(question), "", _packed(asdict(own)))
+            return Verdict(**_tuples(_unpacked(claim)))
+        # Stores raise RuntimeErrors; what is too large for them is our own error.
+        except (RuntimeError, PlanError) as error:
+            self.lost = True
+            tell(
+                "lost",
+                f"rank {self.rank} cannot compare decisions with the other ranks and goes on with its "
+                f"own: {type(error).__name__}: {error}",
+            )
+            return own
+
+    def _next_place(self) -> str:
+        """Where in the course of the program a graph is compiled, in words that ranks have in common.
+
+        Dynamo's number for the function and for its compilation: a rank that compiles one function
+        once more does not fall out of step with the others in the next one.
+        """
+        from remat.torch_compat import CompileContext
+
+        where = str(CompileContext.current_compile_id() or "-")
+        self._compiled[where] += 1
+        return f"{where}, graph {self._compiled[where]}"
+
+    def _announce(self, at: str, question: Question) -> None:
+        """Says what rank 0 decides on, for the others to hold their graphs against."""
+        # Rank 0 waits for nobody: of a difference it learns when it compiles its next graph.
+        if "difference" not in _TOLD and self._has("difference"):
+            tell("difference", self._get("difference")["text"])
+        data = {"graph": question.graph, "key": question.key, "asked": question.asked}
+        self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
+
+    def _give_way(self, place: str, question: Question, wait_s: float) -> None:
+        """Lets rank 0 decide first, if it has this graph and comes in time."""
+        at, key = f"at/{place}", _decision_on(question)
+        if self._missed and (self._has(self._missed) or self._has(at)):
+            self._missed = None
+        if self._missed:  # still where it was when it was waited for in vain
+            wait_s = 0.0
+        deadline, pause = time.monotonic() + wait_s, 0.002
+        seen = False
+        # Asked again and again instead of blocking: a wait in the store holds up everything else in
+        # this process that talks to it, PyTorch's watchdogs among them.
+        while not self._has(key):
+            if not seen and self._has(at):
+                first, seen = self._get(at), True
+                if first["key"] != question.key:
+                    self._tell_difference(place, question, first)
+                    return
+            left = deadline - time.monotonic()
+            if left <= 0:
+                if self._missed is None:
+                    self._missed = None if seen else at
+                    tell("alone", self._alone(question, wait_s, seen))
+                return
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.25)
+
+    def _alone(self, question: Question, wait_s: float, seen: bool) -> str:
+        late = "decided on it" if seen else "compiled anything here"
+        return (
+            f"rank {self.rank} goes on with its own plan for '{question.graph}': rank 0 has not {late} "
+            f"within {wait_s:g} s. A rank that comes to the same graph later takes this plan over. Where "
+            'ranks compile at different times on purpose, set options={"rank_wait_s": 0}'
+        )
+
+    def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
+        theirs = Outline(**_tuples(first["outline"]))
+        who = (f"rank {self.rank}", "rank 0")
+        parts = first_difference(question.outline, theirs, who)
+        if parts is None:
+            parts = f"{who[0]} was asked for {question.asked}, {who[1]} for {first['asked']}"
+        text = (
+            f"{who[0]} and {who[1]} plan different things at the same point (compile {place}), "
+            f"'{question.graph}' and '{first['graph']}': {parts}. Each gets a decision of its own, as "
+            "it should be for the stages of a pipeline; where ranks are meant to do the same, look for "
+            "what there depends on the rank"
+        )
+        self._shared.compare_set("difference", "", _packed({"text": text}))
+        tell("difference", text)
+
+    def _has(self, key: str) -> bool:
+        return bool(self._shared.check([key]))
+
+    def _get(self, key: str) -> dict[str, Any]:
+        return _unpacked(self._shared.get(key))
+
+
+#: What goes on in a group ends with it: neither its store nor anything else outlives it here.
+_OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
+
+
+def other_ranks() -> Ranks | None:
+    """The ranks of the default process group; None where there is none, or nobody to talk to."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    # A fake group is one process that plays one rank of many.
+    if distributed.get_world_size() < 2 or distributed.get_backend() == "fake":
+        return None
+    group: Any = distributed.group.WORLD
+    store: Any = torch_compat.get_default_store()
+    if store is None:
+        return None
+    with _LOCK:
+        ranks = _OF_GROUP.get(group)
+        if ranks is None:
+            ranks = _OF_GROUP[group] = Ranks(store, distributed.get_rank())
+    return None if ranks.lost else ranks
+
+
+def _decision_on(question: Question) -> str:
+    return f"decision/{question.key}"
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    """What JSON made lists of, as it was: tuples, of tuples where a list holds lists."""
+    return {k: _tuple(v) for k, v in data.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def _packed(data: dict[str, Any]) -> str:
+    text = base64.b85encode(zlib.compress(json.dumps(data).encode())).decode()
+    if len(text) > LONGEST:
+        raise PlanError(
+            f"a graph this large cannot be compared: {len(text)} bytes, at most {LONGEST}"
+        )
+    return text
+
+
+def _unpacked(text: bytes) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(zlib.decompress(base64.b85decode(text)))
+    return data
+
+
+def tell(kind: str, text: str) -> None:
+    """The first of a kind in a process is a warning; all are in the log."""
+    _LOG.info(text)
+    with _LOCK:
+        known = kind in _TOLD
+        _TOLD.add(kind)
+    if not known:
+        warnings.warn(text, RankWarning, stacklevel=3)

@@ -1,0 +1,291 @@
+"""The two modules of a split: what forward hands to backward, and the graphs of both.
+
+The calling convention is AOTAutograd's. Forward returns its own outputs, then saved tensors (first
+those whose version counter autograd checks), opaque objects, and sizes; backward takes sizes,
+tensors, objects, then tangents, backward seeds and backward state, and returns one gradient or None
+per input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import (
+    find_symbol_binding_fx_nodes,
+    free_symbols,
+    is_symbol_binding_fx_node,
+)
+
+from remat import torch_compat
+from remat.errors import PlanError
+from remat.graph import ops
+from remat.graph.copying import Copier
+from remat.graph.fake import refresh
+from remat.graph.joint import Role, make_module, split_outputs
+from remat.graph.lowering import Decision
+from remat.graph.source import located
+from remat.graph.writes import aliased_argument, is_destination
+from remat.passes.core.state import State
+
+
+class Extraction:
+    """One splitting of one joint graph.
+
+    Attributes:
+        saved: nodes whose values forward hands to backward as tensors, in that order.
+        sizes: nodes whose symbolic sizes it hands over.
+        objects: nodes whose opaque objects it hands over.
+        snapshots: inputs of which forward hands over a copy.
+    """
+
+    def __init__(self, state: State, decision: Decision) -> None:
+        self._state = state
+        self._joint = state.joint
+        self._index = state.index
+        self._roles = state.roles
+        keep = [self._position(name) for name in decision.saved]
+        self._snapshot_of = {self._position(name): name for name in decision.snapshots}
+        self._backward_nodes, read = self._reach_backward(set(keep))
+        handed = sorted(read)
+        values = [(i, self._index.nodes[i].meta.get("val")) for i in handed]
+        self.sizes = [self._index.nodes[i] for i, v in values if _is_symbol(v)]
+        tensors = [self._index.nodes[i] for i, v in values if isinstance(v, torch.Tensor)]
+        self.objects = [
+            self._index.nodes[i]
+            for i, v in values
+            if not _is_symbol(v) and not isinstance(v, torch.Tensor)
+        ]
+        self.saved = [n for n in tensors if not _skips_version_check(n)]
+        self.unchecked = [n for n in tensors if _skips_version_check(n)]
+        self.snapshots = [i for i in sorted(self._snapshot_of) if i in self._snapshots_read]
+        self._bind_symbols()
+
+    def _position(self, name: str) -> int:
+        position = self._index.by_name.get(name)
+        if position is None:
+            raise PlanError(
+                f"the decision saves '{name}', but the joint graph has no such node; "
+                "was it made for another graph?"
+            )
+        return position
+
+    def _reach_backward(self, keep: set[int]) -> tuple[list[int], set[int]]:
+        """The nodes that run in backward, in joint order, and the positions handed over to it."""
+        index, roles = self._index, self._roles
+        _, outputs, _, _ = split_outputs(self._joint)
+        stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]
+        stack += [
+            i
+            for i, plain in enumerate(index.plain)
+            if not plain and roles.tangent_closure[i] and ops.does_more(index.nodes[i])
+        ]
+        runs: set[int] = set()
+        read: set[int] = set()
+        self._snapshots_read: set[int] = set()
+        while stack:
+            i = stack.pop()
+            if i in runs or i in read:
+                continue
+            if i in keep:
+                read.add(i)
+                continue
+            if i in roles.placeholders:
+                if roles.placeholders[i] in (Role.PRIMAL, Role.FORWARD_SEED):
+                    read.add(i)
+                continue
+            runs.add(i)
+            if not self._snapshot_of:
+                stack.extend(index.inputs[i])
+                continue
+            for j in index.inputs[i]:
+                if j in self._snapshot_of and not is_destination(index.nodes[j], index.nodes[i]):
+                    self._snapshots_read.add(j)
+                else:
+                    stack.append(j)
+        storages = self._state.storages
+        for gone, why in (
+            (storages.mutated, "forward mutated it"),
+            (storages.refilled, "the user may have refilled it"),
+        ):
+            lost = {i for i in read & gone if not self._is_destination(i)}
+            if lost:
+                names = ", ".join(index.nodes[i].name for i in sorted(lost))
+                raise PlanError(
+                    f"backward reads {names} as it was before {why}, but the decision keeps no "
+                    "snapshot of it"
+                )
+        return sorted(runs), read
+
+    def _is_destination(self, i: int) -> bool:
+        node = self._index.nodes[i]
+        return i in self._state.storages.rewritten or any(
+            self._roles.tangent_closure[u] and is_destination(node, self._index.nodes[u])
+            for u in self._index.users[i]
+        )
+
+    def _bind_symbols(self) -> None:
+        """Hands over every symbol that backward's inputs mention, bindings first."""
+        bound: set[Any] = set()
+        binding: list[fx.Node] = []
+        derived: list[fx.Node] = []
+        for node in self.sizes:
+            symbol = is_symbol_binding_fx_node(node)
+            if symbol is not None and symbol:
+                bound.add(symbol)
+                binding.append(node)
+            else:
+                derived.append(node)
+        tangents = self._placeholders(Role.TANGENT)
+        mentioned = [*derived, *self.saved, *self.unchecked, *tangents]
+        mentioned += [self._index.nodes[i] for i in self.snapshots]
+        places: dict[Any, fx.Node] | None = None
+        for node in mentioned:
+            value = node.meta.get("val")
+            if value is None or _is_static(value):
+                continue
+            new = free_symbols(value) - bound
+            if not new:
+                continue
+            if places is None:
+                places = dict(find_symbol_binding_fx_nodes(self._joint.graph))
+            binding += [places[s] for s in sorted(new, key=lambda s: s.name) if s in places]
+            bound |= new
+        self.sizes = list(dict.fromkeys([*binding, *derived]))
+
+    def _placeholders(self, *roles: Role) -> list[fx.Node]:
+        return [self._index.nodes[i] for i, r in self._roles.placeholders.items() if r in roles]
+
+    def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Builds both modules."""
+        forward = self._forward()
+        backward = self._backward(forward[1])
+        return make_module(self._joint.graph_module, forward[0]), make_module(
+            self._joint.graph_module, backward
+        )
+
+    def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
+        index, roles = self._index, self._roles
+        outputs, _, descs, _ = split_outputs(self._joint)
+        handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
+        stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
+        runs = bytearray(roles.required_forward)
+        while stack:
+            i = stack.pop()
+            if not runs[i]:
+                runs[i] = 1
+                stack.extend(index.inputs[i])
+        running = [i for i, r in enumerate(runs) if r]
+        invalid = [i for i in running if roles.tangent_closure[i]]
+        if invalid:
+            lines = [f"  {located(index.nodes[i])}" for i in invalid[:5]]
+            raise PlanError("\n".join(["forward outputs depend on backward, through:", *lines]))
+        graph = fx.Graph()
+        copier = Copier(graph, self._joint.graph)
+        env = copier.copies
+        # Forward is given the hooks' state too and reads nothing of it: inputs keep their positions.
+        copier.copy(self._placeholders(Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE))
+        copies: dict[int, Any] = {}
+        snapshots: list[fx.Node] = []
+        for i in self.snapshots:
+            source = index.nodes[i]
+            copy = graph.create_node(
+                "call_function",
+                torch.ops.aten.clone.default,
+                (env[source],),
+                name=f"{source.name}_snapshot",
+            )
+            copies[i] = copy.meta["val"] = _clone(source.meta["val"])
+            snapshots.append(copy)
+        copier.copy([n for n in map(index.nodes.__getitem__, running) if n not in env])
+        checked = [*(env[n] for n in self.saved), *snapshots]
+        unchecked = [env[n] for n in self.unchecked]
+        rest = [env[n] for n in (*self.objects, *self.sizes)]
+        values = [env[o] if isinstance(o, fx.Node) else o for o in outputs]
+        values += [*checked, *unchecked, *rest]
+        described = list(descs)
+        described += [torch_compat.SavedForBackwardsAOTOutput(k) for k in range(len(checked))]
+        described += [
+            torch_compat.SavedForBackwardsNoVcCheckAOTOutput(len(checked) + k)
+            for k in range(len(unchecked))
+        ]
+        described += [
+            torch_compat.SavedForBackwardsAOTOutput(len(checked) + len(unchecked) + k)
+            for k in range(len(rest))
+        ]
+        _finish(graph, values, described)
+        return graph, copies
+
+    def _backward(self, copies: dict[int, Any]) -> fx.Graph:
+        index = self._index
+        _, outputs, _, descs = split_outputs(self._joint)
+        graph = fx.Graph()
+        copier = Copier(graph, self._joint.graph)
+        env = copier.copies
+        snapshot: dict[fx.Node, fx.Node] = {}
+        copier.take([*self.sizes, *self.saved])
+        for i in self.snapshots:
+            source = index.nodes[i]
+            taken = graph.placeholder(f"{source.name}_snapshot")
+            taken.meta = {"val": copies[i]}
+            snapshot[source] = taken
+        copier.take([*self.unchecked, *self.objects])
+        for role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE):
+            copier.take(self._placeholders(role))
+        runs = [index.nodes[i] for i in self._backward_nodes]
+        if snapshot:
+            _copy_beside(copier, runs, snapshot)
+        else:
+            copier.copy(runs)
+        for node in runs:
+            env[node].meta["autograd_backward"] = True
+        values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
+        _finish(graph, values, list(descs))
+        return graph
+
+
+def _copy_beside(copier: Copier, nodes: list[fx.Node], snapshot: dict[fx.Node, fx.Node]) -> None:
+    """Copies nodes that read snapshots of inputs; what only writes to an input gets the input."""
+    moved: set[fx.Node | None] = {*snapshot.values()}
+    for node in nodes:
+
+        def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
+            reads = n in snapshot and not is_destination(n, reader)
+            return snapshot[n] if reads else copier.copies[n]
+
+        copier.copy([node], lookup)
+        copied = copier.copies[node]
+        if aliased_argument(copied) in moved:
+            refresh(copied)  # a view of the input is one of the snapshot now
+            moved.add(copied)
+
+
+def _finish(graph: fx.Graph, values: list[Any], descs: list[Any]) -> None:
+    out = graph.output(tuple(values))
+    out.meta["desc"] = descs
+    out.meta["output_stack_traces"] = [
+        v.meta.get("stack_trace") if isinstance(v, fx.Node) else None for v in values
+    ]
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
+
+
+def _is_static(value: Any) -> bool:
+    """Whether a value is seen at a glance to be a tensor without symbolic sizes."""
+    return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)
+
+
+def _skips_version_check(node: fx.Node) -> bool:
+    return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
+
+
+def _clone(value: torch.Tensor) -> torch.Tensor:
+    """A fake copy in memory of its own."""
+    fake = getattr(value, "fake_mode", None)
+    if fake is None:
+        return value.clone()
+    with fake, torch.no_grad():
+        return value.detach().clone()

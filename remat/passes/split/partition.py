@@ -1,0 +1,64 @@
+"""Splitting a joint graph into a forward and a backward module, as the decision has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from remat.errors import PlanError
+from remat.graph.lowering import Decision, must_recompute
+from remat.graph.roles import belongs_to_backward
+from remat.graph.source import located
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State
+from remat.passes.split.extraction import Extraction
+
+
+@dataclass(frozen=True)
+class Partition(Pass):
+    """Extracts forward and backward by the decision; without one, forward is what the user wrote."""
+
+    name: ClassVar[str] = "partition"
+    stage: ClassVar[Stage] = Stage.PARTITION
+    optional: ClassVar[bool] = False
+    summary: ClassVar[str] = "split the joint graph into forward and backward"
+
+    def run(self, state: State) -> PassResult:
+        decision = state.decision or default_decision(state)
+        extraction = Extraction(state, decision)
+        forward, backward = extraction.modules()
+        after = replace(state, decision=decision, forward=forward, backward=backward)
+        return PassResult(
+            state=after,
+            modified=True,
+            detail=f"{len(extraction.saved)} tensors and {len(extraction.sizes)} sizes saved",
+        )
+
+
+def default_decision(state: State) -> Decision:
+    """Keeps whatever backward reads of forward, and the sizes only where it reads only sizes (A12)."""
+    lowered = state.lowered()
+    problem = lowered.problem
+    nodes = state.index.nodes
+    saved: set[int] = set()
+    seen: set[int] = set()
+    stack = list(problem.needed)
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        node = nodes[lowered.position[i]]
+        runs_in_backward = not problem.in_forward[i] and belongs_to_backward(node)
+        if problem.savable[i] and not (
+            problem.recomputable[i] and (must_recompute(node) or runs_in_backward)
+        ):
+            saved.add(i)
+        elif problem.recomputable[i]:
+            stack.extend(problem.inputs[i])
+        else:
+            raise PlanError(
+                f"backward reads '{node.name}', which can neither be saved nor recomputed:\n"
+                f"  {located(node)}"
+            )
+    return lowered.decision(saved)

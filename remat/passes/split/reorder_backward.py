@@ -1,0 +1,118 @@
+"""Backward in the order of the autograd engine (SPEC A11)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import fx
+
+from remat.graph import ops
+from remat.graph.index import are_plain, inputs_of
+from remat.graph.joint import Role, role_of
+from remat.graph.memories import Memories
+from remat.graph.writes import written_by
+from remat.passes.core.base import Pass, Stage
+from remat.passes.core.state import PassResult, State
+
+
+@dataclass(frozen=True)
+class ReorderBackward(Pass):
+    """Moves recomputed operators to where backward first needs them, so that they live shortly.
+
+    Starting from the first user of a tangent, backward's operators keep their order; whatever else
+    they need is pulled in just before. What reads memory that backward overwrites stays before the
+    overwriting. Nodes are moved, not copied.
+    """
+
+    name: ClassVar[str] = "reorder-backward"
+    stage: ClassVar[Stage] = Stage.SPLIT
+    summary: ClassVar[str] = "recompute just before use, in the order of the autograd engine"
+
+    def run(self, state: State) -> PassResult:
+        if state.backward is None:
+            return PassResult(state=state, modified=False, detail="not partitioned")
+        with state.edit() as edit:
+            moved = reorder(state.backward.graph)
+            edit.modified = moved > 0
+        return edit.result(f"{moved} nodes moved", moved=moved)
+
+
+def reorder(graph: fx.Graph) -> int:
+    """Reorders a backward graph in place and returns how many nodes changed their place."""
+    nodes = [n for n in graph.nodes if n.op != "output"]
+    placeholders = graph.find_nodes(op="placeholder")
+    rank = dict(zip(nodes, range(len(nodes)), strict=True))
+    users = [
+        rank[u] for n in placeholders if role_of(n) is Role.TANGENT for u in n.users if u in rank
+    ]
+    if not users:
+        return 0
+    plain = are_plain(nodes)
+    before = _ordered_by_memory(nodes, plain)
+    placed = dict.fromkeys(placeholders)
+
+    def place(node: fx.Node) -> None:
+        """Places a node after everything it needs that is not placed yet, in the old order."""
+        missing: set[fx.Node] = set()
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n not in placed and n not in missing:
+                missing.add(n)
+                stack.extend(inputs_of(n))
+                stack.extend(before.get(n, ()))
+        for n in sorted(missing, key=rank.__getitem__):
+            placed[n] = None
+
+    def place_behind(node: fx.Node) -> None:
+        for earlier in before.get(node, ()):
+            place(earlier)
+        place(node)
+
+    start = min(users)
+    for node, harmless in zip(nodes[:start], plain, strict=False):
+        if not harmless and ops.does_more(node):
+            place_behind(node)
+    for node in nodes[start:]:
+        if node in before or not all(map(placed.__contains__, inputs_of(node))):
+            place_behind(node)
+        placed[node] = None
+    placed.update(dict.fromkeys(nodes))  # what only the outputs read
+    order = list(placed)
+    moved = sum(a is not b for a, b in zip(order, nodes, strict=True))
+    anchor = order[0]
+    for node in order[1:] if moved else ():
+        if anchor.next is not node:
+            anchor.append(node)
+        anchor = node
+    return moved
+
+
+def _ordered_by_memory(nodes: list[fx.Node], plain: Sequence[bool]) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the earlier ones that it must stay behind though it does not read them.
+
+    A write stays behind what reads, or has written, the memory that it overwrites; what reads that
+    memory stays behind the write.
+    """
+    written = {n: written_by(n) for n, harmless in zip(nodes, plain, strict=True) if not harmless}
+    if not any(written.values()):
+        return {}
+    key = Memories().key
+    touched = {key(d.meta.get("val")) for ds in written.values() for d in ds}
+    found: dict[fx.Node, list[fx.Node]] = {}
+    users: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
+    writers: dict[int | None, list[fx.Node]] = {k: [] for k in touched}
+    for node in nodes:
+        read = {k: None for n in inputs_of(node) if (k := key(n.meta.get("val"))) in touched}
+        memories = [key(d.meta.get("val")) for d in written.get(node, ())]
+        earlier = [n for k in memories for n in users[k]]
+        earlier += [n for k in read for n in writers[k]]
+        if earlier:
+            found[node] = list(dict.fromkeys(earlier))
+        for k in read:
+            users[k].append(node)
+        for k in memories:
+            writers[k].append(node)
+    return found

@@ -1,0 +1,250 @@
+"""Solvers side by side on one joint graph: a row for each solver at each budget."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from remat.errors import ProblemError, RematError
+from remat.lists import as_list
+from remat.plugins.registry import registry
+from remat.solvers.base import Solver
+from remat.solvers.run import check_time_limit
+
+if TYPE_CHECKING:
+    from remat.graph.costs import CostModel
+    from remat.graph.joint import JointGraph
+    from remat.units import Budget, Peak
+
+    Budgets = float | int | str | Budget | Peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRow:
+    """One solver at one budget; figures are None where it failed, and ``reason`` says why.
+
+    Attributes:
+        solver: name of the solver that was asked.
+        budget: the budget as it was asked for.
+        decided_by: what decided: the solver, or the cut of the pass ``min-cut`` where that costs less.
+        capacity: the budget in bytes; for a budget on the peak, what the plan was allowed to save.
+        saved_bytes: bytes saved.
+        recompute_cost: cost of recomputing, in ``unit``.
+        recompute_bound: proven lower bound on it within ``capacity``.
+        peak_bytes: simulated peak of the step.
+        solve_s: seconds that the solver took to decide this plan.
+        plan_s: seconds from prepared graph to finished plan.
+        unit: unit of the costs.
+        best: whether no other solver has a lower cost at this budget, or the same one with fewer
+            bytes saved.
+        reason: why there is no plan.
+    """
+
+    solver: str
+    budget: str
+    decided_by: str | None = None
+    capacity: int | None = None
+    saved_bytes: int | None = None
+    recompute_cost: int | None = None
+    recompute_bound: int | None = None
+    peak_bytes: int | None = None
+    solve_s: float | None = None
+    plan_s: float | None = None
+    unit: str | None = None
+    best: bool = False
+    reason: str | None = None
+
+    @property
+    def gap(self) -> float | None:
+        """At most this share of the cost is more than the budget needs, 0 to 1.
+
+        None without a plan, and under a budget on the peak: the bound is one on saved bytes.
+        """
+        cost, bound = self.recompute_cost, self.recompute_bound
+        if cost is None or bound is None or self.budget.startswith("peak:"):
+            return None
+        return (cost - bound) / cost if cost else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Solvers side by side on one joint graph, by one yardstick.
+
+    Attributes:
+        graph: name of the joint graph.
+        cost: cost model.
+        rows: by budget, then by solver, in the order asked for.
+    """
+
+    graph: str
+    cost: str
+    rows: tuple[ComparisonRow, ...]
+
+    def to_json(self) -> str:
+        rows = [asdict(r) | {"gap": r.gap} for r in self.rows]
+        return json.dumps({"graph": self.graph, "cost": self.cost, "rows": rows}, indent=2) + "\n"
+
+    def __str__(self) -> str:
+        from remat.planning.plan import format_cost
+        from remat.units import Budget as BudgetType
+        from remat.units import format_bytes
+
+        wide = max([len("solver"), *(len(r.solver) for r in self.rows)])
+        head = f"{'saved':>9} {'recompute':>11}   {'gap':>7} {'peak':>9} {'time':>9}"
+        lines = [f"{'budget':>13} {'solver':{wide}} {head}"]
+        for r in self.rows:
+            name = f"{BudgetType.parse(r.budget).label:>13} {r.solver:{wide}}"
+            if r.saved_bytes is None or r.recompute_cost is None:
+                lines.append(f"{name} {r.reason}")
+                continue
+            lines.append(
+                f"{name} {format_bytes(r.saved_bytes):>9} "
+                f"{format_cost(r.recompute_cost, r.unit or ''):>11} {'*' if r.best else ' '} "
+                f"{format_share(r.gap):>7} {format_bytes(r.peak_bytes or 0):>9} {r.solve_s or 0:>7.2f} s"
+            )
+        return "\n".join(lines)
+
+
+def format_share(share: float | None) -> str:
+    """A share for people, in percent; a dash where there is none."""
+    if share is None:
+        return "–"
+    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
+
+
+def compare(
+    joint: JointGraph,
+    solvers: str | Solver | Iterable[str | Solver] | None = None,
+    budgets: Budgets | Sequence[Budgets] = (0.2, 0.5, 0.8),
+    cost: str | CostModel = "roofline",
+    time_limit: float | None = None,
+    *,
+    reread_inputs: bool = True,
+    on_row: Callable[[ComparisonRow], None] | None = None,
+) -> Comparison:
+    """Plans one joint graph with several solvers at several budgets.
+
+    A solver that cannot run, refuses, or answers wrongly gets a row with the reason; the others go
+    on. Foreign solvers run in processes of their own, so that not even a crash takes the others
+    down. An unknown name and a budget that cannot be read are errors at once.
+
+    Args:
+        joint: the captured step; it is not changed.
+        solvers: names or instances, or one of them; all that can be used here where None.
+        budgets: budgets as `plan` reads them, or one.
+        cost: cost model, shared by all.
+        time_limit: seconds for each solver on each problem; None: no clock.
+        reread_inputs: as in `plan`.
+        on_row: called with each row as it is known, ``best`` not yet set.
+
+    Raises:
+        ProblemError: an argument is not what it must be, or a list is empty.
+        SolverError: a solver is unknown.
+    """
+    from remat.graph.joint import JointGraph as JointGraphType
+    from remat.planning.frontier import plan_prepared
+    from remat.planning.pipelines import prepare
+    from remat.units import Budget as BudgetType
+    from remat.units import Peak
+
+    known = registry()
+    if not isinstance(joint, JointGraphType):
+        raise ProblemError(
+            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
+        )
+    names = (
+        list(known.solver_names())
+        if solvers is None
+        else as_list("solvers", solvers, (str, Solver))
+    )
+    asked = [
+        BudgetType.parse(b)
+        for b in as_list("budgets", budgets, (str, int, float, Fraction, BudgetType, Peak))
+    ]
+    for name in names:
+        if isinstance(name, str):
+            known.solver_class(name)
+    model = registry().cost_model(cost)
+    check_time_limit(time_limit)
+    state = prepare(joint, reread_inputs=reread_inputs)
+    digest = joint.fingerprint
+    rows: list[ComparisonRow] = []
+    ready: dict[str, Solver] = {}
+    for budget in asked:
+        for name in names:
+            label = name if isinstance(name, str) else name.name
+            start = time.perf_counter()
+            try:
+                if label not in ready:
+                    ready[label] = known.solver(name, isolation="foreign")
+                p = plan_prepared(
+                    state,
+                    budget=budget,
+                    solver=ready[label],
+                    cost=model,
+                    time_limit=time_limit,
+                    fingerprint=digest,
+                )
+            except RematError as error:
+                rows.append(ComparisonRow(solver=label, budget=str(budget), reason=str(error)))
+            else:
+                rows.append(
+                    ComparisonRow(
+                        solver=label,
+                        budget=str(budget),
+                        decided_by=p.solver,
+                        capacity=p.capacity,
+                        saved_bytes=p.saved_bytes,
+                        recompute_cost=p.recompute_cost,
+                        recompute_bound=p.recompute_bound,
+                        peak_bytes=p.peak_bytes,
+                        solve_s=p.solve_s,
+                        plan_s=time.perf_counter() - start,
+                        unit=p.unit,
+                    )
+                )
+            if on_row is not None:
+                on_row(rows[-1])
+    on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
+    rows = [_no_dearer(r, rows) if r.solver in on_graphs else r for r in rows]
+    return Comparison(graph=joint.name, cost=str(model), rows=_mark_best(rows))
+
+
+def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
+    """A row with the plan that its solver found at another budget, where that fits and costs less.
+
+    A solver stops within a tolerance of the optimum, so that of two budgets close together the larger
+    may come out a little dearer.
+    """
+    if row.recompute_cost is None or row.capacity is None or row.budget.startswith("peak:"):
+        return row
+    least, found = (row.recompute_cost, row.saved_bytes or 0), row
+    for other in rows:
+        cost, saved_bytes = other.recompute_cost, other.saved_bytes
+        if other.solver != row.solver or cost is None or saved_bytes is None:
+            continue
+        if saved_bytes <= row.capacity and (cost, saved_bytes) < least:
+            least, found = (cost, saved_bytes), other
+    return replace(
+        row,
+        decided_by=found.decided_by,
+        saved_bytes=found.saved_bytes,
+        recompute_cost=found.recompute_cost,
+        recompute_bound=min(row.recompute_bound or 0, least[0]),
+        peak_bytes=found.peak_bytes,
+    )
+
+
+def _mark_best(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
+    least: dict[str, tuple[int, int]] = {}
+    for r in rows:
+        if r.recompute_cost is not None and r.saved_bytes is not None:
+            key = (r.recompute_cost, r.saved_bytes)
+            least[r.budget] = min(key, least.get(r.budget, key))
+    return tuple(
+        replace(r, best=(r.recompute_cost, r.saved_bytes) == least.get(r.budget)) for r in rows
+    )

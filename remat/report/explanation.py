@@ -1,0 +1,320 @@
+"""What a plan keeps and recomputes, for people: two tables by operator and source line.
+
+What repeats from layer to layer is one row, so that a table of 80 layers is as long as one of 3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat import torch_compat
+from remat.graph import ops, purity
+from remat.graph.joint import output_node
+from remat.graph.liveness import own_outputs
+from remat.graph.lowering import must_recompute, must_save
+from remat.graph.replays import maker_of
+from remat.graph.sizes import Sizes
+from remat.graph.source import source_line
+from remat.solvers.graph_problem import GraphProblem
+from remat.torch_compat import pytree
+from remat.units import format_bytes
+
+#: Rows of a table beyond which the smallest are summed up.
+MOST_ROWS = 40
+#: Operators for which the line to paste is written out.
+MOST_DECLARED = 8
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One storage that forward keeps for backward.
+
+    Attributes:
+        name: the node whose value is handed over.
+        op: its operator.
+        source: the user's line, empty where unknown.
+        nbytes: bytes of the storage.
+        price: what recomputing it alone would cost, in the unit of the problem: its chain from what
+            else is kept or recomputed. None where it cannot be recomputed.
+        tagged: whether the user said that it must be saved.
+        undeclared: operators behind it that are not known to be functions of their inputs, and so run
+            once.
+    """
+
+    name: str
+    op: str
+    source: str
+    nbytes: int
+    price: int | None
+    tagged: bool = False
+    undeclared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """One node that runs in forward and again in backward.
+
+    Attributes:
+        name: the node.
+        op: its operator.
+        source: the user's line, empty where unknown.
+        nbytes: bytes that keeping its value would take; 0 where it has none of its own.
+        cost: cost of running it once, in the unit of the problem.
+        why: ``"tagged"``; ``"read"`` where backward itself reads it; ``"on the way"`` where only
+            what is recomputed reads it.
+    """
+
+    name: str
+    op: str
+    source: str
+    nbytes: int
+    cost: int
+    why: str
+
+
+def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[str]) -> list[Kept]:
+    """What forward hands to backward beyond inputs and outputs, one entry per storage."""
+    sizes = Sizes()
+    values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
+    own = own_outputs(forward)
+    seen = set(sizes.of_all(n for n in forward.graph.nodes if n.op == "placeholder"))
+    seen |= set(sizes.of_all(v for v in values[:own] if isinstance(v, fx.Node)))
+    index = {name: i for i, name in enumerate(problem.names)}
+    handed = [v for v in values[own:] if isinstance(v, fx.Node)]
+    there = {index[name] for name in map(_saved_name, handed) if name in index}
+    there |= {index[name] for name in recomputed if name in index}
+    found: list[Kept] = []
+    for node in handed:
+        fresh = [k for k in sizes.keys(node) if k not in seen]
+        seen.update(fresh)
+        if not fresh:
+            continue
+        i = index.get(_saved_name(node))
+        found.append(
+            Kept(
+                name=node.name,
+                op=_op(node),
+                source=source_line(node),
+                nbytes=sum(sizes.nbytes[k] for k in fresh),
+                price=None if i is None else price(problem, there, i),
+                tagged=must_save(node),
+                undeclared=_undeclared(node),
+            )
+        )
+    return found
+
+
+def _undeclared(node: fx.Node) -> tuple[str, ...]:
+    """Names of the operators that keep a value from being recomputed until somebody declares them."""
+    return tuple(map(purity.name_of, ops.opaque_operators(maker_of(node))))
+
+
+def _saved_name(node: fx.Node) -> str:
+    """The joint graph's name of what is handed over, also where it is packed."""
+    return str(node.meta.get("packed_from", node.name))
+
+
+def again(forward: fx.GraphModule, problem: GraphProblem, recomputed: Sequence[str]) -> list[Again]:
+    """What runs twice, in the order of forward."""
+    index = {name: i for i, name in enumerate(problem.names)}
+    nodes = {n.name: n for n in forward.graph.nodes}
+    needed = _read_by_backward(problem)
+    found: list[Again] = []
+    for name in recomputed:
+        i, node = index[name], nodes[name]
+        why = "tagged" if must_recompute(node) else "read" if i in needed else "on the way"
+        found.append(
+            Again(
+                name=name,
+                op=_op(node),
+                source=source_line(node),
+                nbytes=problem.size[i],
+                cost=problem.cost[i],
+                why=why,
+            )
+        )
+    return found
+
+
+def _read_by_backward(problem: GraphProblem) -> set[int]:
+    """What backward reads of forward: itself, or by what runs for its sake alone."""
+    read: set[int] = set()
+    stack = list(problem.needed)
+    while stack:
+        i = stack.pop()
+        if i not in read:
+            read.add(i)
+            stack.extend(() if problem.in_forward[i] else problem.inputs[i])
+    return read
+
+
+def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
+    """Cost of recomputing one kept node, from what else backward has; None where that cannot be.
+
+    Args:
+        problem: the graph problem.
+        there: positions of what is kept or recomputed anyway.
+        i: the node. What on its way may only be kept counts as kept.
+    """
+    if not problem.recomputable[i]:
+        return None
+    total, seen, stack = 0, {i}, [i]
+    while stack:
+        v = stack.pop()
+        total += problem.cost[v] if problem.in_forward[v] else 0
+        for j in problem.inputs[v]:
+            free = problem.savable[j] and not problem.size[j]
+            if j not in seen and j not in there and not free and problem.recomputable[j]:
+                seen.add(j)
+                stack.append(j)
+    return total
+
+
+def explain(
+    forward: fx.GraphModule,
+    problem: GraphProblem,
+    recomputed: Sequence[str],
+    show_cost: Callable[[float], str],
+) -> list[str]:
+    """Both tables, as lines of text.
+
+    Args:
+        forward: forward module of the plan.
+        problem: its graph problem.
+        recomputed: names of the nodes that run twice.
+        show_cost: writes a cost in the unit of the problem.
+    """
+    keeps = kept(forward, problem, recomputed)
+    lines = []
+    if keeps:
+        nbytes = format_bytes(sum(k.nbytes for k in keeps))
+        lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
+        lines += _table(_kept_rows(keeps, show_cost), 4)
+        lines += _run_once(keeps)
+    runs = again(forward, problem, recomputed)
+    costly = [r for r in runs if r.cost]
+    if costly:
+        cost = show_cost(sum(r.cost for r in costly))
+        lines += [f"  recomputed operators: {len(costly)}, {cost}"]
+        lines += _table(_again_rows(costly, show_cost), 1)
+    if len(runs) > len(costly):
+        free = counted(len(runs) - len(costly), "node")
+        lines += [f"  recomputed at no cost: {free} (views, sizes, elements of tuples)"]
+    return lines
+
+
+def counted(n: int, thing: str) -> str:
+    """A number of things, in the singular where it is one."""
+    return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def _run_once(keeps: Iterable[Kept]) -> list[str]:
+    """What is kept because nobody has said that it may run again, and how to say so."""
+    undeclared = [k for k in keeps if k.undeclared and not k.tagged]
+    if not undeclared:
+        return []
+    count = Counter(name for k in undeclared for name in k.undeclared)
+    names = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in count.most_common())
+    return [
+        f"  kept since not declared pure: {format_bytes(sum(k.nbytes for k in undeclared))} of {names}",
+        "    of each: if it draws no random numbers, counts nothing and reads nothing that changes:",
+        *(f'      remat.declare_pure("{name}")' for name in sorted(count)[:MOST_DECLARED]),
+        *([f"      and {len(count) - MOST_DECLARED} more"] if len(count) > MOST_DECLARED else []),
+        "    before the step is compiled; afterwards, with torch.compiler.reset() behind it",
+    ]
+
+
+def _kept_rows(keeps: Iterable[Kept], show_cost: Callable[[float], str]) -> list[list[str]]:
+    groups: dict[tuple[str, str, int], list[Kept]] = {}
+    for k in keeps:
+        groups.setdefault((k.op, k.source, k.nbytes), []).append(k)
+    ordered = sorted(groups.values(), key=lambda g: -sum(k.nbytes for k in g))
+    rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
+    for group in ordered[:MOST_ROWS]:
+        prices = [k.price for k in group if k.price is not None]
+        nbytes = sum(k.nbytes for k in group if k.price is not None)
+        if any(k.tagged for k in group):
+            cost, rate = "tagged MUST_SAVE", ""
+        elif not prices:
+            undeclared = any(k.undeclared for k in group)
+            cost, rate = "not declared pure" if undeclared else "cannot be", ""
+        else:
+            cost, rate = _span(prices, show_cost), _rate(sum(prices), nbytes, show_cost)
+        first, size = group[0], format_bytes(sum(k.nbytes for k in group))
+        rows.append([size, _times(group), first.name, first.op, cost, rate, _cut(first.source)])
+    if rest := ordered[MOST_ROWS:]:
+        merged = [k for g in rest for k in g]
+        size = format_bytes(sum(k.nbytes for k in merged))
+        rows.append([size, _times(merged), f"… in {len(rest)} smaller rows", "", "", "", ""])
+    return rows
+
+
+def _again_rows(runs: Iterable[Again], show_cost: Callable[[float], str]) -> list[list[str]]:
+    groups: dict[tuple[str, bool], list[Again]] = {}
+    for r in runs:
+        groups.setdefault((r.source, r.why == "tagged"), []).append(r)
+    ordered = sorted(groups.values(), key=lambda g: -sum(r.cost for r in g))
+    rows = [["cost", "", "operators", "why", "per MiB", "source"]]
+    for group in ordered[:MOST_ROWS]:
+        cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
+        if group[0].why == "tagged":
+            why, rate = "tagged MUST_RECOMPUTE", ""
+        elif nbytes:
+            why, rate = f"frees {format_bytes(nbytes)}", _rate(cost, nbytes, show_cost)
+        else:
+            why, rate = "on the way to others", ""
+        names = ", ".join(
+            f"{op} × {n}" if n > 1 else op for op, n in Counter(r.op for r in group).most_common()
+        )
+        rows.append([show_cost(cost), "", _cut(names, 48), why, rate, _cut(group[0].source)])
+    if rest := ordered[MOST_ROWS:]:
+        merged = [r for g in rest for r in g]
+        cost_text = show_cost(sum(r.cost for r in merged))
+        rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
+    return rows
+
+
+def _times(group: Sequence[object]) -> str:
+    return f"× {len(group)}" if len(group) > 1 else ""
+
+
+def _rate(cost: int, nbytes: int, show_cost: Callable[[float], str]) -> str:
+    return show_cost(cost * _MIB / nbytes) if nbytes else ""
+
+
+def _span(costs: Sequence[int], show_cost: Callable[[float], str]) -> str:
+    low, high = show_cost(min(costs)), show_cost(max(costs))
+    return low if low == high else f"{low} to {high}"
+
+
+def _cut(text: str, width: int = 56) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def _table(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
+    """Columns as wide as their contents; the first two to the right, the others to the left."""
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if c < 2 else cell.ljust(width)
+            for c, (cell, width) in enumerate(zip(row, widths, strict=True))
+            if width
+        ]
+        lines.append((" " * indent + "  ".join(cells)).rstrip())
+    return lines
+
+
+def _op(node: fx.Node) -> str:
+    """The operator of a node; of an element of a tuple, the one that made the tuple."""
+    target = getattr(node.target, "__name__", "")
+    if target == "getitem" and isinstance(node.args[0], fx.Node):
+        return _op(node.args[0])
+    if isinstance(node.target, torch_compat.OpOverload):
+        return str(node.target.overloadpacket).removeprefix("aten.")
+    return target or str(node.target)

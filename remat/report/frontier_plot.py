@@ -1,0 +1,285 @@
+"""Frontiers as a picture: a curve for each solver over the bound, knees marked, names beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import ProblemError
+from remat.report.memory_plot import write_picture
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Color and marker of a curve; curves that lie on one another are told apart by the markers' sizes.
+_STYLES = (
+    ("#2f5d9e", "o"),
+    ("#d06a1b", "s"),
+    ("#3b8057", "^"),
+    ("#8c4799", "D"),
+    ("#a98a00", "v"),
+    ("#2797a8", "P"),
+    ("#a3314a", "p"),
+    ("#6b6b6b", "X"),
+)
+_LINES = ("-", "--", ":")
+_SHADE, _RED, _INK = "#e3e5e8", "#b3261e", "#333333"
+_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
+_COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
+#: Where half of what is drawn is below this share of the axis, the axis is logarithmic.
+_SQUEEZED = 1 / 100
+#: Points for each edge of the bound: straight edges are curves on a logarithmic axis.
+_FINE = 24
+
+#: Curves whose names stand beside the picture in two lines, with the knee; and in one.
+_TWO_LINES, _ONE_LINE = 7, 16
+
+Point = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One frontier as it is drawn; points are (saved bytes, cost), fewest bytes first.
+
+    Attributes:
+        label: whose it is.
+        points: what was reached.
+        bound: vertices of a line below which nothing lies.
+        knee: the point where more memory starts to buy little.
+        unit: unit of the costs.
+        full_bytes: bytes that a budget of 1 stands for.
+    """
+
+    label: str
+    points: tuple[Point, ...]
+    bound: tuple[Point, ...]
+    knee: Point
+    unit: str
+    full_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in ("points", "bound"):
+            given: tuple[Point, ...] = getattr(self, name)
+            if not given or any(a[0] >= b[0] or a[1] < b[1] for a, b in pairwise(given)):
+                raise ProblemError(
+                    f"curve '{self.label}': {name} are {given!r}; expected at least one, with bytes "
+                    "that rise and costs that fall"
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What a number on an axis stands for: ``size`` bytes or units of cost."""
+
+    size: int
+    unit: str
+
+    def text(self, amount: float) -> str:
+        return f"{amount / self.size:.3g} {self.unit}"
+
+
+def draw_frontiers(
+    curves: Sequence[Curve],
+    path: str | Path,
+    *,
+    title: str,
+    chosen: tuple[str, Point] | None = None,
+) -> None:
+    """Draws frontiers of one graph under one cost model to a file, whole or not at all.
+
+    Args:
+        curves: the frontiers; their bound is drawn once.
+        path: ends with ``.svg`` or ``.png``.
+        title: what is drawn.
+        chosen: a plan to mark: what to call it, and its point.
+
+    Raises:
+        ProblemError: the path has another suffix, or the curves are not of one graph and unit.
+        PlanError: Matplotlib is not installed, or the file cannot be written.
+    """
+    write_picture(path, lambda: frontier_figure(curves, title=title, chosen=chosen))
+
+
+def frontier_figure(
+    curves: Sequence[Curve], *, title: str, chosen: tuple[str, Point] | None = None
+) -> Figure:
+    """The picture of `draw_frontiers` as a figure of its own; nothing global is touched."""
+    from matplotlib.figure import Figure
+
+    _check(curves)
+    points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
+    right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
+    top = 1.06 * max(y for _, y in (*points, curves[0].bound[0]))
+    x, y = _scale(right, _BYTES), _cost_scale(top, curves[0].unit)
+
+    figure = Figure(figsize=(10.5, 5.0))
+    axes = figure.add_axes((0.075, 0.12, 0.6, 0.7))
+    axes.set_xlim(0, right / x.size or 1)
+    axes.set_ylim(0, top / y.size or 1)
+    _set_scales(axes, points, x, y)
+    _bound(axes, curves[0].bound, x, y)
+    for number, curve in enumerate(curves):
+        _curve(axes, curve, number, len(curves), x, y)
+    _knee_sign(axes)
+    if chosen:
+        _chosen(axes, chosen, x, y)
+    axes.set_xlabel(f"saved by forward for backward, {x.unit}")
+    axes.set_ylabel(f"recomputed in backward, {y.unit}")
+    axes.spines[["top", "right"]].set_visible(False)
+    _shares(axes, curves[0].full_bytes, x)
+    _legend(axes, len(curves))
+    figure.text(0.075, 0.945, _cut(title, 80), fontsize=11, fontweight="bold")
+    return figure
+
+
+def _check(curves: Sequence[Curve]) -> None:
+    if not curves:
+        raise ProblemError("there is no frontier to draw; expected at least one")
+    first = curves[0]
+    for other in curves[1:]:
+        if (other.unit, other.bound) != (first.unit, first.bound):
+            raise ProblemError(
+                f"the frontiers of '{first.label}' and '{other.label}' have different bounds; "
+                "expected frontiers of one graph under one cost model"
+            )
+
+
+def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None:
+    """A logarithmic axis where most of what is drawn would be squeezed against the other axis."""
+    for set_scale, axis, values, size in (
+        (axes.set_xscale, axes.xaxis, [p[0] for p in points], x.size),
+        (axes.set_yscale, axes.yaxis, [p[1] for p in points], y.size),
+    ):
+        some = sorted(v for v in values if v > 0)
+        if not some or some[len(some) // 2] >= _SQUEEZED * some[-1]:
+            continue
+        low, high = (math.floor(math.log10(v / size)) for v in (some[0], some[-1]))
+        set_scale("symlog", linthresh=10.0**low)
+        stride = 1 + (high - low) // 10
+        axis.set_ticks([0.0, *(10.0**e for e in range(low, high + 1, stride))])
+
+
+def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
+    """Shades what no plan reaches: fewer bytes than the least, and all below the hull."""
+    right, top = axes.get_xlim()[1], axes.get_ylim()[1]
+    line = [(b / x.size, c / y.size) for b, c in bound]
+    line = [
+        (a[0] + (b[0] - a[0]) * i / _FINE, a[1] + (b[1] - a[1]) * i / _FINE)
+        for a, b in pairwise(line)
+        for i in range(_FINE)
+    ] + line[-1:]
+    at = [0.0, line[0][0], *(p[0] for p in line), max(right, line[-1][0])]
+    height = [top, top, *(p[1] for p in line), line[-1][1]]
+    label = "proven: no plan is in here"
+    axes.fill_between(at, height, color=_SHADE, linewidth=0, label=label, zorder=1)
+
+
+def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale) -> None:
+    """Steps: what a point saves and costs can be had with more bytes too, the next point's not yet."""
+    color, marker = _STYLES[number % len(_STYLES)]
+    label = _cut(curve.label, 34)
+    if count <= _TWO_LINES:
+        label += f"\nknee at {x.text(curve.knee[0])}, {y.text(curve.knee[1])}"
+    size = 3.5 + 5 * (count - 1 - number) / max(4, count)
+    at = [b / x.size for b, _ in curve.points]
+    height = [c / y.size for _, c in curve.points]
+    axes.step(
+        [*at, axes.get_xlim()[1]],
+        [*height, height[-1]],
+        where="post",
+        color=color,
+        linewidth=1.1,
+        linestyle=_LINES[number // len(_STYLES) % len(_LINES)],
+        marker=marker,
+        markersize=size,
+        markerfacecolor="white",
+        markevery=range(len(at)),
+        label=label,
+        zorder=3 + number / 100,
+        clip_on=False,
+    )
+    axes.plot(
+        [curve.knee[0] / x.size],
+        [curve.knee[1] / y.size],
+        marker=marker,
+        markersize=size + 4,
+        markeredgecolor=_INK,
+        markerfacecolor=color,
+        linestyle="none",
+        clip_on=False,
+        zorder=4 + number / 100,
+    )
+
+
+def _knee_sign(axes: Axes) -> None:
+    """Says in the legend what a filled marker is."""
+    style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 7}
+    label = "filled: the knee of a curve,\nbeyond it more memory buys little"
+    axes.plot([], [], color="#8a8f96", markeredgecolor=_INK, label=label, **style)
+
+
+def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
+    label, (nbytes, cost) = chosen
+    axes.plot(
+        [nbytes / x.size],
+        [cost / y.size],
+        marker="*",
+        markersize=15,
+        color=_RED,
+        markeredgecolor="white",
+        linestyle="none",
+        label=f"{_cut(label, 34)}\n{x.text(nbytes)}, {y.text(cost)}",
+        zorder=6,
+        clip_on=False,
+    )
+
+
+def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
+    """The budgets that shares stand for, along the top."""
+    if not full_bytes or axes.get_xscale() != "linear":
+        return
+    full, right = full_bytes / x.size, axes.get_xlim()[1]
+    shares = [i / 5 for i in range(6) if full * i / 5 <= right]
+    if full < right / 5 or len(shares) < 3:  # all in a corner, or all but one beyond the end
+        return
+    above: Any = axes.secondary_xaxis("top")
+    above.set_xticks([full * s for s in shares], [f"{s:g}" for s in shares])
+    above.set_xlabel("the same as a budget from 0 to 1")
+
+
+def _legend(axes: Axes, count: int) -> None:
+    """Beside the axes, so that it hides nothing; smaller where there is much of it."""
+    handles, labels = axes.get_legend_handles_labels()
+    shade = next(i for i, label in enumerate(labels) if label.startswith("proven"))
+    order = [*(i for i in range(len(labels)) if i != shade), shade]
+    axes.legend(
+        [handles[i] for i in order],
+        [labels[i] for i in order],
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1.02),
+        frameon=False,
+        fontsize=9 * min(1.0, _ONE_LINE / count),
+        labelspacing=0.8 if count <= _TWO_LINES else 0.3,
+    )
+
+
+def _scale(most: float, units: Sequence[tuple[str, int]]) -> Scale:
+    name, size = next(((n, s) for n, s in units if most >= s), units[-1])
+    return Scale(size=size, unit=name)
+
+
+def _cost_scale(most: float, unit: str) -> Scale:
+    if unit == "ps":
+        return _scale(most, _PS)
+    prefix = _scale(most, _COUNTS)
+    return Scale(size=prefix.size, unit=f"{prefix.unit}{unit}")
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

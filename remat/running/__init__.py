@@ -1,0 +1,1 @@
+"""Running graphs for real: random values, comparing results, measuring what is alive."""

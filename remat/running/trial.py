@@ -1,0 +1,225 @@
+"""Running graphs on random numbers: a joint graph, or its two halves, on the same inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from remat.errors import ProblemError
+from remat.graph.joint import JointGraph, Role, output_node, role_of
+from remat.graph.storages import storage_bytes
+from remat.running.random_values import Maker, copy_of
+from remat.torch_compat import pytree
+from remat.units import format_bytes
+
+#: Bytes of inputs, and of any one value, that are made for real unless more is asked for.
+MAX_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trial:
+    """Random inputs for one joint graph; it, and halves made from it, can be run on them.
+
+    Every run starts from copies of the same numbers and from the same state of the generator, and
+    memory that an operator leaves uninitialised is filled. So whatever differs between two runs is
+    a difference between the graphs.
+
+    Attributes:
+        inputs: a value for every placeholder, by its target.
+        constants: a real tensor for every fake one that the module holds, by its attribute.
+        seed: seed of inputs and of every run.
+    """
+
+    inputs: Mapping[str, Any]
+    constants: Mapping[str, Any]
+    seed: int
+
+    @classmethod
+    def of(cls, joint: JointGraph, *, seed: int = 0, max_bytes: int = MAX_BYTES) -> Trial:
+        """Makes real inputs out of fake ones; symbolic sizes take the values they were traced with.
+
+        Numbers are normally distributed, integers are 0 or 1 so that they can serve as indices.
+
+        Args:
+            joint: the joint graph.
+            seed: seed of the numbers.
+            max_bytes: refuse a graph whose inputs, or one of whose values, take more.
+
+        Raises:
+            ProblemError: the graph is too large, has sizes that depend on data, or lies on a device
+                that is not here.
+        """
+        _check(joint, max_bytes)
+        maker = Maker(seed)
+        inputs = {
+            str(n.target): maker.make(n.meta.get("val"), str(n.target))
+            for n in joint.graph.nodes
+            if n.op == "placeholder"
+        }
+        constants = {
+            str(n.target): maker.constant(n)
+            for n in joint.graph.nodes
+            if n.op == "get_attr" and n.users
+        }
+        return cls(inputs=inputs, constants=constants, seed=seed)
+
+    def run_joint(self, joint: JointGraph) -> dict[str, Any]:
+        """Runs a joint graph.
+
+        Returns:
+            What it leaves behind, by name: outputs, gradients, inputs as they are afterwards, and
+            the state of the generator.
+        """
+        n = joint.num_fwd_outputs
+        with self._set_up() as (inputs, constants):
+            wanted = [str(p.target) for p in joint.graph.nodes if p.op == "placeholder"]
+            returned = _run(joint.graph_module, [self._given(inputs, w) for w in wanted], constants)
+            return _left_behind(returned[:n], returned[n:], inputs)
+
+    def run_halves(
+        self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
+    ) -> dict[str, Any]:
+        """Runs forward, then backward on what it hands over; see `run_joint` for what is returned.
+
+        Backward's inputs are matched by name: those that forward does not return are tangents.
+        """
+        with self._set_up() as (inputs, constants):
+            wanted = [str(p.target) for p in forward.graph.nodes if p.op == "placeholder"]
+            returned = _run(forward, [self._given(inputs, w) for w in wanted], constants)
+            nodes = pytree.arg_tree_leaves(*output_node(forward.graph).args)
+            handed = {
+                n.name: value
+                for n, value in zip(
+                    nodes[num_fwd_outputs:], returned[num_fwd_outputs:], strict=True
+                )
+            }
+            outputs = returned[:num_fwd_outputs]
+            del returned
+            taken = [
+                handed[p.name] if p.name in handed else self._brought(inputs, p)
+                for p in backward.graph.nodes
+                if p.op == "placeholder"
+            ]
+            return _left_behind(outputs, _run(backward, taken, constants), inputs)
+
+    def _given(self, inputs: Mapping[str, Any], name: str) -> Any:
+        if name not in inputs:
+            raise ProblemError(
+                f"input '{name}' is no placeholder of the joint graph, so there is no number for it"
+            )
+        return inputs[name]
+
+    def _brought(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
+        """What backward is given by its caller, beyond what forward hands over."""
+        if role_of(placeholder) in (Role.PRIMAL, Role.FORWARD_SEED):
+            raise ProblemError(
+                f"backward reads '{placeholder.name}', which forward does not hand over"
+            )
+        return self._given(inputs, str(placeholder.target))
+
+    @contextlib.contextmanager
+    def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Copies of everything, the generator seeded, uninitialised memory filled."""
+        copies: dict[int, torch.Tensor] = {}
+        inputs = {k: copy_of(v, copies) for k, v in self.inputs.items()}
+        constants = {k: copy_of(v, copies) for k, v in self.constants.items()}
+        devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}
+        cuda = sorted(d.index or 0 for d in devices if d.type == "cuda")
+        with torch.random.fork_rng(devices=cuda), torch.no_grad(), _deterministic():
+            torch.manual_seed(self.seed)
+            yield inputs, constants
+
+
+def _check(joint: JointGraph, max_bytes: int) -> None:
+    """Refuses what cannot be run, before anything is allocated."""
+    total = 0
+    for node in joint.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if _is_symbolic(value) and free_unbacked_symbols(value):
+                raise ProblemError(
+                    f"'{node.name}' has a size that depends on data, so random inputs cannot stand "
+                    "for real ones; check the structure only"
+                )
+            if not isinstance(value, torch.Tensor):
+                continue
+            nbytes = storage_bytes(value)
+            total += nbytes if node.op in ("placeholder", "get_attr") else 0
+            if max(nbytes, total) > max_bytes:
+                what = "the inputs take" if total > max_bytes else f"'{node.name}' takes"
+                raise ProblemError(
+                    f"to run graph '{joint.name}', {what} {format_bytes(max(nbytes, total))}; at most "
+                    f"{format_bytes(max_bytes)} are allocated for that: check a smaller configuration "
+                    "of the model, or the structure only"
+                )
+
+
+def _is_symbolic(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """Operators that can be deterministic are, and memory that nobody filled holds NaN.
+
+    One thread adds numbers up in one order, whatever else runs on the machine.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+    threads = torch.get_num_threads()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(before, warn_only=only_warn)
+
+
+#: Operators of Inductor that draw from a seed that they are given, with the position of it; run
+#: eagerly they would draw from the generator instead, and from another place of it in each half.
+_SEEDED = {"prims.inductor_random.default": 1, "prims.inductor_randint.default": 3}
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs nodes one by one, so that no code is generated, with real tensors for fake constants."""
+
+    def __init__(self, module: fx.GraphModule, constants: Mapping[str, Any]) -> None:
+        super().__init__(module)
+        self._constants = constants
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        position = _SEEDED.get(str(target))
+        if position is None:
+            return super().call_function(target, args, kwargs)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(args[position]))
+            return super().call_function(target, args, kwargs)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if str(target) in self._constants:
+            return self._constants[str(target)]
+        return super().get_attr(target, args, kwargs)
+
+
+def _run(module: fx.GraphModule, args: list[Any], constants: Mapping[str, Any]) -> list[Any]:
+    returned = _Interpreter(module, constants).run(*args, enable_io_processing=False)
+    return pytree.tree_leaves(returned)
+
+
+def _left_behind(
+    outputs: list[Any], gradients: list[Any], inputs: Mapping[str, Any]
+) -> dict[str, Any]:
+    left = {f"output {i}": v for i, v in enumerate(outputs)}
+    left |= {f"gradient {i}": v for i, v in enumerate(gradients)}
+    left |= {f"input '{name}' afterwards": v for name, v in inputs.items()}
+    left["the state of the generator"] = torch.get_rng_state()
+    return left

@@ -1,0 +1,156 @@
+"""The command `remat sac`: from a model to the code to paste, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from remat.checkpointing import plan as make_plan
+
+from remat.cli import main
+from remat.errors import BudgetError, SolverError
+from remat.sac import SACPlan
+from tests.cli.models import BLOCK, folder_with
+
+MODELS = BLOCK + '''
+def blocks():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*(Block() for _ in range(4))), (torch.randn(128, 16),)
+
+def on_meta():
+    with torch.device("meta"):
+        return blocks()
+
+class Fails(torch.nn.Module):
+    def forward(self, x):
+        raise ValueError("boom in forward")
+
+def fails():
+    return Fails(), (torch.randn(2, requires_grad=True),)
+
+def a_class():
+    return Block, (torch.randn(2, 16),)
+
+def function():
+    return torch.sin, (torch.zeros(3, requires_grad=True),)
+'''  # fmt: skip
+MODEL = "sac_blocks.py:blocks"
+folder = folder_with("sac_blocks", MODELS)
+
+
+def sac(*args: str) -> Result:
+    return CliRunner().invoke(main, ["sac", *args])
+
+
+def test_the_whole_way(folder: Path) -> None:
+    result = sac(MODEL, "--memory", "0.8", "--run", "--plot", "step.svg", "-o", "plan.json")
+    assert result.exit_code == 0, result.output
+    assert "checkpointing plan for a budget of" in result.output
+    assert "peak under the plan" in result.output
+    assert "gradients differ by 0.0e+00 of their norm" in result.output
+    assert "apply(model, plan)" in result.output
+    assert "<svg" in (folder / "step.svg").read_text()
+    assert SACPlan.from_json((folder / "plan.json").read_text()).modules
+
+
+def test_json_says_what_was_measured_and_the_code_makes_the_plan() -> None:
+    result = sac(MODEL, "--memory", "0.8", "--run", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    plan = SACPlan.from_json(json.dumps(found["plan"]))
+    measured = found["measured"]
+    assert measured["plain_peak_bytes"] == plan.plain_peak_bytes
+    assert 0.97 * plan.peak_bytes <= measured["peak_bytes"] <= plan.peak_bytes <= plan.budget_bytes
+    assert measured["gradient_distance"] == 0
+    space: dict[str, object] = {}
+    exec(found["code"].replace("apply(model, plan)", ""), space)
+    assert space["plan"] == plan
+
+
+def test_steps_run_where_nothing_needs_checkpointing() -> None:
+    result = sac(MODEL, "--memory", "8GiB", "--run")
+    assert result.exit_code == 0, result.output
+    assert "gradients differ by 0.0e+00 of their norm" in result.output
+
+
+def test_a_class_is_no_model() -> None:
+    result = sac("sac_blocks.py:a_class", "--memory", "0.8")
+    assert result.exit_code == 1
+    assert "returned a class: model 'Block' is a class; pass an instance: Block()" in result.stderr
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_the_plan_is_there_even_where_nothing_can_run(form: tuple[str, ...]) -> None:
+    result = sac("sac_blocks.py:on_meta", "--memory", "0.8", "--run", *form)
+    assert result.exit_code == 1
+    assert "SACPlan(" in result.stdout
+    assert " ".join(result.stderr.split()) == (
+        "error: the plan stands above, but no step could be run: '0.up.weight' of Sequential lies on the "
+        "meta device, so no step can run: build model and inputs with real values, or only plan"
+    )
+
+
+def test_an_error_of_the_model_is_told_in_one_line() -> None:
+    result = sac("sac_blocks.py:fails", "--memory", "0.8")
+    assert result.exit_code == 1
+    assert "raised ValueError: boom in forward (at " in " ".join(result.stderr.split())
+    assert "sac_blocks.py:" in result.stderr.partition("(at ")[2]
+
+
+def test_options_reach_the_plan() -> None:
+    result = sac(
+        MODEL,
+        "--memory",
+        "0.9",
+        "--world-size",
+        "2",
+        "--units",
+        "0,1",
+        "--solver",
+        "greedy",
+        "--json",
+    )
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.output)["plan"]
+    assert plan["world_size"] == 2
+    assert {m["name"] for m in plan["modules"]} <= {"0", "1"}
+    assert json.loads(result.output)["measured"] is None
+
+
+def test_models_of_transformers_need_no_weights() -> None:
+    small = ["hidden_size=16", "intermediate_size=32", "num_hidden_layers=2", "vocab_size=32"]
+    args = ["num_attention_heads=2", "num_key_value_heads=2", "--batch", "2", "--seq", "64"]
+    result = sac("hf:llama", *small, *args, "--memory", "0.8")
+    assert result.exit_code == 0, result.output
+    assert "model.layers.0" in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        ([MODEL, "--memory", "1KiB"], 1, "no plan fits into 1 KiB (1024 bytes)"),
+        ([MODEL, "--memory", "much"], 2, "budget is 'much'"),
+        ([MODEL, "--memory", "0.5", "--mode", "guess"], 2, "'guess' is not one of"),
+        ([MODEL, "--memory", "0.5", "--units", "7"], 1, "units: no module is called '7'"),
+        ([MODEL, "--memory", "0.9", "--backend", "abacus"], 1, "PuLP knows no solver 'abacus'"),
+        ([MODEL, "--memory", "0.9", "--plot", "x.txt"], 2, "expected .svg or .png"),
+        (["sac_blocks.py:function", "--memory", "0.9"], 1, "expected a torch.nn.Module"),
+    ],
+)
+def test_what_is_refused(args: list[str], code: int, says: str) -> None:
+    result = sac(*args)
+    assert result.exit_code == code
+    assert says in " ".join(result.output.split())
+
+
+def test_the_door_takes_names() -> None:
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
+    x = torch.randn(8, 4)
+    assert make_plan(model, (x,), memory="1GiB", solver="native").modules == ()
+    with pytest.raises(SolverError, match="unknown solver 'abacus'"):
+        make_plan(model, (x,), memory="1GiB", solver="abacus")
+    with pytest.raises(BudgetError, match="memory is 1; expected bytes"):
+        make_plan(model, (x,), memory=1)

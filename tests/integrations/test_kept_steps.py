@@ -1,0 +1,273 @@
+"""Steps that come from AOTAutograd's cache: their plans come with them, and nothing else is taken for them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+import remat
+from remat.graph.ops import default_taxonomy
+from remat.integrations import kept_steps
+from remat.integrations import partitioner as partitioning
+from remat.integrations.kept_steps import Kept, traces_of
+from remat.integrations.partitioner import BudgetWarning, Partitioner
+from remat.plugins import identity
+
+# Importing Inductor imports a deprecated corner of torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+class Local(remat.Solver):
+    """A solver from outside of remat, of no version that anybody knows."""
+
+    name = "local"
+
+    def solve(self, problem: Any, **_: Any) -> list[int]:
+        return []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """PyTorch's caches, empty and switched on."""
+    from torch._functorch import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with config.patch(enable_autograd_cache=True):
+        yield tmp_path
+    torch._dynamo.reset()
+
+
+def step(
+    model: nn.Module, x: torch.Tensor, **options: Any
+) -> tuple[list[torch.Tensor], remat.Plan]:
+    """Gradients and plan of a step that is compiled as if in a new process."""
+    torch._dynamo.reset()
+    counters.clear()
+    before = len(remat.plans())
+    compiled = torch.compile(model, backend="remat", options={"budget": 0.5, **options})
+    found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
+    (plan,) = remat.plans()[before:]
+    return [g.clone() for g in found], plan
+
+
+def hits() -> int:
+    return counters["aot_autograd"]["autograd_cache_hit"]
+
+
+def shown(plan: remat.Plan) -> list[str]:
+    """What a plan explains, but for the seconds that it took."""
+    return [line for line in plan.explain().splitlines() if "decided by" not in line]
+
+
+def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+    x = torch.randn(16, 32)
+    gradients, plan = step(model, x)
+    assert hits() == 0
+    again, same = step(model, x)
+    assert hits() == 1
+    assert json.loads(same.to_json()) == json.loads(plan.to_json())
+    for a, b in zip(again, gradients, strict=True):
+        assert torch.equal(a, b)
+    assert same._modules is None, "nothing is made of it before somebody asks"
+    assert [n.name for n in same.backward.graph.nodes] == [
+        n.name for n in plan.backward.graph.nodes
+    ]
+    assert [n.name for n in same.forward.graph.nodes] == [n.name for n in plan.forward.graph.nodes]
+    assert shown(same) == [line.replace(plan.graph, same.graph) for line in shown(plan)]
+    # Another budget is another step; nothing of the first is taken for it.
+    _, other = step(model, x, budget=0.0)
+    assert hits() == 0
+    assert other.budget == "0"
+    # Without what was kept beside it, a step is planned anew.
+    shutil.rmtree(cache / "remat")
+    _, anew = step(model, x)
+    assert hits() == 1
+    assert anew._modules is not None
+    assert anew.saved == plan.saved
+
+
+# What decides ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"budget": 0.25},
+        {"budget": remat.Peak("1GiB")},
+        {"solver": "greedy"},
+        {"solver": "pulp"},
+        {"cost": "flops"},
+        {"cost": "roofline:a100"},
+        {"time_limit": 3.0},
+        {"pipeline": "min-cut,partition"},
+        {"pipeline": "min-cut,partition,reorder-backward"},
+        {"hooks": "bf16"},
+        {"hooks": "float8"},
+    ],
+)
+def test_every_option_makes_another_key(options: dict[str, Any]) -> None:
+    plain = remat.partitioner()
+    other = remat.partitioner(**options)
+    assert other.uuid() != plain.uuid()
+    assert other.uuid() == remat.partitioner(**options).uuid()
+
+
+def test_an_option_that_is_added_is_in_the_key() -> None:
+    """What the constructor takes it keeps, and what it keeps is told, unless it is named as harmless."""
+    partition = Partitioner()
+    taken = set(inspect.signature(Partitioner.__init__).parameters) - {"self"}
+    harmless = {"repro", "rank_wait_s"}
+    assert taken - harmless <= set(partition._options())
+    key = partition.uuid()
+    partition.some_option_to_come = 1  # type: ignore[attr-defined]
+    assert partition.uuid() != key
+
+
+def test_what_is_known_of_operators_and_the_code_are_in_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    partition = Partitioner()
+    keys = {partition.uuid()}
+    views = default_taxonomy().views
+    views.add("made.up")
+    try:
+        keys.add(partition.uuid())
+    finally:
+        views.remove("made.up")
+    monkeypatch.setattr(identity, "_code", lambda: "edited")
+    keys.add(partition.uuid())
+    monkeypatch.setattr(kept_steps, "declared", lambda: ("mine::op",), raising=False)
+    keys.add(partition.uuid())
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "keeps"),
+    [
+        ({}, True),
+        ({"hooks": "bf16"}, True),
+        ({"hooks": (torch.neg, torch.neg)}, False),
+        ({"solver": Local()}, False),
+        ({"pipeline": "min-cut,partition"}, False),
+    ],
+)
+def test_only_what_another_process_can_know_is_kept(options: dict[str, Any], keeps: bool) -> None:
+    assert Partitioner(**options).keeps_steps is keeps
+
+
+def test_a_solver_that_nobody_knows_is_of_this_process_unless_halves_alone_are_asked_for() -> None:
+    partition = Partitioner(solver=Local())
+    assert not identity.is_known_elsewhere(partition._options())
+    partition.halves_only = True
+    assert identity.is_known_elsewhere(partition._options())
+
+
+def test_ranks_that_are_to_agree_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitioning, "other_ranks", object)
+    assert not Partitioner().keeps_steps
+    assert Partitioner(rank_wait_s=None).keeps_steps
+
+
+def traced(function: Any) -> str:
+    made: list[str] = []
+
+    def look(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made.append(traces_of(gm, inputs))
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=look, dynamic=True)(torch.ones(int(function.__defaults__[0])))
+    return made[0]
+
+
+def test_lines_and_the_sizes_that_symbols_stand_for_tell_steps_apart() -> None:
+    def first(x: torch.Tensor, n: int = 3) -> torch.Tensor:
+        return x.sin()
+
+    def second(x: torch.Tensor, n: int = 3) -> torch.Tensor:
+        return x.sin()
+
+    keys = [traced(first), traced(first), traced(second)]
+    first.__defaults__ = (7,)
+    keys.append(traced(first))
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+# What is restored -----------------------------------------------------------------------------------
+
+
+def test_warnings_are_told_again() -> None:
+    partition = Partitioner(budget="1MiB")
+    kept = Kept(warnings=(("remat.integrations.partitioner", "BudgetWarning", "as before"),))
+    with pytest.warns(BudgetWarning, match="as before"):
+        partition.restore(kept, torch.fx.symbolic_trace(nn.Tanh()))
+
+
+def test_a_second_graph_is_one_in_the_cache_too() -> None:
+    joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
+    partition = Partitioner(budget="1MiB")
+    plan = remat.plan(joint, "1MiB")
+    gm = torch.fx.symbolic_trace(nn.Tanh())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        for _ in range(2):
+            partition.restore(Kept(plan=plan.to_json()), gm)
+    other = plan.to_json().replace(plan.fingerprint, "0" * 64)
+    with pytest.warns(BudgetWarning, match="a second graph"):
+        partition.restore(Kept(plan=other), gm)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 0}', '{"version": 2, "digest": "0", "kept": "{}"}']
+)
+def test_what_is_damaged_is_not_there(cache: Path, content: str) -> None:
+    halves = ("forward", "backward")
+    kept_steps.keep(halves, Kept(plan="p", warnings=(("a", "b", "c"),)))
+    assert kept_steps.find(halves) == Kept(plan="p", warnings=(("a", "b", "c"),))
+    assert kept_steps.find(("forward", "another")) is None
+    (file,) = (cache / "remat").rglob("*.json")
+    file.write_text(content)
+    assert kept_steps.find(halves) is None
+
+
+def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) -> None:
+    @torch.library.custom_op("remat_kept::noise", mutates_args=())
+    def noise(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    noise.register_fake(torch.empty_like)
+    noise.register_autograd(lambda ctx, gradient: gradient)
+    joint = remat.capture(lambda x: noise(x.sin()).sum(), (torch.ones(4, requires_grad=True),))
+    kept = Kept(joint="graph", operators=kept_steps.operators_of(joint))
+    assert [name for name, _ in kept.operators] == ["remat_kept::noise"]
+    kept_steps.keep(["a", "b"], kept)
+    assert kept_steps.find(["a", "b"]) == kept
+    remat.declare_pure("remat_kept::noise")
+    try:
+        assert kept_steps.find(["a", "b"]) is None
+    finally:
+        remat.undeclare_pure("remat_kept::noise")
+    kept_steps.keep(["a", "b"], Kept(joint="graph", operators=(("remat_kept::gone", "known"),)))
+    assert kept_steps.find(["a", "b"]) is None
+
+
+def test_a_class_of_warnings_that_is_gone_harms_nobody() -> None:
+    kept = Kept(warnings=(("remat.errors", "GoneWarning", "said before"), ("nomod", "X", "too")))
+    partition, module = Partitioner(budget=0.5), torch.fx.symbolic_trace(torch.nn.Identity())
+    with pytest.warns(UserWarning, match="said before|too") as told:
+        partition.restore(kept, module)
+    assert [str(w.message) for w in told] == ["said before", "too"]

@@ -1,0 +1,197 @@
+"""Pipelines as text: whatever an option holds survives, and what cannot be read is pointed at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import remat
+from remat.errors import ProblemError
+from remat.passes.core.analyses import Random
+from remat.passes.core.base import Pass
+from remat.passes.core.control import Group, When
+from remat.passes.core.pipeline_syntax import DEEPEST, write_pipeline
+from remat.passes.core.pipeline_text import read_pipeline
+from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.joint.dce import DeadCode
+
+
+@dataclass(frozen=True)
+class Options(Pass):
+    """A pass with an option of every kind."""
+
+    name: ClassVar[str] = "options"
+
+    flag: bool = False
+    count: int = 0
+    share: float = 0.0
+    text: str = ""
+    two_words: str = "plain"
+
+    def run(self, state: State) -> PassResult:
+        return PassResult(state=state, modified=False)
+
+
+@dataclass(frozen=True)
+class Labelled(Analysis[bool]):
+    """An analysis with a parameter."""
+
+    name: ClassVar[str] = "labelled"
+
+    label: str = ""
+    count: int = 0
+
+    def compute(self, state: State) -> bool:
+        return True
+
+
+PASSES: dict[str, type[Pass]] = {p.name: p for p in (Options, Group, When, DeadCode)}
+ANALYSES: dict[str, type[Analysis[Any]]] = {"random": Random, "labelled": Labelled}
+
+
+def read(text: str) -> tuple[Pass, ...]:
+    return read_pipeline(text, passes=PASSES, analyses=ANALYSES, read={})
+
+
+#: Text with more than its share of what pipelines are written with.
+AWKWARD = st.text(st.one_of(st.sampled_from('(),="\\ \t\n.-'), st.characters()), max_size=30)
+
+
+@given(
+    flag=st.booleans(),
+    count=st.integers(),
+    share=st.floats(allow_nan=False),
+    text=AWKWARD,
+    two_words=AWKWARD,
+)
+def test_options_of_every_kind_read_back(**given_options: Any) -> None:
+    passes = (Options(**given_options), DeadCode(), Options())
+    text = write_pipeline(passes)
+    assert read(text) == passes
+    assert write_pipeline(read(text)) == text
+
+
+@given(label=AWKWARD)
+def test_any_label_reads_back(label: str) -> None:
+    group = Group((DeadCode(), Group((DeadCode(),), label=label[::-1])), label=label)
+    assert read(write_pipeline((group, DeadCode()))) == (group, DeadCode())
+
+
+@given(label=AWKWARD, count=st.integers(), outer=AWKWARD)
+def test_conditions_with_any_parameter_read_back(label: str, count: int, outer: str) -> None:
+    inner = When((DeadCode(),), Labelled(label, count))
+    passes = (When((Group((inner,), label=outer),), Labelled(outer, -count)),)
+    text = write_pipeline(passes)
+    assert read(text) == passes
+    assert write_pipeline(read(text)) == text
+
+
+@given(st.text(st.one_of(st.sampled_from('dce,group(when=")\\ '), st.characters()), max_size=60))
+def test_any_text_is_read_or_refused_at_a_column(text: str) -> None:
+    try:
+        passes = read(text)
+    except ProblemError as error:
+        first = str(error).split("\n")[0]
+        column = int(first.removeprefix("pipeline, column ").split(":")[0])
+        assert 1 <= column <= len(text) + 1
+    else:
+        assert read(write_pipeline(passes)) == passes
+
+
+def test_blanks_and_quotes() -> None:
+    assert read('options(text="a, b)", two-words = plain )') == (Options(text="a, b)"),)
+    assert read("options(text=f(a,b),count=3)") == (Options(text="f(a,b)", count=3),)
+    assert write_pipeline((Options(text="f(a,b)"),)) == "options(text=f(a,b))"
+    assert write_pipeline((Options(text=" a"),)) == 'options(text=" a")'
+    assert write_pipeline((Options(text='say "a"'),)) == 'options(text="say \\"a\\"")'
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "message"),
+    [
+        ('options(text="a', 14, "this quotation is never closed"),
+        ('options(text="a"b)', 17, "expected ',' or ')', got 'b'"),
+        ("options(text=f(a)", 8, "this parenthesis is never closed"),
+        (
+            "options(count=1.5)",
+            9,
+            "option 'count' of 'options': expected a whole number, got '1.5'",
+        ),
+        ("options(share=big)", 9, "expected a number, got 'big'"),
+        ("options(flag=True)", 9, "expected true or false, got 'True'"),
+        ("options(=1)", 9, "pass 'options' has no option '=1'"),
+        ("dce(group)", 5, "pass 'dce' has no option 'group'; it takes: none"),
+        ("group", 1, "'group' is empty: name the passes inside its parentheses"),
+        ("dce,group()", 5, "'group' is empty"),
+        ("group(dce,label)", 11, "no pass is called 'label'"),
+        ("when(condition=randm,dce)", 16, "no analysis is called 'randm'; did you mean 'random'?"),
+        ("when(condition=random(x=1),dce)", 23, "analysis 'random' has no option 'x=1'"),
+        ("when(condition=labelled(count=x),dce)", 25, "option 'count' of 'labelled'"),
+        ("when(condition=labelled(dce),dce)", 25, "analysis 'labelled' has no option 'dce'"),
+        ("when(condition=random,dce", 5, "this parenthesis is never closed"),
+        ("when(condition=,dce)", 16, "expected the name"),
+        ('when(condition="random,random",dce)', 24, "'condition' is one analysis, not several"),
+        ("when(dce,condition=random x)", 27, "expected ',' or the end, got 'x'"),
+        ("group(dce))", 11, "expected ',' or the end, got ')'"),
+        ("dce;group", 4, "expected ',' or the end, got ';'"),
+    ],
+)
+def test_what_cannot_be_read_is_pointed_at(text: str, column: int, message: str) -> None:
+    with pytest.raises(ProblemError) as caught:
+        read(text)
+    first = str(caught.value).split("\n")[0]
+    assert message in first
+    assert first.startswith(f"pipeline, column {column}: ")
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"dce", ["dce"]])
+def test_a_pipeline_is_text(wrong: Any) -> None:
+    with pytest.raises(ProblemError, match="a pipeline is text, got"):
+        read(wrong)
+
+
+def test_nesting_has_a_limit() -> None:
+    def nested(depth: int) -> str:
+        return "group(" * depth + "dce" + ")" * depth
+
+    manager = remat.PassManager.parse(nested(DEEPEST))
+    assert str(manager) == nested(DEEPEST)
+    with pytest.raises(ProblemError, match=f"nested more than {DEEPEST} deep"):
+        read(nested(DEEPEST + 1))
+    # Far beyond the limit it is refused for the same reason, and not by the interpreter's.
+    with pytest.raises(ProblemError, match=f"nested more than {DEEPEST} deep"):
+        read(nested(100_000))
+    with pytest.raises(ProblemError, match=r"never closed|deep"):
+        read("when(condition=" + "random(" * 100_000)
+
+
+def test_long_pipelines_are_read() -> None:
+    text = ",".join(["dce", "group(dce,label=these)"] * 5_000)
+    assert write_pipeline(read(text)) == text
+
+
+def test_a_long_text_is_shown_where_it_is_wrong() -> None:
+    text = ",".join(["dce"] * 10_000) + ",dcee," + ",".join(["dce"] * 10_000)
+    with pytest.raises(ProblemError, match="no pass is called 'dcee'") as caught:
+        read(text)
+    _, shown, caret = str(caught.value).split("\n")
+    assert "dcee" in shown
+    assert shown[caret.index("^") :].startswith("dcee")
+    assert len(shown) < 200
+
+
+def test_a_huge_value_is_not_shown_whole() -> None:
+    with pytest.raises(ProblemError, match="expected a whole number") as caught:
+        read(f"options(count={'x' * 100_000})")
+    assert len(str(caught.value)) < 1_000
+    with pytest.raises(ProblemError, match="count"):
+        read(f"options(count={'9' * 100_000})")
+
+
+def test_only_known_passes_are_made() -> None:
+    with pytest.raises(ProblemError, match=r"no pass is called 'os\.system'"):
+        remat.PassManager.parse("os.system(label=ls)")

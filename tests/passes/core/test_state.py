@@ -1,0 +1,230 @@
+"""Analyses are computed once, never stale, and dropped just where they no longer hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+import remat
+from remat.errors import PlanError, ProblemError
+from remat.passes.core.analyses import Liveness, Random
+from remat.passes.core.state import Analysis, Classification, Memory, Positions, State
+from tests.graphs import joint_of, node, traced, weight
+
+#: How often each analysis of this file was computed.
+COMPUTED: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def _count_anew() -> None:
+    COMPUTED.clear()
+
+
+@dataclass(frozen=True)
+class Calls(Analysis[int]):
+    """How many operators there are."""
+
+    name: ClassVar[str] = "calls"
+
+    def compute(self, state: State) -> int:
+        COMPUTED[self.name] += 1
+        return sum(n.op == "call_function" for n in state.joint.graph.nodes)
+
+
+@dataclass(frozen=True)
+class AtLeast(Analysis[bool]):
+    """Whether there are so many operators."""
+
+    name: ClassVar[str] = "at-least"
+
+    calls: int = 1
+
+    def compute(self, state: State) -> bool:
+        COMPUTED[self.name] += 1
+        return state.get(Calls()) >= self.calls
+
+
+@dataclass(frozen=True)
+class Twice(Analysis[tuple[bool, bool]]):
+    """Knows two things, through one that it asks for."""
+
+    name: ClassVar[str] = "twice"
+
+    def compute(self, state: State) -> tuple[bool, bool]:
+        COMPUTED[self.name] += 1
+        return state.get(AtLeast(2)), state.get(AtLeast(3))
+
+
+def three_calls() -> State:
+    return State(joint=traced(lambda x: (x.sin() + x.cos()).exp(), torch.randn(3)))
+
+
+def test_an_analysis_is_computed_once() -> None:
+    state = three_calls()
+    assert [state.get(Calls()) for _ in range(3)] == [4, 4, 4]
+    assert state.get(Calls()) is state.get(Calls())
+    assert COMPUTED == {"calls": 1}
+    assert state.known == ("calls",)
+
+
+def test_equal_keys_are_one_and_other_parameters_another() -> None:
+    state = three_calls()
+    assert (state.get(AtLeast(4)), state.get(AtLeast(5))) == (True, False)
+    assert (state.get(AtLeast(calls=4)), state.get(AtLeast(calls=5))) == (True, False)
+    assert COMPUTED == {"calls": 1, "at-least": 2}
+    assert state.known == ("calls", "at-least", "at-least")
+
+
+def test_nothing_may_be_asked_while_the_graph_changes() -> None:
+    state = three_calls()
+    assert state.get(Calls()) == 4
+    with (
+        pytest.raises(ProblemError, match=r"'calls' was asked for inside `with state.edit\(\)`"),
+        state.edit(),
+    ):
+        state.get(Calls())
+    # The edit has ended, whatever happened in it: what was known is gone, and may be asked for.
+    assert state.known == ()
+    assert state.get(Calls()) == 4
+    with state.edit(), pytest.raises(ProblemError, match="does not nest"), state.edit():
+        pass
+
+
+def test_an_edit_drops_what_was_known() -> None:
+    state = three_calls()
+    assert state.get(Twice()) == (True, True)
+    with state.edit() as edit:
+        node(state.joint, "exp").replace_all_uses_with(node(state.joint, "add"))
+        state.joint.graph.erase_node(node(state.joint, "exp"))
+    assert edit.result().modified
+    assert state.known == ()
+    assert state.get(Calls()) == 3
+    assert COMPUTED["calls"] == 2
+
+
+def test_an_edit_that_changed_nothing_keeps_everything() -> None:
+    state = three_calls()
+    state.get(Twice())
+    known = state.known
+    with state.edit() as edit:
+        edit.modified = False
+    result = edit.result("looked")
+    assert (result.modified, result.detail, result.state) == (False, "looked", state)
+    assert state.known == known
+    state.get(Twice())
+    assert COMPUTED == {"calls": 1, "at-least": 2, "twice": 1}
+
+
+@pytest.mark.parametrize(
+    ("preserves", "left"),
+    [
+        ((), ()),
+        ((Calls,), ("calls",)),
+        # What was computed from something that is dropped goes with it, however far up.
+        ((AtLeast,), ()),
+        ((Twice, AtLeast), ()),
+        ((Twice, Calls), ("calls",)),
+        ((Calls, AtLeast), ("calls", "at-least", "at-least")),
+        ((Calls, AtLeast, Twice), ("calls", "at-least", "at-least", "twice")),
+    ],
+)
+def test_what_is_preserved_stays_if_all_that_it_rests_on_does(
+    preserves: tuple[type[Analysis[object]], ...], left: tuple[str, ...]
+) -> None:
+    state = three_calls()
+    state.get(Twice())
+    with state.edit(preserves=preserves):
+        pass
+    assert state.known == left
+
+
+def test_a_dependency_counts_though_it_was_known_before() -> None:
+    state = three_calls()
+    state.get(Calls())
+    state.get(AtLeast(1))
+    with state.edit(preserves=(AtLeast,)):
+        pass
+    assert state.known == ()
+
+
+def test_an_error_in_an_analysis_leaves_nothing_behind() -> None:
+    @dataclass(frozen=True)
+    class Breaks(Analysis[int]):
+        name: ClassVar[str] = "breaks"
+
+        def compute(self, state: State) -> int:
+            state.get(Calls())
+            raise KeyError("on purpose")
+
+    state = three_calls()
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            state.get(Breaks())
+    assert state.known == ("calls",)
+    state.get(AtLeast(1))
+    with state.edit(preserves=(AtLeast,)):
+        pass
+    assert state.known == ()
+
+
+def test_a_state_over_another_graph_knows_nothing() -> None:
+    state = three_calls()
+    state.get(Calls())
+    same = replace(state, operators="other")
+    assert same.known == ("calls",)
+    other = replace(state, joint=state.joint.copy())
+    assert other.known == ()
+    assert state.known == ("calls",)
+    # Outputs that count are another question about the same graph.
+    counting = replace(state, count_outputs=True)
+    assert counting.known == ()
+    assert counting.get(Memory()) is not state.get(Memory())
+
+
+def test_an_edit_is_seen_by_every_state_over_the_same_graph() -> None:
+    state = three_calls()
+    same = replace(state, operators="other")
+    state.get(Calls())
+    with same.edit():
+        pass
+    assert state.known == ()
+
+
+def test_a_decision_does_not_outlive_a_change_of_its_graph() -> None:
+    joint = joint_of(lambda x, w: torch.mm(x.cos(), w).exp().sum(), weight(4, 4), weight(4, 4))
+    state = remat.PassManager.parse("min-cut").run(joint).state
+    assert state.decision is not None
+    with state.edit() as edit:
+        edit.modified = False
+    assert edit.result().state.decision is state.decision
+    with state.edit() as edit:
+        pass
+    after = edit.result().state
+    assert (after.decision, after.choice) == (None, None)
+
+
+def test_analyses_of_the_halves_wait_for_them_and_live_apart() -> None:
+    joint = joint_of(lambda x, w: torch.mm(x.cos(), w).exp().sum(), weight(4, 4), weight(4, 4))
+    state = remat.PassManager.parse("min-cut").run(joint).state
+    with pytest.raises(PlanError, match=r"'liveness' is about forward and.*not partitioned"):
+        state.get(Liveness())
+    split = remat.PassManager.parse("partition").run(state, in_place=True).state
+    split.get(Liveness())
+    assert {"positions", "classification", "liveness"} <= set(split.known)
+    # After partitioning, an edit is one of the halves: what is known of the joint graph holds.
+    with split.edit():
+        pass
+    assert "liveness" not in split.known
+    assert {"positions", "classification"} <= set(split.known)
+    assert split.get(Positions()) is state.get(Positions())
+
+
+def test_conditions_are_analyses_like_others() -> None:
+    state = State(joint=traced(lambda x: x + torch.rand_like(x), torch.randn(3)))
+    assert state.get(Random()) is True
+    assert state.get(Classification()) is state.roles
+    assert state.get(Positions()) is state.index

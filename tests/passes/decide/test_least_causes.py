@@ -1,0 +1,117 @@
+"""Why a plan cannot save less: what the error and the plan say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import remat
+from remat.errors import BudgetError
+from remat.passes.decide.least_causes import named
+from tests.graphs import joint_of, weight
+
+T = torch.Tensor
+
+
+def _operator(name: str) -> Callable[[T], T]:
+    def call(x: T) -> T:
+        return x.sin()
+
+    made = torch.library.custom_op(f"remat_least::{name}", call, mutates_args=())
+    made.register_fake(torch.empty_like)
+    made.register_autograd(lambda ctx, g: g)
+    return made
+
+
+noise, other = _operator("noise"), _operator("other")
+
+
+def undeclared(x: T, w: T) -> T:
+    return other(noise(torch.mm(x, w)).sin()).exp().sum()
+
+
+def tagged(x: T, w: T) -> T:
+    def policy(ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        save = op is torch.ops.aten.sin.default
+        return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def region(x: T, w: T) -> T:
+        return torch.mm(torch.mm(x, w).sin(), w).exp()
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    made: T = checkpoint(region, x, w, use_reentrant=False, context_fn=contexts)
+    return made.sum()
+
+
+def refilled(x: T, w: T) -> T:
+    return torch.mm((x + 1).sin(), w).exp().sum()
+
+
+def drawn(x: T, w: T) -> T:
+    return torch.mm(torch.nn.functional.dropout(x, 0.5), w).exp().sum()
+
+
+def refusal(joint: object, **options: bool) -> str:
+    with pytest.raises(BudgetError) as caught:
+        remat.plan(joint, "2B", **options)  # type: ignore[call-overload]
+    return str(caught.value)
+
+
+def test_undeclared_operators_are_named_and_no_tags_that_nobody_set() -> None:
+    text = refusal(joint_of(undeclared, weight(16, 16), weight(16, 16)))
+    assert "not declared pure (" in text
+    assert "remat_least::noise" in text
+    assert "remat_least::other" in text
+    assert "remat.declare_pure" in text
+    assert "MUST_SAVE" not in text
+
+
+def test_tags_are_named_where_they_are_the_reason() -> None:
+    text = refusal(joint_of(tagged, weight(16, 16), weight(16, 16)))
+    assert "because values are tagged MUST_SAVE; raise" in text
+    assert text.endswith("or loosen what is tagged MUST_SAVE")
+    assert "declare_pure" not in text
+
+
+def test_inputs_that_may_not_be_read_again() -> None:
+    joint = joint_of(refilled, torch.randn(16, 16), weight(16, 16))
+    text = refusal(joint, reread_inputs=False)
+    assert "because reread_inputs=False" in text
+    assert "MUST_SAVE" not in text
+
+
+def test_the_state_of_a_generator() -> None:
+    text = refusal(joint_of(drawn, weight(16, 16), weight(16, 16)))
+    assert "because random operators need the state of their generator" in text
+
+
+def test_several_graphs_under_one_budget() -> None:
+    two = [joint_of(f, weight(16, 16), weight(16, 16)) for f in (undeclared, tagged)]
+    text = refusal(two)
+    assert "remat_least::noise" in text
+    assert "loosen what is tagged MUST_SAVE" in text
+
+
+def test_a_share_that_was_raised_says_so_and_why() -> None:
+    joint = joint_of(undeclared, weight(16, 16), weight(16, 16))
+    plan = remat.plan(joint, 0.1)
+    assert plan.capacity == plan.least_bytes
+    (line,) = (r for r in plan.explain().splitlines() if r.split()[0] == "raised")
+    assert f"0.1 of {plan.full_bytes / 1024:.3g} KiB is " in line
+    assert f"; {plan.least_bytes / 1024:.3g} KiB is the least possible, because 2 values" in line
+    again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
+    assert line in again.explain().splitlines()
+    assert "raised" not in remat.plan(joint, 1).explain()
+
+
+def test_many_names_are_counted() -> None:
+    assert named(("a", "b", "c")) == "a, b, c"
+    assert named(tuple("abcde")) == "a, b, c and 2 more"

@@ -1,0 +1,153 @@
+"""Which saved tensors pass through hooks, and which are left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+import remat
+from remat.graph.joint import JointGraph, output_node
+from remat.graph.lowering import Decision
+from remat.passes.hooks.saved_tensor_hooks import PackSaved
+from remat.planning.pipelines import prepare, split
+from tests.graphs import joint_of, placeholders, weight
+from tests.passes.hooks.hooked import (
+    CAST,
+    Hooks,
+    assert_views_look_at_their_base,
+    names_handed,
+    through,
+)
+
+
+@pytest.mark.parametrize(
+    ("keep", "packed"),
+    [
+        ("donated", {"sin"}),
+        ("no_static", {"input", "exp", "sin", "exp_1"}),
+        ("all", {"input", "parameter", "exp", "sin", "exp_1"}),
+    ],
+)
+def test_filters(keep: str, packed: set[str]) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.randn(6, 6))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            h = (x @ self.w).exp()
+            return h, (h.sin() @ h).exp()
+
+    result = through(Model(), (weight(6, 6),), Hooks(pack=CAST[0], unpack=CAST[1], filter=keep))
+    inputs = dict(zip(placeholders(result.joint.graph), ("parameter", "input"), strict=False))
+    handed = {n.removesuffix("_packed") for n in names_handed(result) if n.endswith("_packed")}
+    assert {inputs.get(n, n) for n in handed} == packed, result.detail
+
+
+def test_small_tensors_are_left(joint: JointGraph) -> None:
+    result = through(joint, (), PackSaved(pair="bf16", min_bytes=4 * 8 * 4))
+    assert (result.statistics["packed"], result.modified) == (2, True)
+    result = through(joint, (), PackSaved(pair="bf16", min_bytes=4 * 8 * 4 + 1))
+    assert (result.statistics["packed"], result.modified) == (0, False)
+    assert "2 left: small" in result.detail
+
+
+def normed(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    h = F.layer_norm(x @ w, (8,))
+    h = torch.where(mask, h, 0.5)
+    return F.scaled_dot_product_attention(h[None, None], h[None, None], h[None, None]).sum()
+
+
+def test_lossy_hooks_leave_what_must_be_exact() -> None:
+    """Deviations and logsumexp rule whole rows; masks and indices are no numbers."""
+    args = (weight(6, 8), weight(8, 8), torch.rand(6, 8) > 0.5)
+    result = through(normed, args, "bf16")
+    kept = {n for n in names_handed(result) if not n.startswith("primals") and "_packed" not in n}
+    assert result.forward is not None
+    nodes = {n.name: n for n in result.forward.graph.nodes}
+    sources = sorted((str(nodes[n].args[0]), nodes[n].args[1]) for n in kept)
+    attention = "_scaled_dot_product_flash_attention_for_cpu"
+    assert sources == [
+        (attention, 1),
+        ("native_layer_norm", 1),
+        ("native_layer_norm", 2),
+    ], result.detail
+    assert "mm_packed" in nodes, "what they are about is packed all the same"
+
+
+def test_backward_does_not_choose_anew_by_what_lost_something() -> None:
+    """Indices that backward computes again must be those of forward."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        scores = (x @ w).sin()
+        return (scores * x.gather(1, scores.argsort(1))).sum()
+
+    state = prepare(joint_of(f, weight(6, 6), weight(6, 6)))
+    decided = replace(state, decision=Decision(saved=("primals_1", "primals_2", "mm")))
+    exact = PackSaved(pair="bf16").run(split(decided))
+    assert "1 left: backward chooses by it" in exact.detail
+    lossless = PackSaved(pair=Hooks.of(CAST)).run(split(decided))
+    assert lossless.backward is not None
+    chosen = next(n for n in lossless.backward.graph.nodes if n.name == "sort")
+    assert "mm_unpacked" in ancestors(chosen), "without the rule, it would have chosen anew"
+
+
+def ancestors(node: fx.Node) -> set[str]:
+    found: dict[fx.Node, None] = {}
+    stack = [node]
+    while stack:
+        for n in stack.pop().all_input_nodes:
+            if n not in found:
+                found[n] = None
+                stack.append(n)
+    return {n.name for n in found}
+
+
+def test_a_memory_that_two_saved_tensors_share_is_left() -> None:
+    """Packed twice it would take more room, and what is one would become two."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x @ w
+        return (h.t() @ x).sin().sum() + h.sin().sum()
+
+    state = prepare(joint_of(f, weight(6, 6), weight(6, 6)))
+    twice = replace(state, decision=Decision(saved=("primals_1", "primals_2", "mm", "t", "mm_1")))
+    result = PackSaved(pair=Hooks.of(CAST)).run(split(twice))
+    assert "2 left: shares its memory" in result.detail
+    assert {n for n in names_handed(result) if n.endswith("_packed")} == {"mm_1_packed"}
+
+
+def test_a_view_that_shows_all_of_a_memory_is_as_good_as_its_base() -> None:
+    state = prepare(joint_of(lambda x, w: ((x @ w).t() @ x).sum(), weight(6, 6), weight(6, 6)))
+    decided = replace(state, decision=Decision(saved=("primals_1", "primals_2", "t")))
+    result = PackSaved(pair=Hooks.of(CAST)).run(split(decided))
+    assert "t_packed" in names_handed(result)
+    assert result.backward is not None
+    assert_views_look_at_their_base(result.backward)
+
+
+def test_a_part_of_a_memory_is_left() -> None:
+    state = prepare(joint_of(lambda x, w: (x @ w)[:3].sin().sum(), weight(6, 6), weight(6, 6)))
+    part = next(n.name for n in state.joint.graph.nodes if n.name.startswith("slice"))
+    decided = replace(state, decision=Decision(saved=("primals_1", "primals_2", part)))
+    result = PackSaved(pair=Hooks.of(CAST)).run(split(decided))
+    assert "1 left: part of a memory" in result.detail
+
+
+def test_states_of_generators_are_left() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x @ w, 0.5, training=True).sin().sum()
+
+    joint = joint_of(f, weight(64, 64), weight(64, 64))
+    plan = remat.plan(joint, 0, hooks=(lambda x: x.clone(), lambda p: p))
+    out: Any = output_node(plan.forward.graph).args[0]
+    assert [str(v) for v in out[1:]] == ["primals_1", "primals_2", "native_dropout_state"]
+    mixed = remat.plan(joint, 0.5, hooks="bf16")
+    out = output_node(mixed.forward.graph).args[0]
+    names = [str(v) for v in out]
+    assert any(n.endswith("_packed") for n in names) or "native_dropout_state" in names

@@ -1,0 +1,144 @@
+"""Hooks as users write them: traced into the graphs, run eagerly outside of them, or refused."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+from torch.nn import functional as F
+
+from remat.errors import PlanError
+from remat.graph.joint import JointGraph
+from remat.passes.packing.pairs import HooksWarning
+from tests.graphs import joint_of, weight
+from tests.passes.hooks.hooked import (
+    ARGS,
+    CAST,
+    deep,
+    names_handed,
+    product,
+    shown,
+    through,
+)
+
+
+def test_a_tensor_that_comes_back_unchanged_is_left(joint: JointGraph) -> None:
+    def pack(x: torch.Tensor) -> Any:
+        return x.detach() if x.shape[0] == 4 else x.half()
+
+    with pytest.warns(HooksWarning, match="pack returned every one of the 2 saved tensors"):
+        result = through(joint, (), (pack, lambda p: p))
+    assert not result.modified
+    assert names_handed(result) == ["primals_1", "primals_2", "mm", "exp"]
+
+
+def test_the_tensor_itself_may_be_part_of_what_is_kept(joint: JointGraph) -> None:
+    result = through(joint, (), (lambda x: (x, x.sum()), lambda p: p[0] + 0 * p[1]))
+    assert names_handed(result)[2:] == ["mm_packed_1", "mm", "exp_packed_1", "exp"]
+    result = through(
+        joint, (), (lambda x: [x.sum(), x.sum()], lambda p: (p[0] + p[1]).expand(4, 8))
+    )
+    assert result.statistics["packed"] == 2
+
+
+def test_nothing_at_all_may_be_kept(joint: JointGraph) -> None:
+    result = through(joint, (), (lambda x: list(x.shape), lambda p: torch.zeros(*p)))
+    assert names_handed(result) == ["primals_1", "primals_2"]
+
+
+def test_writes_in_place_are_taken_out_of_the_hooks(joint: JointGraph) -> None:
+    result = through(joint, (), (lambda x: x.clone().mul_(2), lambda p: p.clone().div_(2)))
+    for module in (result.forward, result.backward):
+        assert "aten.mul_" not in shown(module)
+        assert "aten.div_" not in shown(module)
+
+
+def test_closures_become_constants(joint: JointGraph) -> None:
+    table = torch.arange(8.0)
+    result = through(joint, (), (lambda x: x + table, lambda p: p - torch.tensor(3.0) - table + 3))
+    assert result.forward is not None
+    (first, *_) = [n for n in result.forward.graph.nodes if n.op == "get_attr"]
+    assert getattr(result.forward, first.target) is table
+
+
+def test_another_layout_is_put_right(joint: JointGraph) -> None:
+    hooks = (lambda x: x.t().contiguous(), lambda p: p.t())
+    result = through(joint, (), hooks)
+    assert result.backward is not None
+    nodes = {n.name: n for n in result.backward.graph.nodes}
+    for name in ("mm_unpacked", "exp_unpacked"):
+        assert nodes[name].meta["val"].stride() == (8, 1)
+
+
+def test_graph_modules_are_hooks(joint: JointGraph) -> None:
+    result = through(joint, (), (fx.symbolic_trace(CAST[0]), fx.symbolic_trace(CAST[1])))
+    assert result.statistics["packed"] == 2
+
+
+def test_hooks_are_decomposed_as_the_lowering_wants() -> None:
+    hooks = (lambda x: F.silu(x), lambda p: F.silu(p))
+    for lower, present in (("eager", True), ("inductor", False)):
+        joint = replace(joint_of(product, *ARGS), lower=lower)
+        assert ("aten.silu.default" in shown(through(joint, (), hooks).forward)) is present
+
+
+@pytest.mark.parametrize(
+    ("hooks", "says"),
+    [
+        (
+            (lambda x: x.mul_(2), lambda p: p / 2),
+            "pack of hooks 'custom' writes to what it is given",
+        ),
+        ((lambda x: x.half(), lambda p: p), r"returned float16\[4, 8\] on cpu for a saved float32"),
+        ((lambda x: x.sum(), lambda p: p), r"returned float32\[\] on cpu"),
+        ((lambda x: x + 1, lambda p: [p]), "expected a tensor"),
+    ],
+)
+def test_hooks_that_break_their_word_are_refused(joint: JointGraph, hooks: Any, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        through(joint, (), hooks)
+
+
+def test_what_cannot_be_traced_stands_behind_operators(joint: JointGraph) -> None:
+    hooks = (lambda x: x.numpy().copy(), lambda p: torch.from_numpy(p))
+    with pytest.warns(HooksWarning, match=r"run eagerly, outside of it: RuntimeError: \.numpy\(\)"):
+        result = through(joint, (), hooks)
+    assert result.statistics["eager"] == 2
+    assert "mm_packed: int64[] = remat.pack_eagerly.default(mm, process-" in shown(result.forward)
+    assert "mm_unpacked: float32[4, 8] = remat.unpack_eagerly.default(" in shown(result.backward)
+
+
+def test_numbers_that_depend_on_data_cannot_be_traced(joint: JointGraph) -> None:
+    hooks = (lambda x: (x, x.abs().max().item()), lambda p: p[0])
+    with pytest.warns(HooksWarning, match="run eagerly"):
+        through(joint, (), hooks)
+
+
+def test_random_hooks_are_inlined_only_where_the_lowering_can_take_them(joint: JointGraph) -> None:
+    hooks = (lambda x: (x + torch.rand_like(x)).half(), lambda p: p.float())
+    assert "aten.rand_like.default" in shown(through(joint, (), hooks).forward)
+    with pytest.warns(HooksWarning, match="draws random numbers"):
+        through(replace(joint, lower="inductor"), (), hooks)
+
+
+def test_what_cannot_be_traced_works_with_symbols() -> None:
+    hooks = (lambda x: x.numpy().copy(), lambda p: torch.from_numpy(p))
+    with pytest.warns(HooksWarning, match="run eagerly"):
+        result = through(product, (torch.randn(5, 6), weight(6, 8)), hooks, dynamic=True)
+    assert "[primals_1, primals_4], [primals_4, 1]" in shown(result.backward)
+
+
+def test_each_kind_of_tensor_is_traced_once() -> None:
+    seen: list[torch.Size] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.shape)
+        return x.half()
+
+    with warnings.catch_warnings():
+        through(deep, (weight(8, 8), weight(8, 8)), (pack, lambda p: p.float()))
+    assert seen == [torch.Size([8, 8])]

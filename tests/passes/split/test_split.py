@@ -1,0 +1,212 @@
+"""Golden tests of the two halves: node for node, as small programs should be split."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import remat
+from remat.errors import PlanError
+from remat.graph.joint import output_node
+from remat.graph.lowering import Decision
+from remat.passes.core.state import State
+from remat.passes.split.partition import Partition
+from remat.passes.split.reorder_backward import reorder
+from tests.graphs import calls, joint_of, node, placeholders, weight
+
+
+def returned(module: torch.fx.GraphModule) -> list[str | None]:
+    values = output_node(module.graph).args[0]
+    return [None if v is None else str(v) for v in values]  # type: ignore[union-attr]
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x.cos(), w).exp().sum()
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    return joint_of(product, weight(8, 8), weight(8, 8))
+
+
+def test_everything_kept(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 1)
+    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "cos", "exp"]
+    assert placeholders(plan.backward) == ["primals_1", "primals_2", "cos", "exp", "tangents_1"]
+    assert calls(plan.forward) == ["cos", "mm", "exp", "sum_1"]
+    assert plan.recomputed == (), "the exponential takes no more bytes than the product"
+    assert plan.saved_bytes == plan.full_bytes == 2 * 256
+
+
+def test_the_cut_by_rules_is_a_solver(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 1, "cut")
+    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "cos", "mm"]
+    assert plan.recomputed == ("exp",), "an exponential is cheap to recompute"
+    assert plan.saved_bytes == plan.full_bytes == 2 * 256
+    assert plan.solver == "cut"
+    assert remat.plan(joint, 0, "cut").saved_bytes == 0, "below it, the first cut that fits"
+
+
+def test_nothing_kept(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0)
+    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2"]
+    assert placeholders(plan.backward) == ["primals_1", "primals_2", "tangents_1"]
+    assert calls(plan.forward) == ["cos", "mm", "exp", "sum_1"]
+    assert set(plan.recomputed) == {"cos", "mm", "exp"}
+    assert (plan.saved_bytes, plan.least_bytes) == (0, 0)
+    assert returned(plan.backward) == returned(remat.plan(joint, 1).backward)
+
+
+def test_without_a_decision_forward_is_what_the_user_wrote(joint: remat.JointGraph) -> None:
+    result = Partition().run(State(joint=joint.copy()))
+    assert result.forward is not None
+    assert result.backward is not None
+    assert returned(result.forward) == ["sum_1", "primals_1", "primals_2", "cos", "exp"]
+    assert set(calls(result.forward)) & set(calls(result.backward)) == set()
+
+
+def test_only_sizes_are_saved_where_only_sizes_are_read() -> None:
+    joint = joint_of(lambda x, w: (x @ w).sum(), torch.randn(6, 8), weight(8, 8), dynamic=True)
+    result = Partition().run(State(joint=joint.copy()))
+    assert result.forward is not None
+    outputs = list(output_node(result.forward.graph).args[0])  # type: ignore[union-attr]
+    kinds = [type(v.meta["val"]).__name__ for v in outputs]
+    assert "mm" not in map(str, outputs[1:]), "backward of a sum reads sizes only"
+    assert kinds == sorted(kinds, key=lambda k: k == "SymInt"), "sizes come last"
+    assert result.backward is not None
+    first = placeholders(result.backward)
+    assert isinstance(node_value(result.backward, first[0]), torch.SymInt), "and first in backward"
+
+
+def node_value(module: torch.fx.GraphModule, name: str) -> object:
+    return next(n for n in module.graph.nodes if n.name == name).meta["val"]
+
+
+def test_a_decision_for_another_graph_is_refused(joint: remat.JointGraph) -> None:
+    state = State(joint=joint.copy(), decision=Decision(saved=("nobody",)))
+    with pytest.raises(PlanError, match="saves 'nobody', but the joint graph has no such node"):
+        Partition().run(state)
+
+
+def test_halves_keep_what_aliases_what() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x @ w
+        return (h[:4].exp() * h[4:].exp()).sum()
+
+    plan = remat.plan(joint_of(f, weight(8, 8), weight(8, 8)), 1)
+    for module in (plan.forward, plan.backward):
+        for n in module.graph.nodes:
+            if n.op == "call_function" and "slice" in n.name and "backward" not in n.name:
+                mine = n.meta["val"].untyped_storage()._cdata
+                base = n.args[0].meta["val"].untyped_storage()._cdata
+                assert mine == base, n.name
+
+
+# Random numbers -----------------------------------------------------------------------------------
+
+
+def drops(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.dropout(x @ w, 0.5, training=True).sin().sum()
+
+
+def test_a_replayed_draw_hands_its_state_over() -> None:
+    plan = remat.plan(joint_of(drops, weight(64, 64), weight(64, 64)), 0)
+    assert returned(plan.forward) == ["sum_1", "primals_1", "primals_2", "native_dropout_state"]
+    assert placeholders(plan.backward) == [
+        "primals_1",
+        "primals_2",
+        "native_dropout_state",
+        "tangents_1",
+    ]
+    drawn, replayed = (
+        next(n for n in m.graph.nodes if n.name == name)
+        for m, name in ((plan.forward, "native_dropout_drawn"), (plan.backward, "native_dropout"))
+    )
+    assert drawn.target is torch.ops.higher_order.run_and_save_rng_state
+    assert replayed.target is torch.ops.higher_order.run_with_rng_state
+    assert "native_dropout" in plan.recomputed
+    assert plan.saved_bytes == 5056 == torch.get_rng_state().nbytes
+
+
+def test_a_small_draw_is_saved_rather_than_replayed() -> None:
+    """64 numbers and their mask weigh less than the generator's state."""
+    plan = remat.plan(joint_of(drops, weight(8, 8), weight(8, 8)), 0)
+    assert "native_dropout" not in plan.recomputed
+    assert plan.saved_bytes == 64 * 4 + 64
+
+
+def test_at_full_budget_nothing_is_replayed() -> None:
+    plan = remat.plan(joint_of(drops, weight(64, 64), weight(64, 64)), 1)
+    targets = {n.target for m in (plan.forward, plan.backward) for n in m.graph.nodes}
+    assert torch.ops.higher_order.run_and_save_rng_state not in targets
+    assert torch.ops.aten.native_dropout.default in targets
+
+
+def test_states_come_before_sizes() -> None:
+    joint = joint_of(drops, torch.randn(96, 64), weight(64, 64), dynamic=True)
+    plan = remat.plan(joint, 0)
+    kinds = [
+        "size" if isinstance(v.meta["val"], torch.SymInt) else "tensor"
+        for v in output_node(plan.forward.graph).args[0]  # type: ignore[union-attr]
+    ]
+    assert kinds == sorted(kinds, reverse=True)
+    names = placeholders(plan.backward)
+    assert names.index("native_dropout_state") < names.index("tangents_1")
+    sizes = [n for n in names if isinstance(node_value(plan.backward, n), torch.SymInt)]
+    assert names[: len(sizes)] == sizes
+
+
+# Order of backward --------------------------------------------------------------------------------
+
+
+def test_recomputed_values_come_just_before_their_use() -> None:
+    def f(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ((x @ u).sin() @ v).sin().sum()
+
+    joint = joint_of(f, weight(16, 16), weight(16, 16), weight(16, 16))
+    half = remat.plan(joint, 0.4, "greedy")
+    order = calls(half.backward)
+    first_own = order.index("expand")
+    assert first_own == 0, "nothing is recomputed before backward begins"
+    for name in half.recomputed:
+        n = next(n for n in half.backward.graph.nodes if n.name == name)
+        nearest = min(order.index(u.name) for u in n.users)
+        between = order[order.index(name) + 1 : nearest]
+        assert all(b in half.recomputed for b in between), (name, between)
+
+
+def test_reordering_keeps_the_meaning_and_is_stable(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0)
+    graph = plan.backward.graph
+    order = calls(graph)
+    assert reorder(graph) == 0
+    assert calls(graph) == order
+    graph.lint()
+
+
+def test_writes_stay_behind_reads() -> None:
+    joint = joint_of(product, weight(8, 8), weight(8, 8))
+    plan = remat.plan(joint, 1)
+    graph = plan.backward.graph
+    cos = next(n for n in graph.nodes if n.name == "cos")
+    reader = next(iter(cos.users))
+    with graph.inserting_before(output_node(graph)):
+        written = graph.call_function(torch.ops.aten.copy_.default, (cos, node_of(graph, "exp")))
+        written.meta["val"] = cos.meta["val"]
+    reorder(graph)
+    order = calls(graph)
+    assert order.index(reader.name) < order.index(written.name)
+
+
+def node_of(graph: torch.fx.Graph, name: str) -> torch.fx.Node:
+    return next(n for n in graph.nodes if n.name == name)
+
+
+def test_node_names_survive(joint: remat.JointGraph) -> None:
+    known = {n.name for n in joint.graph.nodes}
+    for budget in (0, 0.5, 1):
+        plan = remat.plan(joint, budget)
+        assert set(plan.saved) | set(plan.recomputed) <= known
+        assert set(calls(plan.backward)) <= known
+        assert node(joint, "mm").meta["val"].shape == (8, 8)

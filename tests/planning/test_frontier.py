@@ -1,0 +1,294 @@
+"""Frontiers and budgets on the peak: every figure is that of a plan that exists."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import BudgetError, PlanError, ProblemError
+from remat.planning.frontier import Frontier, FrontierPoint, Sweep
+from remat.planning.pipelines import prepare
+from remat.plugins.registry import registry
+from remat.solvers.lagrangian import Lagrangian
+from remat.units import Budget
+from tests.graphs import joint_of
+
+SOLVERS = ("greedy", "lagrangian", "auto")
+
+
+class Block(nn.Module):
+    """Products and pointwise operators around a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 48), nn.Linear(48, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(self.norm(x))
+        return x + self.down(torch.tanh(h) * torch.sigmoid(h))
+
+
+def blocks() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(Block() for _ in range(3)))
+
+
+def rows() -> torch.Tensor:
+    return torch.randn(512, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    return joint_of(blocks(), rows())
+
+
+@pytest.fixture(scope="module")
+def frontiers(joint: remat.JointGraph) -> dict[str, Frontier]:
+    return {solver: remat.frontier(joint, solver) for solver in SOLVERS}
+
+
+@pytest.fixture(params=SOLVERS)
+def found(request: pytest.FixtureRequest, frontiers: dict[str, Frontier]) -> Frontier:
+    return frontiers[request.param]
+
+
+def bound_at(found: Frontier, nbytes: int) -> Fraction:
+    """The height of the bound over a number of bytes."""
+    at = bisect_right(found.bound, nbytes, key=lambda v: v[0])
+    left, right = found.bound[at - 1], found.bound[min(at, len(found.bound) - 1)]
+    if left == right:
+        return Fraction(left[1])
+    share = Fraction(nbytes - left[0], right[0] - left[0])
+    return left[1] + share * (right[1] - left[1])
+
+
+def test_cost_falls_only_where_bytes_rise(found: Frontier) -> None:
+    assert len(found.points) > 5
+    for a, b in pairwise(found.points):
+        assert a.saved_bytes < b.saved_bytes
+        assert a.recompute_cost > b.recompute_cost
+    assert found.least_bytes <= found.points[0].saved_bytes
+
+
+def test_every_point_is_a_plan_with_exactly_these_figures(found: Frontier) -> None:
+    for point in found.points:
+        plan = found.plan(point)
+        assert (plan.saved_bytes, plan.recompute_cost, plan.peak_bytes) == (
+            point.saved_bytes,
+            point.recompute_cost,
+            point.peak_bytes,
+        )
+        assert plan.unit == found.unit
+        assert plan.recompute_bound <= plan.recompute_cost
+        assert (plan.full_bytes, plan.least_bytes) == (found.full_bytes, found.least_bytes)
+
+
+def test_a_plan_of_a_point_can_be_reused(joint: remat.JointGraph, found: Frontier) -> None:
+    plan = found.plan(found.knee())
+    again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
+    assert again.saved == plan.saved
+    assert Budget.parse(plan.budget).nbytes == plan.saved_bytes
+
+
+def test_the_bound_is_below_all_points_of_all_solvers(frontiers: dict[str, Frontier]) -> None:
+    assert len({f.bound for f in frontiers.values()}) == 1
+    for found in frontiers.values():
+        for (x0, y0), (x1, y1) in pairwise(found.bound):
+            assert x0 < x1
+            assert y0 > y1
+        for point in found.points:
+            assert bound_at(found, point.saved_bytes) <= point.recompute_cost
+            assert found.bound[0][0] <= point.saved_bytes
+
+
+def test_the_hull_is_reached_by_a_graph_solver(frontiers: dict[str, Frontier]) -> None:
+    reached = {(p.saved_bytes, p.recompute_cost) for p in frontiers["lagrangian"].points}
+    assert frontiers["lagrangian"].bound[0] in reached
+    assert frontiers["lagrangian"].bound[-1] in reached
+
+
+def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
+    joint: remat.JointGraph, frontiers: dict[str, Frontier]
+) -> None:
+    found = frontiers["auto"]
+    inside = [p for p in found.points if p.saved_bytes < found.full_bytes]
+    assert len(inside) > 5
+    for point in inside[::2]:
+        plan = remat.plan(joint, point.saved_bytes, "auto")
+        assert plan.recompute_cost == point.recompute_cost
+
+
+def made_up(*points: tuple[int, int]) -> Frontier:
+    return Frontier(
+        graph="g",
+        solver="s",
+        cost="unit",
+        unit="op",
+        points=tuple(
+            FrontierPoint(saved_bytes=b, recompute_cost=c, peak_bytes=0) for b, c in points
+        ),
+        bound=points,
+        full_bytes=1,
+        least_bytes=0,
+        _sweep=cast(Any, None),
+        _decided=(),
+    )
+
+
+def test_the_knee_by_either_rule() -> None:
+    # Scaled: (0, 1), (0.1, 0.45), (0.4, 0.2), (1, 0).
+    found = made_up((1000, 200), (1100, 145), (1400, 120), (2000, 100))
+    assert found.knee() == found.points[2], "0.2 from the origin, squared, against 0.2125"
+    assert found.knee(by="origin") == found.points[2]
+    assert found.knee(by="chord") == found.points[1], "0.55 from the chord's corner against 0.6"
+    with pytest.raises(ProblemError, match="expected 'origin' or 'chord'"):
+        found.knee(by="corner")
+
+
+def test_the_knee_of_a_single_point_is_that_point() -> None:
+    found = made_up((10, 3))
+    assert found.knee() == found.knee(by="chord") == found.points[0]
+
+
+def test_a_point_of_another_frontier_is_refused(frontiers: dict[str, Frontier]) -> None:
+    foreign = FrontierPoint(saved_bytes=1, recompute_cost=2, peak_bytes=3)
+    with pytest.raises(ProblemError, match=r"not a point of this frontier of \d+ points"):
+        frontiers["greedy"].plan(foreign)
+
+
+def test_json_holds_the_figures(found: Frontier) -> None:
+    data = json.loads(found.to_json())
+    assert [FrontierPoint(**p) for p in data["points"]] == list(found.points)
+    assert tuple(map(tuple, data["bound"])) == found.bound
+    for name in ("graph", "solver", "cost", "unit", "full_bytes", "least_bytes"):
+        assert data[name] == getattr(found, name)
+
+
+def test_frontiers_draw_themselves_and_what_was_chosen(
+    frontiers: dict[str, Frontier], tmp_path: Path
+) -> None:
+    auto = frontiers["auto"]
+    others = [frontiers["greedy"], frontiers["lagrangian"]]
+    pictures = []
+    for chosen in (None, auto.points[2], auto.plan(auto.points[2])):
+        auto.plot(tmp_path / "f.svg", chosen=chosen, others=others)
+        pictures.append((tmp_path / "f.svg").read_bytes())
+    assert len(set(pictures)) == 3, "each mark leaves a trace"
+    auto.plot(tmp_path / "f.svg", chosen=auto.plan(auto.points[2]), others=others)
+    assert (tmp_path / "f.svg").read_bytes() == pictures[2]
+
+
+def test_what_is_of_another_cost_model_is_not_drawn(
+    joint: remat.JointGraph, frontiers: dict[str, Frontier], tmp_path: Path
+) -> None:
+    found, target = frontiers["greedy"], tmp_path / "f.svg"
+    with pytest.raises(ProblemError, match="cannot be marked on it"):
+        found.plot(target, chosen=remat.plan(joint, 0.5, "greedy", "flops"))
+    with pytest.raises(ProblemError, match="have different bounds"):
+        found.plot(target, others=[remat.frontier(joint, "greedy", "flops")])
+    assert not target.exists()
+
+
+def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
+    told: list[str] = []
+    found = remat.frontier(joint, "greedy", on_step=told.append)
+    assert sum(t.startswith("deciding at ") for t in told) >= len(found.points)
+    assert sum(t.startswith("simulating ") for t in told) == len(found.points)
+
+
+def test_each_capacity_is_decided_once(joint: remat.JointGraph) -> None:
+    told: list[str] = []
+    sweep = Sweep(
+        prepare(joint),
+        fingerprint=joint.fingerprint,
+        solver=Lagrangian(),
+        cost=registry().cost_model("roofline"),
+        on_step=told.append,
+    )
+    assert sweep.at(10_000) is sweep.at(10_000)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9, 1.0, 2.0])
+def test_a_plan_is_never_above_its_peak(
+    joint: remat.JointGraph, frontiers: dict[str, Frontier], solver: str, share: float
+) -> None:
+    peaks = [p.peak_bytes for p in frontiers[solver].points]
+    assert min(peaks) < max(peaks), "the budget has something to decide"
+    allowed = int(min(peaks) + share * (max(peaks) - min(peaks)))
+    plan = remat.plan(joint, remat.Peak(allowed), solver)
+    assert plan.peak_bytes <= allowed
+    assert Budget.parse(plan.budget).peak_bytes == allowed
+    unbounded = remat.plan(joint, 1.0, solver)
+    if unbounded.peak_bytes <= allowed:  # nothing has to give way, and more bytes may cost less
+        assert plan.recompute_cost <= unbounded.recompute_cost
+        return
+    fits = [p.recompute_cost for p in frontiers[solver].points if p.peak_bytes <= allowed]
+    assert plan.recompute_cost <= min(fits), "no worse than the points that were looked at"
+
+
+def test_a_peak_that_nothing_meets_is_an_error_that_names_the_least(
+    joint: remat.JointGraph, frontiers: dict[str, Frontier]
+) -> None:
+    with pytest.raises(BudgetError, match="the least peak of any plan found is") as caught:
+        remat.plan(joint, remat.Peak(1), "auto")
+    least = min(p.peak_bytes for p in frontiers["auto"].points)
+    assert f"({least} bytes)" in str(caught.value)
+    assert remat.plan(joint, remat.Peak(least), "auto").peak_bytes == least
+    with pytest.raises(BudgetError, match="the least peak"):
+        remat.plan(joint, remat.Peak(least - 1), "auto")
+
+
+def test_a_peak_is_an_option_of_the_backend() -> None:
+    def gradients(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(model(x).square().sum(), params))
+
+    model, x = blocks(), rows()
+    params = list(model.parameters())
+    expected = gradients(model, x)
+    torch._dynamo.reset()
+    peaks = []
+    for budget in (1.0, 0.0):
+        options = {"budget": budget, "lower": "eager"}
+        gradients(torch.compile(model, backend="remat", options=options), x)
+        peaks.append(remat.plans()[-1].peak_bytes)
+        torch._dynamo.reset()
+    allowed = sum(peaks) // 2
+    for wanted in (remat.Peak(allowed), f"peak:{allowed}"):
+        options = {"budget": wanted, "lower": "eager"}
+        got = gradients(torch.compile(model, backend="remat", options=options), x)
+        torch._dynamo.reset()
+        plan = remat.plans()[-1]
+        assert Budget.parse(plan.budget).peak_bytes == allowed
+        assert min(peaks) <= plan.peak_bytes <= allowed < max(peaks)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_a_frontier_is_made_anew_where_declarations_have_changed() -> None:
+    @torch.library.custom_op("remat_sweep::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    twice.register_autograd(lambda ctx, gradient: gradient * 2)
+    joint = remat.capture(
+        lambda x, w: (twice(x @ w).sin() @ w).sum(),
+        (torch.ones(4, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)),
+        lower="eager",
+    )
+    remat.declare_pure("remat_sweep::twice")
+    frontier = remat.frontier(joint)
+    remat.undeclare_pure("remat_sweep::twice")
+    with pytest.raises(PlanError, match="what is declared pure has changed"):
+        frontier.plan(frontier.points[0])

@@ -1,0 +1,205 @@
+"""Models with graph breaks: one budget over all their graphs."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import BudgetError, PlanError
+from remat.integrations.partitioner import BudgetWarning
+
+#: Dynamo looks at .grad of what one graph hands to the next.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+class Broken(nn.Module):
+    """Three graphs; each hands an activation to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(48, 48) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(torch.relu(self.first(x)))).sin()
+        torch._dynamo.graph_break()
+        x = torch.sigmoid(self.second(torch.relu(self.second(x)))).cos()
+        torch._dynamo.graph_break()
+        return torch.relu(self.third(x)).sum()
+
+
+@pytest.fixture(scope="module")
+def step() -> tuple[Broken, torch.Tensor, list[remat.JointGraph]]:
+    torch.manual_seed(0)
+    model, x = Broken(), torch.randn(32, 48)
+    return model, x, remat.capture(model, (x,), lower="eager", fullgraph=False)
+
+
+def test_a_capture_knows_what_graphs_hand_on(step) -> None:
+    joints = step[2]
+    assert [j.received for j in joints] == [(), ((2, 0, 0),), ((2, 1, 0),)]
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.3, 0.6, 1.0, "20KiB"])
+def test_graphs_share_one_budget(step, budget) -> None:
+    joints = step[2]
+    plans = remat.plan(joints, budget=budget)
+    assert len(plans) == 3
+    assert plans.saved_bytes == sum(p.saved_bytes for p in plans) + plans.passed_bytes
+    assert plans.passed_bytes in (0, 6144, 2 * 6144)
+    if budget != 0.0:
+        assert plans.saved_bytes <= plans.capacity
+    assert plans.recompute_cost == sum(p.recompute_cost for p in plans)
+    assert "3 graphs" in plans.explain()
+    same = remat.PlanSet.from_json(plans.to_json())
+    assert [p.saved for p in same] == [p.saved for p in plans]
+    assert same.capacity == plans.capacity
+
+
+def test_sharing_is_no_worse_than_equal_shares(step) -> None:
+    joints = step[2]
+    together = remat.plan(joints, budget="30KiB")
+    apart = [remat.plan(j, budget=(30 * 1024 - together.passed_bytes) // 3) for j in joints]
+    assert together.recompute_cost <= sum(p.recompute_cost for p in apart)
+
+
+def test_saved_plans_are_what_torch_compile_runs_on(step, tmp_path) -> None:
+    model, x, joints = step
+    plans = remat.plan(joints, budget="30KiB")
+    path = tmp_path / "plans.json"
+    path.write_text(plans.to_json())
+    expected = [p.clone() for p in torch.autograd.grad(model(x), list(model.parameters()))]
+    before = len(remat.plans())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="remat", options={"plan": path, "lower": "eager"})
+        got = torch.autograd.grad(compiled(x), list(model.parameters()))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    used = remat.plans()[before:]
+    assert sorted(p.fingerprint for p in used) == sorted(p.fingerprint for p in plans)
+    assert {p.saved for p in used} == {p.saved for p in plans}
+
+
+def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
+    model, x, _ = step
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="remat", options={"budget": "30KiB", "lower": "eager"})
+    with pytest.warns(BudgetWarning, match="a second graph is compiled under the budget 30720B"):
+        compiled(x).backward()
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        torch.compile(model, backend="remat", options={"budget": 0.5, "lower": "eager"})(
+            x
+        ).backward()
+
+
+def test_a_recompilation_for_other_shapes_is_no_second_graph() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 8))
+    compiled = torch.compile(model, backend="remat", options={"budget": "1MiB", "lower": "eager"})
+    before = len(remat.plans())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        for rows in (3, 5):
+            compiled(torch.randn(rows, 48)).sum().backward()
+    assert len({p.fingerprint for p in remat.plans()[before:]}) == 2
+
+
+def test_two_layers_that_share_their_code_are_two_graphs() -> None:
+    torch._dynamo.reset()
+    layers = [nn.Sequential(nn.Linear(48, n), nn.Tanh()) for n in (16, 32)]
+    options = {"budget": "1MiB", "lower": "eager"}
+
+    def run(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return layer(x).sin().sum()
+
+    compiled = torch.compile(run, backend="remat", options=options)
+    compiled(layers[0], torch.randn(3, 48)).backward()
+    with pytest.warns(BudgetWarning, match="a second graph"):
+        compiled(layers[1], torch.randn(3, 48)).backward()
+
+
+def test_what_cannot_be_shared_is_refused(step) -> None:
+    joints = step[2]
+    with pytest.raises(PlanError, match="no graphs to plan"):
+        remat.plan([], budget=0.5)
+    with pytest.raises(BudgetError, match="one for a single graph"):
+        remat.plan(joints, budget=remat.Peak("1GiB"))
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "no saved set"),
+        ("[]", "with the key 'remat_plans'"),
+        ('{"remat_plans": 9}', "version 9"),
+        (
+            '{"remat_plans": 1, "capacity": 1.5, "passed_bytes": 0, "plans": []}',
+            "expected integers",
+        ),
+        ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": []}', "holds no plan"),
+        ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": [1]}', "saved plan"),
+        ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": [], "x": 1}', "unknown"),
+    ],
+)
+def test_a_damaged_set_of_plans_is_refused(text: str, fault: str) -> None:
+    with pytest.raises(PlanError, match=fault):
+        remat.PlanSet.from_json(text)
+
+
+def test_a_plan_for_other_graphs_is_refused(step) -> None:
+    plans = remat.plan(step[2], budget=0.5)
+    data = json.loads(plans.to_json())
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    compiled = torch.compile(
+        model, backend="remat", options={"plan": json.dumps(data), "lower": "eager"}
+    )
+    with pytest.raises(Exception, match="none of the 3 plans is for graph"):
+        compiled(torch.randn(2, 8))
+
+
+def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
+    model, x, joints = step
+    some = remat.plan(joints[:2], budget="20KiB")
+    torch._dynamo.reset()
+    options = {"plan": some, "lower": "eager"}
+    with pytest.raises(
+        Exception, match=r"none of the 2 plans .* or give a budget beside the plans"
+    ):
+        torch.compile(model, backend="remat", options=options)(x)
+    torch._dynamo.reset()
+    before = len(remat.plans())
+    compiled = torch.compile(model, backend="remat", options=options | {"budget": 0.5})
+    got = torch.autograd.grad(compiled(x), list(model.parameters()))
+    for a, b in zip(got, torch.autograd.grad(model(x), list(model.parameters())), strict=True):
+        torch.testing.assert_close(a, b)
+    used = {p.fingerprint: p.budget for p in remat.plans()[before:]}
+    assert [used[j.fingerprint] for j in joints] == ["20480B", "20480B", "0.5"]
+
+
+def test_a_budget_beside_plans_of_another_lowering_does_not_hide_that(step) -> None:
+    plans = remat.plan(step[2], budget=0.5)
+    wrong = remat.PlanSet(
+        plans=tuple(replace(p, lower="inductor") for p in plans), passed_bytes=0, capacity=0
+    )
+    door = remat.partitioner(plan=wrong, budget=0.5)
+    joint = remat.capture(nn.Linear(8, 8), (torch.randn(2, 8),), lower="eager")
+    with pytest.raises(PlanError, match="made for the lowering 'inductor'") as caught:
+        door(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
+    assert "give a budget" not in str(caught.value)
+
+
+def test_options_that_are_no_dict_are_refused() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Linear(2, 2), backend="remat", options=[0.3])  # type: ignore[arg-type]
+    with pytest.raises(Exception, match=r"options is \[0.3\]; expected a dict of options by name"):
+        compiled(torch.randn(2, 2))

@@ -1,0 +1,189 @@
+"""Pictures of frontiers: what they show, and labels that do not collide."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+from remat.errors import PlanError, ProblemError
+from remat.report.frontier_plot import Curve, Point, draw_frontiers, frontier_figure
+from tests.report.test_memory_plot import collisions
+
+LONG = "some_package.some_module:SomeSolverClassWithALongName"
+GIB, MS = 2**30, 10**9
+
+
+def curve(label: str = "mine", *, worse: float = 1.0, **fields: Any) -> Curve:
+    """A frontier from 1 to 11 GiB; its cost is ``worse`` times the bound where it has points."""
+    bound = tuple((GIB * i, MS * (11 - i) ** 2) for i in range(1, 12))
+    points = tuple((b, int(c * worse)) for b, c in bound)
+    given: dict[str, Any] = {
+        "label": label,
+        "points": points,
+        "bound": bound,
+        "knee": points[4],
+        "unit": "ps",
+        "full_bytes": 8 * GIB,
+    }
+    return Curve(**given | fields)
+
+
+def texts(figure: Figure) -> list[str]:
+    return [t.get_text() for t in figure.findobj(Text) if isinstance(t, Text)]
+
+
+def lines(figure: Figure) -> dict[str, Line2D]:
+    """The curves by the first line of their labels."""
+    return {
+        str(line.get_label()).partition("\n")[0]: line
+        for line in figure.axes[0].lines
+        if not str(line.get_label()).startswith("_")
+    }
+
+
+def squeezed(label: str, times: float = 1.0) -> Curve:
+    """A frontier over nine orders of magnitude in both directions."""
+    bound = tuple((10**6 * 2**i, 10**16 // 3**i) for i in range(30))
+    points = tuple((b, int(c * times)) for b, c in bound)
+    return curve(label, points=points, bound=bound, knee=points[9], unit="FLOP")
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 24])
+@pytest.mark.parametrize("make", [curve, squeezed])
+def test_labels_do_not_collide(count: int, make: Any) -> None:
+    curves = [make(f"{i}{LONG}") for i in range(count)]
+    chosen = ("plan at budget peak 1023 GiB " + LONG, (5 * GIB, 10**10))
+    assert collisions(frontier_figure(curves, title=LONG * 3, chosen=chosen)) == []
+
+
+@pytest.mark.parametrize("full", [0, 1, GIB, int(2.3 * GIB), 11 * GIB, 10**15])
+def test_labels_do_not_collide_wherever_a_budget_of_1_is(full: int) -> None:
+    assert collisions(frontier_figure([curve(full_bytes=full)], title="t")) == []
+
+
+@pytest.mark.parametrize("scale", [1, 7, 10**3, 10**6, 123_456_789, 10**13])
+def test_labels_do_not_collide_whatever_the_unit(scale: int) -> None:
+    points = tuple((scale * i, scale * (12 - i)) for i in range(1, 12))
+    for unit in ("ps", "FLOP", "op"):
+        made = curve(points=points, bound=points, knee=points[3], unit=unit)
+        assert collisions(frontier_figure([made], title="t")) == []
+
+
+@pytest.mark.parametrize("only", [(0, 0), (0, 5), (5, 0), (GIB, MS)])
+def test_a_single_point_can_be_drawn(only: Point) -> None:
+    made = curve(points=(only,), bound=(only,), knee=only, full_bytes=only[0])
+    assert collisions(frontier_figure([made], title="t")) == []
+
+
+def test_curves_are_steps_through_their_points() -> None:
+    """Between two points the cost is that of the one with fewer bytes."""
+    made = curve()
+    line = lines(frontier_figure([made], title="t"))["mine"]
+    assert line.get_drawstyle() == "steps-post"
+    drawn = list(zip(*line.get_data(), strict=True))
+    assert drawn[:-1] == [(b / GIB, c / MS) for b, c in made.points]
+    assert drawn[-1][1] == drawn[-2][1]
+
+
+def test_what_no_plan_reaches_is_shaded_and_nothing_else() -> None:
+    made = curve(worse=1.3)
+    axes = frontier_figure([made], title="t").axes[0]
+    (shade,) = (c for c in axes.collections if "proven" in str(c.get_label()))
+    (path,) = shade.get_paths()
+    for nbytes, cost in made.bound[1:-1]:
+        assert path.contains_point((nbytes / GIB, 0.97 * cost / MS))
+        assert not path.contains_point((nbytes / GIB, 1.03 * cost / MS))
+    least, most = made.bound[0]
+    assert path.contains_point((0.9 * least / GIB, most / MS)), "fewer bytes than the least"
+    assert not path.contains_point((1.1 * least / GIB, most / MS))
+
+
+def test_each_solver_has_a_curve_of_its_own_and_they_share_the_bound() -> None:
+    curves = [curve(f"solver {i}", worse=1 + i) for i in range(24)]
+    figure = frontier_figure(curves, title="t")
+    drawn = lines(figure)
+    looks = {
+        (drawn[c.label].get_color(), drawn[c.label].get_marker(), drawn[c.label].get_linestyle())
+        for c in curves
+    }
+    assert len(looks) == 24
+    assert sum("proven" in t for t in texts(figure)) == 1
+
+
+def test_the_knee_and_the_chosen_plan_are_marked_and_named() -> None:
+    made = curve()
+    figure = frontier_figure([made], title="a title", chosen=("the plan", (3 * GIB, 70 * MS)))
+    shown = texts(figure)
+    assert "a title" in shown
+    assert "mine\nknee at 5 GiB, 36 ms" in shown
+    assert "the plan\n3 GiB, 70 ms" in shown
+    assert {"saved by forward for backward, GiB", "recomputed in backward, ms"} <= set(shown)
+    single = [
+        (line.get_xdata()[0], line.get_ydata()[0])
+        for line in figure.axes[0].lines
+        if len(line.get_xdata()) == 1
+    ]
+    assert single == [(5.0, 36.0), (3.0, 70.0)]
+
+
+def test_axes_are_logarithmic_only_where_points_would_be_squeezed() -> None:
+    plain = frontier_figure([curve()], title="t").axes[0]
+    assert (plain.get_xscale(), plain.get_yscale()) == ("linear", "linear")
+    both = frontier_figure([squeezed("s")], title="t").axes[0]
+    assert (both.get_xscale(), both.get_yscale()) == ("symlog", "symlog")
+    assert both.get_ylim()[0] == 0, "a cost of 0 has a place"
+
+
+def test_shares_stand_along_the_top() -> None:
+    figure = frontier_figure([curve(full_bytes=10 * GIB)], title="t")
+    (above,) = figure.axes[0].child_axes
+    ticks = dict(
+        zip([t.get_text() for t in above.get_xticklabels()], above.get_xticks(), strict=True)
+    )
+    assert ticks == {f"{i / 5:g}": pytest.approx(2 * i) for i in range(6)}
+
+
+@pytest.mark.parametrize("fields", [{"unit": "op"}, {"bound": ((1, 2),)}])
+def test_frontiers_of_different_graphs_are_not_drawn_together(fields: dict[str, Any]) -> None:
+    with pytest.raises(ProblemError, match="'mine' and 'other' have different bounds"):
+        frontier_figure([curve(), curve("other", **fields)], title="t")
+
+
+def test_no_frontier_is_refused() -> None:
+    with pytest.raises(ProblemError, match="expected at least one"):
+        frontier_figure([], title="t")
+
+
+@pytest.mark.parametrize("points", [(), ((1, 5), (1, 4)), ((1, 5), (2, 6)), ((2, 5), (1, 4))])
+def test_points_that_are_no_frontier_are_refused(points: tuple[Point, ...]) -> None:
+    for name in ("points", "bound"):
+        with pytest.raises(ProblemError, match=f"curve 'mine': {name} are"):
+            curve(**{name: points})
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG\r\n")])
+def test_pictures_are_files_and_the_same_every_time(
+    tmp_path: Path, suffix: str, start: bytes
+) -> None:
+    before = dict(mpl.rcParams)
+    target = tmp_path / f"frontier{suffix}"
+    draw_frontiers([curve(), curve("other", worse=2)], target, title="t")
+    first = target.read_bytes()
+    assert first.startswith(start)
+    draw_frontiers([curve(), curve("other", worse=2)], str(target), title="t")
+    assert target.read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == [target.name]
+    assert dict(mpl.rcParams) == before
+
+
+def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match=r"expected \.svg or \.png"):
+        draw_frontiers([curve()], tmp_path / "frontier.pdf", title="t")
+    with pytest.raises(PlanError, match="cannot be written"):
+        draw_frontiers([curve()], tmp_path / "missing" / "frontier.svg", title="t")

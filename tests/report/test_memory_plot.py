@@ -1,0 +1,209 @@
+"""Pictures of a step: files, and labels that do not collide."""
+
+from __future__ import annotations
+
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
+from torch import nn
+
+import remat
+from remat.errors import PlanError, ProblemError
+from remat.graph.lifetimes import Kind
+from remat.graph.liveness import Lifetime, Timeline, own_outputs, timeline
+from remat.report.memory_plot import draw_step, fillings, step_figure
+from tests.graphs import joint_of
+
+LONG = (
+    "a_file_with_quite_a_long_name.py:12345 " + "result = combine(everything, with_everything) " * 4
+)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(self.norm(x))
+        h = nn.functional.gelu(h)
+        return x + self.down(h)
+
+
+def stack(layers: int, budget: float = 0.5, batch: int = 8) -> remat.Plan:
+    """A plan for a stack of residual blocks."""
+    model = nn.Sequential(*(Block() for _ in range(layers)))
+    return remat.plan(joint_of(model, torch.randn(batch, 16)), budget, "greedy")
+
+
+def step_of(plan: remat.Plan) -> Timeline:
+    return timeline(plan.forward, plan.backward, own_outputs(plan.forward))
+
+
+def made_up(peak_at: int, boundary: int, moments: int = 40, lines: int = 12) -> Timeline:
+    """A step that peaks where it is told to, with many lines that are too long."""
+    alive = [
+        Lifetime(
+            node="parameter", nbytes=10**9, kind=Kind.INPUT, source="", first=0, last=moments - 1
+        )
+    ]
+    kinds = [Kind.SAVED, Kind.TEMPORARY, Kind.OUTPUT, Kind.GRADIENT, Kind.TANGENT]
+    alive += [
+        Lifetime(
+            node=f"value_{i}",
+            nbytes=10**8 - i,
+            kind=kinds[i % len(kinds)],
+            source=f"{i}{LONG}",
+            first=peak_at,
+            last=peak_at,
+        )
+        for i in range(lines)
+    ]
+    names = tuple(f"a_node_with_a_name_that_goes_on_and_on_and_on_{i}" for i in range(moments))
+    return Timeline(moments=names, boundary=boundary, lifetimes=tuple(alive))
+
+
+def collisions(figure: Figure) -> list[str]:
+    """Texts of a figure that overlap one another or stick out of it."""
+    FigureCanvasAgg(figure).draw()
+    beyond = _labels_not_drawn(figure)
+    shown = [
+        (t.get_text(), t.get_window_extent())
+        for t in figure.findobj(Text)
+        if isinstance(t, Text) and t not in beyond and t.get_text().strip()
+    ]
+    assert len(shown) > 10
+    found = [f"{a!r} and {b!r}" for (a, x), (b, y) in combinations(shown, 2) if _overlap(x, y) > 1]
+    page = figure.bbox
+    found += [
+        f"{text!r} sticks out"
+        for text, box in shown
+        if box.x0 < page.x0 or box.x1 > page.x1 or box.y0 < page.y0 or box.y1 > page.y1
+    ]
+    return found
+
+
+def _labels_not_drawn(figure: Figure) -> set[Text]:
+    """Labels of ticks beyond the end of their axis, or of an axis that is off."""
+    found: set[Text] = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = axis.get_view_interval()
+            found |= {
+                tick.label1
+                for tick in axis.get_major_ticks()
+                if not axes.axison or not low <= tick.get_loc() <= high
+            }
+    return found
+
+
+def _overlap(a: Bbox, b: Bbox) -> float:
+    shared = Bbox.intersection(a, b)
+    return 0.0 if shared is None else float(shared.width * shared.height)
+
+
+@pytest.mark.parametrize(("layers", "budget"), [(1, 1), (3, 0.5), (80, 0.2)])
+def test_labels_do_not_collide(layers: int, budget: float) -> None:
+    plan = stack(layers, budget)
+    figure = step_figure(step_of(plan), title=plan.graph, saved_budget=plan.capacity)
+    assert collisions(figure) == []
+
+
+@pytest.mark.parametrize("peak_at", [0, 13, 20, 39])
+@pytest.mark.parametrize("boundary", [1, 20, 39])
+def test_labels_do_not_collide_wherever_the_peak_is(peak_at: int, boundary: int) -> None:
+    step = made_up(peak_at, boundary)
+    figure = step_figure(
+        step, title=LONG, saved_budget=10**9, peak_budget=int(1.05 * step.peak.nbytes)
+    )
+    assert collisions(figure) == []
+
+
+def test_a_collision_is_found() -> None:
+    figure = step_figure(made_up(20, 20), title="two titles")
+    figure.text(0.075, 0.945, "in one place")
+    assert collisions(figure) == ["'two titles' and 'in one place'"]
+
+
+def texts(figure: Figure) -> list[str]:
+    return [t.get_text() for t in figure.findobj(Text) if isinstance(t, Text)]
+
+
+def test_the_picture_says_what_the_plan_says() -> None:
+    plan = stack(3)
+    step = step_of(plan)
+    shown = texts(step_figure(step, title="a title", saved_budget=plan.capacity))
+    assert "a title" in shown
+    assert any(t.startswith("peak ") and step.peak.node in t for t in shown)
+    assert any("budget: " in t for t in shown)
+    assert any("test_memory_plot.py:" in t and "gelu" in t for t in shown)
+
+
+def test_a_budget_far_above_the_picture_is_left_out() -> None:
+    shown = texts(step_figure(made_up(20, 20), title="t", saved_budget=10**12, peak_budget=10**12))
+    assert not any("budget" in t for t in shown)
+
+
+def test_a_long_step_keeps_its_peak() -> None:
+    """The peak lasts for one of 50,000 moments; every column shows its highest moment."""
+    step = made_up(31_415, 20_000, moments=50_000)
+    axes = step_figure(step, title="t").axes[0]
+    tops = [path.vertices[:, 1].max() for c in axes.collections for path in c.get_paths()]
+    assert max(tops) * 2**30 == pytest.approx(step.peak.nbytes)
+
+
+def test_what_fills_the_peak_is_grouped_by_line() -> None:
+    plan = stack(5, 1, batch=512)
+    step = step_of(plan)
+    found = fillings(step)
+    assert sum(f.nbytes for f in found) == step.peak.nbytes
+    assert [f.nbytes for f in found] == sorted((f.nbytes for f in found), reverse=True)
+    (parameters,) = (f for f in found if f.kind is Kind.INPUT)
+    assert (parameters.source, parameters.count) == ("parameters and inputs", 5 * 6 + 1)
+    assert max(f.count for f in found if f.kind is Kind.SAVED) >= 5
+
+
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG\r\n")])
+def test_plans_draw_themselves(tmp_path: Path, suffix: str, start: bytes) -> None:
+    before = dict(mpl.rcParams)
+    plan, target = stack(2), tmp_path / f"plan{suffix}"
+    plan.plot(target)
+    first = target.read_bytes()
+    assert first.startswith(start)
+    plan.plot(str(target))
+    assert target.read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == [target.name]
+    assert dict(mpl.rcParams) == before
+
+
+def test_other_suffixes_are_refused(tmp_path: Path) -> None:
+    for name in ("plan.pdf", "plan"):
+        with pytest.raises(ProblemError, match=r"its suffix is '(\.pdf)?'; expected .svg or .png"):
+            draw_step(made_up(1, 2), tmp_path / name, title="t")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
+        draw_step(made_up(1, 2), tmp_path / "missing" / "plan.svg", title="t")
+
+
+def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PlanError, match=r"pip install 'remat\[plot\]'"):
+        draw_step(made_up(1, 2), tmp_path / "plan.svg", title="t")
+
+
+def test_a_plan_from_a_file_cannot_be_drawn(tmp_path: Path) -> None:
+    plan = remat.Plan.from_json(stack(1).to_json())
+    with pytest.raises(PlanError, match="has no modules"):
+        plan.plot(tmp_path / "plan.svg")

@@ -1,0 +1,134 @@
+"""Measured memory: the tracker counted by hand, and the simulation against it, byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import remat
+from benchmarks.models import build
+from remat.errors import CaptureError, ProblemError
+from remat.graph.sizes import Sizes
+from remat.running.measure import Measured, StorageTracker, measure_step
+from tests.passes.programs import SIZE, Model, Program, programs
+
+
+def compiled(model: Any, budget: float) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(
+        model, backend="remat", options={"budget": budget, "lower": "eager", "solver": "greedy"}
+    )
+
+
+def unused_bytes(plan: remat.Plan, measured: Measured) -> int:
+    """Bytes of inputs that the graph does not have, because the step does not read them."""
+    taken = Sizes().of_all(n for n in plan.forward.graph.nodes if n.op == "placeholder")
+    return measured.input_bytes - sum(taken.values())
+
+
+def test_the_tracker_counts_storages_not_tensors() -> None:
+    a = torch.ones(4, 4)
+    tracker = StorageTracker()
+    tracker.add(a)
+    tracker.add(a.T)
+    assert tracker.current == 64
+    with tracker:
+        b = a + 1  # 128
+        c = b[0]  # a view
+        d = (c * 2).sum()  # 144, then 148; the product goes: 132
+        assert tracker.current == 64 + 64 + 4
+        assert tracker.peak == 64 + 64 + 16 + 4
+        del b
+        assert tracker.current == 64 + 64 + 4  # its view keeps the storage
+        del c
+        assert tracker.current == 64 + 4
+        big, rest = torch.zeros(8, 8).sort(dim=1)  # floats and indices
+        assert tracker.peak == 64 + 4 + 256 + 256 + 512
+    assert tracker.where == "aten.sort.default"
+    del big, rest, d
+    assert tracker.current == 64
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "checkpointed", "mutated_buffer", "randn_like"])
+@pytest.mark.parametrize("budget", [0.1, 0.8])
+def test_the_simulated_peak_is_the_measured_one(name: str, budget: float) -> None:
+    step = build(name)
+    measured = measure_step(compiled(step.model, budget), step.args, step.kwargs)
+    plan = remat.plans()[-1]
+    assert unused_bytes(plan, measured) == 0
+    assert plan.peak_bytes == measured.peak_bytes
+    assert measured.by == "storages"
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(program=programs(), budget=st.floats(0, 1, width=16))
+def test_the_simulated_peak_of_random_programs(program: Program, budget: float) -> None:
+    torch.manual_seed(0)
+    model = Model(program)
+    measured = measure_step(compiled(model, budget), (torch.randn(SIZE, SIZE),))
+    plan = remat.plans()[-1]
+    assert plan.peak_bytes == measured.peak_bytes - unused_bytes(plan, measured)
+
+
+def test_the_peak_in_forward_is_told_apart() -> None:
+    """Forward makes a large matrix that backward does not need; backward is small."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() + torch.zeros(64, 64).add(1).mean()
+
+    x = torch.ones(2, requires_grad=True)
+    measured = measure_step(f, (x,))
+    assert measured.forward_peak_bytes == measured.peak_bytes
+    assert measured.peak_bytes >= 8 + 2 * 4 * 64 * 64
+    assert measured.input_bytes == 8
+
+
+def test_the_allocator_sees_inside_operators() -> None:
+    step = build("resnet")
+    f = compiled(step.model, 1)
+    storages = measure_step(f, step.args, step.kwargs, by="storages")
+    allocator = measure_step(f, step.args, step.kwargs, by="allocator")
+    assert (storages.by, allocator.by) == ("storages", "allocator")
+    assert allocator.input_bytes == storages.input_bytes
+    assert storages.peak_bytes <= allocator.peak_bytes < 1.5 * storages.peak_bytes
+    assert storages.forward_peak_bytes <= allocator.forward_peak_bytes
+
+
+def test_measuring_leaves_the_model_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    x = torch.randn(3, 4)
+    model(x).sum().backward()
+    gradient = model[0].weight.grad
+    assert gradient is not None
+    kept = gradient.clone()
+    buffers = {k: b.clone() for k, b in model.named_buffers()}
+    state = torch.get_rng_state()
+    measure_step(model, (x,))
+    assert model[0].weight.grad is gradient
+    assert torch.equal(gradient, kept)
+    assert all(torch.equal(b, buffers[k]) for k, b in model.named_buffers())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_is_resident_counts() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().sum()
+
+    x, other = torch.ones(4, requires_grad=True), torch.ones(100)
+    alone, both = measure_step(f, (x,)), measure_step(f, (x,), resident=(other,))
+    assert both.peak_bytes - alone.peak_bytes == 400
+
+
+def test_a_step_without_backward_is_refused() -> None:
+    with pytest.raises(CaptureError, match="no output of the step requires a gradient"):
+        measure_step(torch.sin, (torch.ones(2),))
+
+
+def test_an_unknown_way_is_refused() -> None:
+    with pytest.raises(ProblemError, match="'storages' or 'allocator' for a step on cpu"):
+        measure_step(torch.sin, (torch.ones(2, requires_grad=True),), by="guess")

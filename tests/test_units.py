@@ -1,0 +1,187 @@
+"""Budgets as users write them."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat.errors import BudgetError
+from remat.units import Budget, Peak, format_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "share", "nbytes"),
+    [
+        (0, 0.0, None),
+        (1, 1.0, None),
+        (0.3, 0.3, None),
+        (1.0, 1.0, None),
+        (np.float32(0.5), 0.5, None),
+        (2, None, 2),
+        (np.int64(4096), None, 4096),
+        (10**15, None, 10**15),
+        ("0.25", 0.25, None),
+        ("1", 1.0, None),
+        ("4096", None, 4096),
+        ("8GiB", None, 8 * 2**30),
+        ("8 gib", None, 8 * 2**30),
+        (" 512MB ", None, 512 * 10**6),
+        ("1.5KiB", None, 1536),
+        (".5kB", None, 500),
+        ("0.1TiB", None, 2**40 // 10),
+        ("1B", None, 1),
+    ],
+)
+def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) -> None:
+    assert Budget.parse(text) == Budget(share=share, nbytes=nbytes)
+    assert Budget.parse(Budget.parse(text)) == Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (math.nan, "nan"),
+        (math.inf, "a share above 1"),
+        (-math.inf, "-inf"),
+        (-0.5, "-0.5"),
+        (-3, "-3, which is negative"),
+        (1.5, "bytes are written as an int"),
+        (True, "True"),
+        (None, "NoneType"),
+        (1j, "complex"),
+        ([0.5], "list"),
+        ("8 bananas", "'bananas' is no unit of bytes"),
+        ("", "''"),
+        ("GiB", "'GiB'"),
+        ("-1GiB", "'-1GiB'"),
+        ("1e9", "'1e9'"),
+        ("nan", "'nan'"),
+        ("1.5", "a share above 1"),
+        ("8GiB8", "8GiB8"),
+    ],
+)
+def test_what_cannot_be_meant(text: Any, message: str) -> None:
+    with pytest.raises(BudgetError) as caught:
+        Budget.parse(text)
+    assert message in str(caught.value)
+    assert "8GiB" in str(caught.value), "the message says what can be written instead"
+
+
+@given(share=st.floats(0, 1), full=st.integers(0, 2**45), least=st.integers(0, 2**40))
+def test_a_share_is_never_exceeded_and_never_below_the_least(
+    share: float, full: int, least: int
+) -> None:
+    capacity = Budget.parse(share).capacity(full=full, least=least)
+    assert capacity >= least
+    assert capacity == least or capacity / full <= share
+    assert full == 0 or capacity >= full or (capacity + 1) / full > share, "not a byte is lost"
+    assert capacity >= int(Fraction(repr(share)) * full), "nor of the decimal as it is written"
+    assert Budget.parse(1.0).capacity(full=full, least=least) == max(full, least)
+    assert Budget.parse(0.0).capacity(full=full, least=least) == least
+
+
+def test_shares_are_taken_as_they_are_written() -> None:
+    for tenths in range(11):
+        assert Budget.parse(tenths / 10).capacity(full=10 * 2**20, least=0) == tenths * 2**20
+
+
+@pytest.mark.parametrize("item", [1, 2**33 + 1])
+def test_every_share_of_equal_tensors_is_that_many_of_them(item: int) -> None:
+    for n in range(1, 401):
+        for k in range(n + 1):
+            assert Budget.parse(k / n).capacity(full=n * item, least=0) == k * item, (k, n)
+
+
+@given(st.integers(0, 2**45), st.integers(1, 2**45), st.integers(1, 2**7))
+def test_the_share_of_any_bytes_is_those_bytes(part: int, whole: int, times: int) -> None:
+    part %= whole + 1
+    capacity = Budget.parse(part / whole).capacity(full=whole * times, least=0)
+    assert capacity == part * times
+
+
+@given(a=st.floats(0, 1), b=st.floats(0, 1), full=st.integers(0, 2**62))
+def test_a_larger_share_is_no_fewer_bytes(a: float, b: float, full: int) -> None:
+    small, large = (Budget.parse(x).capacity(full=full, least=0) for x in sorted((a, b)))
+    assert small <= large <= full
+    following = Budget.parse(min(1.0, math.nextafter(a, 2))).capacity(full=full, least=0)
+    assert Budget.parse(a).capacity(full=full, least=0) <= following
+
+
+@given(st.integers(2, 2**50), st.integers(0, 2**50))
+def test_bytes_below_the_least_are_refused_by_naming_it(nbytes: int, least: int) -> None:
+    budget = Budget.parse(nbytes)
+    if nbytes >= least:
+        assert budget.capacity(full=0, least=least) == nbytes
+    else:
+        with pytest.raises(BudgetError, match=f"at least {least} bytes"):
+            budget.capacity(full=2**60, least=least)
+
+
+@given(st.one_of(st.floats(0, 1), st.integers(2, 2**60)))
+def test_what_is_printed_reads_back(value: float | int) -> None:
+    budget = Budget.parse(value)
+    assert Budget.parse(str(budget)) == budget
+
+
+@pytest.mark.parametrize(
+    ("n", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (999 * 2**10, "999 KiB"),
+        (1023 * 2**10, "1023 KiB"),
+        (-1000 * 2**20, "-1000 MiB"),
+        (2**30, "1 GiB"),
+    ],
+)
+def test_bytes_for_people(n: int, text: str) -> None:
+    assert format_bytes(n) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "nbytes"),
+    [
+        ("peak:1GiB", 2**30),
+        ("PEAK: 1.5 KiB", 1536),
+        ("peak:4096", 4096),
+        ("peak:1", 1),
+        (Peak(10**9), 10**9),
+        (Peak(0), 0),
+        (Peak("40GiB"), 40 * 2**30),
+        (Peak("512MB"), 512 * 10**6),
+    ],
+)
+def test_peaks_that_can_be_read(written: Any, nbytes: int) -> None:
+    read = Budget.parse(written)
+    assert (read.peak_bytes, read.nbytes, read.share) == (nbytes, None, None)
+    assert Budget.parse(str(read)) == read
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, "0.5", -1, "", "8 bananas", None, True, "peak:1GiB", 1.5, [1]]
+)
+def test_peaks_that_cannot_be_meant(value: Any) -> None:
+    with pytest.raises(BudgetError, match="expected bytes: an int, or text like '40GiB'"):
+        Peak(value)
+
+
+@pytest.mark.parametrize("text", ["peak:", "peak:0.5", "peak:-1", "peak:peak:1GiB", "top:1GiB"])
+def test_texts_that_are_no_peak(text: str) -> None:
+    with pytest.raises(BudgetError):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "label"),
+    [(0.25, "0.25"), ("8GiB", "8 GiB"), (1500, "1.46 KiB"), ("peak:40GiB", "peak 40 GiB")],
+)
+def test_budgets_for_people(written: Any, label: str) -> None:
+    assert Budget.parse(written).label == label

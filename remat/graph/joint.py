@@ -14,7 +14,7 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.collection import without_collection
 from remat.graph.copying import Copier
-from remat.graph.memories import Memories
+from remat.graph.storages import Memories
 from remat.torch_compat import pytree
 
 
@@ -124,6 +124,11 @@ def split_outputs(
     described = leaves_of(descs) if descs is not None else [None] * len(values)
     n = joint.num_fwd_outputs
     return values[:n], values[n:], described[:n], described[n:]
+
+
+def is_input_mutation(desc: Any) -> bool:
+    """Whether a forward output is what AOTAutograd writes to an input after the step."""
+    return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
 
 
 def outputs_of(graph: fx.Graph) -> list[Any]:

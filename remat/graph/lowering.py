@@ -20,10 +20,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.index import GraphIndex
+from remat.graph.ownership import Storages
 from remat.graph.replays import Replays, is_element, is_read_uninitialised, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.source import located
-from remat.graph.storages import Storages, tensor_bytes
+from remat.graph.storages import tensor_bytes
 from remat.graph.writes import aliased_argument, is_destination
 from remat.solvers.graph_problem import GraphProblem
 

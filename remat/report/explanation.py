@@ -17,8 +17,8 @@ from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.lowering import must_recompute, must_save
 from remat.graph.replays import maker_of
-from remat.graph.sizes import Sizes
 from remat.graph.source import source_line
+from remat.graph.storages import Sizes
 from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
 from remat.units import format_bytes

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
 from remat.files import write_whole
-from remat.graph.lifetimes import Kind
-from remat.graph.liveness import Lifetime, Timeline
+from remat.graph.liveness import Lifetime, StorageKind, Timeline
 from remat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,11 +21,15 @@ if TYPE_CHECKING:
 #: Formats of a picture, by suffix.
 FORMATS = (".svg", ".png")
 #: The layers of the stack, from below: label, color, kinds.
-LAYERS: tuple[tuple[str, str, tuple[Kind, ...]], ...] = (
-    ("parameters and inputs", "#b9bec6", (Kind.INPUT,)),
-    ("saved for backward", "#2f5d9e", (Kind.SAVED,)),
-    ("outputs and gradients", "#4f9a6b", (Kind.OUTPUT, Kind.TANGENT, Kind.GRADIENT)),
-    ("temporary", "#e0913f", (Kind.TEMPORARY,)),
+LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
+    ("parameters and inputs", "#b9bec6", (StorageKind.INPUT,)),
+    ("saved for backward", "#2f5d9e", (StorageKind.SAVED,)),
+    (
+        "outputs and gradients",
+        "#4f9a6b",
+        (StorageKind.OUTPUT, StorageKind.TANGENT, StorageKind.GRADIENT),
+    ),
+    ("temporary", "#e0913f", (StorageKind.TEMPORARY,)),
 )
 #: Columns of the picture: a step with more moments is drawn by the highest moment of each column.
 _COLUMNS = 1200
@@ -51,7 +54,7 @@ class Filling:
     """
 
     source: str
-    kind: Kind
+    kind: StorageKind
     nbytes: int
     count: int
 
@@ -60,11 +63,13 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
     """What fills the peak of a step, by source line, most bytes first."""
     groups: dict[str, list[Lifetime]] = {}
     for alive in step.alive(step.peak_moment):
-        label = str(alive.kind) if alive.kind is Kind.INPUT else alive.source or str(alive.kind)
+        label = (
+            str(alive.kind) if alive.kind is StorageKind.INPUT else alive.source or str(alive.kind)
+        )
         groups.setdefault(label, []).append(alive)
     found = []
     for label, group in groups.items():
-        by_kind: dict[Kind, int] = {}
+        by_kind: dict[StorageKind, int] = {}
         for alive in group:
             by_kind[alive.kind] = by_kind.get(alive.kind, 0) + alive.nbytes
         found.append(
@@ -200,7 +205,7 @@ def _budget(
     axes: Axes, step: Timeline, scale: float, saved_budget: int | None, peak_budget: int | None
 ) -> None:
     """A line at each budget that is not far above the picture."""
-    resident = step.nbytes(Kind.INPUT)[0]
+    resident = step.nbytes(StorageKind.INPUT)[0]
     for nbytes, base, what in (
         (saved_budget, resident, "saved"),
         (peak_budget, 0, "alive at once"),

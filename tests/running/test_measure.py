@@ -13,7 +13,7 @@ from torch import nn
 import remat
 from benchmarks.models import build
 from remat.errors import CaptureError, ProblemError
-from remat.graph.sizes import Sizes
+from remat.graph.storages import Sizes
 from remat.running.measure import Measured, StorageTracker, measure_step
 from tests.passes.programs import SIZE, Model, Program, programs
 

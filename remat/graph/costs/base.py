@@ -21,7 +21,7 @@ from remat import torch_compat
 from remat.errors import ProblemError, RematError
 from remat.graph.costs.nested import bodies, nested_cost
 from remat.graph.index import GraphIndex
-from remat.graph.storages import Storages
+from remat.graph.ownership import Storages
 
 _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_report", default=None)
 

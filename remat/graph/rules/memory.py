@@ -11,13 +11,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
 from remat.graph.index import inputs_of
-from remat.graph.joint import split_outputs
+from remat.graph.joint import is_input_mutation, split_outputs
 from remat.graph.liveness import saved_storages
-from remat.graph.memories import Memories
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
-from remat.graph.sizes import Sizes
-from remat.graph.storages import is_input_mutation
+from remat.graph.storages import Memories, Sizes
 from remat.graph.writes import aliased_argument, is_destination, written_by
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.text.literals import IDENTIFIER, Reader, Writer
-from remat.graph.text.syntax import MAX_NAME, Source
-from remat.graph.text.value_reader import ValueReader
+from remat.graph.text.literals import Reader, Writer
+from remat.graph.text.syntax import IDENTIFIER, MAX_NAME, Source
+from remat.graph.text.values import ValueReader
 
 #: Constants of so many elements are written with their numbers; of others only the type is.
 MAX_CONSTANT = 64
@@ -40,16 +40,15 @@ def read_constant(
     numbers = literals.read(args[2])
     dense = fake.layout is torch.strided and all(type(s) is int for s in fake.shape)
     if not dense or fake.numel() > MAX_CONSTANT:
-        raise source.error(
-            args[2], "the numbers of such a tensor", f"those of {MAX_CONSTANT} elements at most"
-        )
+        expected = f"those of {MAX_CONSTANT} elements at most"
+        raise source.error(args[2], expected, "the numbers of such a tensor")
     try:
         flat = torch.tensor(numbers, dtype=fake.dtype, device="cpu")
     except (OverflowError, RuntimeError, TypeError, ValueError):
         flat = None
     if flat is None or flat.shape != fake.shape:
-        shape = tuple(fake.shape)
-        raise source.error(args[2], "these numbers", f"nested lists in the shape {shape}")
+        expected = f"nested lists in the shape {tuple(fake.shape)}"
+        raise source.error(args[2], expected, "these numbers")
     dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
     if fake.device.type == "cpu" and dense and not fake.requires_grad:
         return flat
@@ -63,7 +62,7 @@ def check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
     parts = name.split(".")
     good = len(name) <= MAX_NAME and all(map(IDENTIFIER.fullmatch, parts))
     if not good or name in taken or hasattr(fx.GraphModule, parts[0]):
-        raise source.error(node, f"the attribute {name[:60]!r}", "a name that is not taken")
+        raise source.error(node, "a name that is not taken", f"the attribute {name[:60]!r}")
     return name
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,11 @@ class Role(enum.Enum):
     FORWARD_SEED = "forward seed or offset"
     BACKWARD_SEED = "backward seed or offset"
     BACKWARD_STATE = "backward state"
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it is given to backward alone, so that what reads it belongs there."""
+        return self not in (Role.PRIMAL, Role.FORWARD_SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -129,6 +135,17 @@ def split_outputs(
 def is_input_mutation(desc: Any) -> bool:
     """Whether a forward output is what AOTAutograd writes to an input after the step."""
     return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
+
+
+def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Of some placeholders, those that AOTAutograd overwrites with outputs of forward when that has run."""
+    descs = [d for d in split_outputs(joint)[2] if is_input_mutation(d)]
+    mutated = {repr(d.mutated_input) for d in descs if hasattr(d, "mutated_input")}
+    return [
+        n
+        for n in (nodes if mutated else ())
+        if n.op == "placeholder" and repr(n.meta.get("desc")) in mutated
+    ]
 
 
 def outputs_of(graph: fx.Graph) -> list[Any]:

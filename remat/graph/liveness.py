@@ -119,7 +119,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
         backward: takes what was handed over and the tangents; returns gradients.
         num_fwd_outputs: how many of forward's outputs are its own.
     """
-    step = _Step(forward, backward, num_fwd_outputs)
+    step = _StepWalk(forward, backward, num_fwd_outputs)
     found = [
         Lifetime(
             node=node.name,
@@ -152,7 +152,7 @@ def simulate_peak(
         num_fwd_outputs: as for `timeline`.
         memories: the memory behind the fake values, as far as it is known.
     """
-    step = _Step(forward, backward, num_fwd_outputs, memories)
+    step = _StepWalk(forward, backward, num_fwd_outputs, memories)
     sums = _sums((x[2:] for x in step.lifetimes()), len(step.moments))
     return _peak(sums, step.moments, step.boundary)
 
@@ -201,7 +201,7 @@ def _peak(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> Pea
     return PeakMoment(nbytes=most, node=moments[moment], in_backward=moment >= boundary)
 
 
-class _Step:
+class _StepWalk:
     """One walk over both halves. Storages are told apart by the identity of the fake ones.
 
     A recomputed node has the fake value of its forward twin, so a key names one storage only within

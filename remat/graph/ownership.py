@@ -13,7 +13,7 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.index import GraphIndex
-from remat.graph.joint import JointGraph, Role, is_input_mutation, split_outputs
+from remat.graph.joint import JointGraph, Role, is_input_mutation, overwritten_after, split_outputs
 from remat.graph.roles import Roles, belongs_to_backward
 from remat.graph.storages import hint, storage_bytes
 from remat.graph.writes import aliased_arguments, is_destination, written_by
@@ -113,18 +113,8 @@ def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int
     for i, (node, plain) in enumerate(zip(index.nodes, index.plain, strict=True)):
         if not plain and ops.is_mutating(node) and not belongs_to_backward(node):
             mutated.update((owner[index.position[value]], i) for value in written_by(node))
-    descs = split_outputs(joint)[2]
-    if any(is_input_mutation(d) for d in descs):
-        by_desc = {
-            repr(node.meta.get("desc")): i
-            for i, node in enumerate(index.nodes)
-            if node.op == "placeholder" and node.meta.get("desc") is not None
-        }
-        for desc in descs:
-            if is_input_mutation(desc) and hasattr(desc, "mutated_input"):
-                at = by_desc.get(repr(desc.mutated_input))
-                if at is not None:
-                    mutated[owner[at]] = len(index)
+    for node in overwritten_after(joint, index.nodes):
+        mutated[owner[index.position[node]]] = len(index)
     return mutated
 
 

@@ -13,7 +13,7 @@ from remat.errors import ProblemError
 from remat.graph.storages import hint, storage_bytes, storage_key
 
 
-class Maker:
+class RealValues:
     """Makes real values out of fake ones; what shares memory still does."""
 
     def __init__(self, seed: int) -> None:

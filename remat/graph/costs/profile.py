@@ -107,7 +107,7 @@ class Profile(CostModel):
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
         """Which of these nodes were not measured, why, and whose cost stands in."""
         known = store(cache_path())
-        if not any(known.fallen.values()):
+        if not any(known.unmeasured.values()):
             return ()
         found: dict[str, None] = {}
         for node in nodes:
@@ -115,7 +115,7 @@ class Profile(CostModel):
                 continue
             request = self._request(node)
             environment = _environment(request.device)
-            reason = known.fallen[environment].get(request.key)
+            reason = known.unmeasured[environment].get(request.key)
             if reason is not None and request.key not in known.times[environment]:
                 found[f"{request.key}: {reason}; cost by {_fallback(request)}"] = None
         return tuple(found)
@@ -148,7 +148,7 @@ def _measure_all(known: Store, missing: Mapping[tuple[str, str], Request]) -> No
             report(f"timing {done + 1} of {len(missing)} operators: {request.target}")
             result = _measure(request)
             if isinstance(result, str):
-                known.fallen[environment][key] = result
+                known.unmeasured[environment][key] = result
             else:
                 fresh.setdefault(environment, {})[key] = result
             if time.monotonic() - flushed_s > _FLUSH_S:

@@ -122,7 +122,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
     ]
     devices = list(dict.fromkeys([*(s.device for s in specs), *results]))
     main = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-    told = [_tell(a) for a in args] + [f"{k}={_tell(v)}" for k, v in kwargs.items()]
+    written = [_text_of(a) for a in args] + [f"{k}={_text_of(v)}" for k, v in kwargs.items()]
     return Request(
         target=node.target,
         args=args,
@@ -131,7 +131,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         devices=tuple(devices),
         nbytes=sum(s.extent * s.dtype.itemsize for s in specs) + tensor_bytes(node.meta.get("val")),
         refusal=refusal,
-        key=f"{_name(node.target)}({', '.join(told)}) on {main.type}",
+        key=f"{_name(node.target)}({', '.join(written)}) on {main.type}",
     )
 
 
@@ -186,12 +186,12 @@ def _name(target: Any) -> str:
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}"
 
 
-def _tell(x: Any) -> str:
-    """An argument in text; floats by all their digits, and told from ints."""
+def _text_of(x: Any) -> str:
+    """An argument in text; floats by all their digits, and written from ints."""
     if isinstance(x, (list, tuple)):
-        return f"[{', '.join(map(_tell, x))}]"
+        return f"[{', '.join(map(_text_of, x))}]"
     if isinstance(x, dict):
-        return f"{{{', '.join(f'{k}: {_tell(v)}' for k, v in x.items())}}}"
+        return f"{{{', '.join(f'{k}: {_text_of(v)}' for k, v in x.items())}}}"
     if isinstance(x, torch.device):
         return x.type
     return str(x) if isinstance(x, TensorSpec) else repr(x)

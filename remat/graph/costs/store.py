@@ -36,18 +36,18 @@ class Store:
     Attributes:
         path: the file; None keeps everything in memory.
         times: what is known.
-        fallen: why a call was not measured, by environment and call; never written.
+        unmeasured: why a call was not measured, by environment and call; never written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.times: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        self.fallen: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self.unmeasured: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self._warned: set[str] = set()
 
     def lacks(self, environment: str, key: str) -> bool:
         """Whether a call was neither measured nor given up."""
-        return key not in self.times[environment] and key not in self.fallen[environment]
+        return key not in self.times[environment] and key not in self.unmeasured[environment]
 
     def load(self) -> None:
         """Takes in what the file holds by now."""

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
 from remat.graph.index import inputs_of
-from remat.graph.joint import is_input_mutation, split_outputs
+from remat.graph.joint import overwritten_after
 from remat.graph.liveness import saved_storages
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
@@ -79,7 +79,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
         for nodes in facts.special[1:]
     ]
     gone = {k: n for n, keys in writes[0].items() for k in keys}
-    gone |= {key(n): n for n in _mutated_by_the_runtime(facts)}
+    gone |= {key(n): n for n in overwritten_after(facts.split.joint, facts.halves[0])}
     if gone:
         last = _last_writes(facts, writes[0])
         for node in facts.halves[1]:
@@ -184,14 +184,3 @@ def _reordered(
                     side = "behind" if at < there else "before"
                     text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
                     yield Fault(text, (node, write))
-
-
-def _mutated_by_the_runtime(facts: Facts) -> list[fx.Node]:
-    """Inputs of forward that AOTAutograd overwrites after it, with what forward returns for them."""
-    descs = [d for d in split_outputs(facts.split.joint)[2] if is_input_mutation(d)]
-    mutated = {repr(getattr(d, "mutated_input", None)) for d in descs}
-    return [
-        n
-        for n in (facts.halves[0] if mutated else ())
-        if n.op == "placeholder" and repr(n.meta.get("desc")) in mutated
-    ]

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.text.literals import Reader, Writer
+from remat.graph.text.literals import ArgumentReader, ArgumentWriter
 from remat.graph.text.syntax import IDENTIFIER, MAX_NAME, Source
 from remat.graph.text.values import ValueReader
 
@@ -18,7 +18,7 @@ from remat.graph.text.values import ValueReader
 MAX_CONSTANT = 64
 
 
-def write_numbers(tensor: torch.Tensor, literals: Writer) -> str | None:
+def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
     """The numbers of a constant as nested lists; None where they are many, or not there."""
     real = getattr(tensor, "constant", None) if hasattr(tensor, "fake_mode") else tensor
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
@@ -31,7 +31,7 @@ def write_numbers(tensor: torch.Tensor, literals: Writer) -> str | None:
 
 
 def read_constant(
-    source: Source, values: ValueReader, literals: Reader, args: list[ast.expr]
+    source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
 ) -> torch.Tensor:
     """A constant: real where its numbers are written and it is as plain as that; else fake."""
     fake = values.constant(args[1])

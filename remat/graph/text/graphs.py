@@ -31,8 +31,14 @@ from remat.graph.text.annotations import (
 from remat.graph.text.attributes import check_name, owner_of, read_constant, write_numbers
 from remat.graph.text.expressions import Expressions
 from remat.graph.text.fakes import Fakes
-from remat.graph.text.header import Header, read_header, read_symbols, symbols_of, write_header
-from remat.graph.text.literals import SYMBOLIC, Reader, Writer, read_opaque, write_opaque
+from remat.graph.text.header import read_header, read_symbols, symbols_of, write_header
+from remat.graph.text.literals import (
+    SYMBOLIC,
+    ArgumentReader,
+    ArgumentWriter,
+    read_opaque,
+    write_opaque,
+)
 from remat.graph.text.syntax import (
     IDENTIFIER,
     MAX_NAME,
@@ -89,11 +95,11 @@ def _print(
     values = [v for n in module.graph.nodes for v in pytree.tree_leaves(n.meta.get("val"))]
     devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
     device = devices.most_common(1)[0][0] if devices else "cpu"
-    literals = Writer()
+    literals = ArgumentWriter()
     printer = _Printer(module, literals, ValueWriter(literals, torch.device(device), kind), sources)
     body = printer.lines(fields.get("num_fwd_outputs"))
     symbols = symbols_of(literals.symbols, _environment(values))
-    head = write_header(Header(kind=kind, name=name, device=device, fields=fields), symbols)
+    head = write_header(kind, name, device, fields, symbols)
     return "\n".join([*head, "", *body, ""])
 
 
@@ -110,7 +116,7 @@ class _Printer:
     """Writes one graph; subgraphs have printers of their own."""
 
     def __init__(
-        self, module: fx.GraphModule, literals: Writer, values: ValueWriter, sources: bool
+        self, module: fx.GraphModule, literals: ArgumentWriter, values: ValueWriter, sources: bool
     ) -> None:
         self._module = module
         self._literals = literals
@@ -234,8 +240,8 @@ def parse_joint(text: str) -> JointGraph:
         ProblemError: the text is no joint graph, cut off, too large, or has something in it that is
             not known; the message says where, what was found, and what was expected.
     """
-    header, module = _parse(text, "joint")
-    return JointGraph(graph_module=module, name=header.name, **header.fields)
+    name, fields, module = _parse(text, "joint")
+    return JointGraph(graph_module=module, name=name, **fields)
 
 
 def parse_graph(text: str) -> fx.GraphModule:
@@ -244,20 +250,20 @@ def parse_graph(text: str) -> fx.GraphModule:
     Raises:
         ProblemError: as with `parse_joint`.
     """
-    return _parse(text, "graph")[1]
+    return _parse(text, "graph")[2]
 
 
-def _parse(text: str, kind: str) -> tuple[Header, fx.GraphModule]:
+def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
     source = Source(text)
     first, second, *_ = *source.body, None, None
-    header, device = read_header(source, first, kind)
+    name, device, fields = read_header(source, first, kind)
     declared = read_symbols(source, second)
     fakes = Fakes(declared or ())
     values = ValueReader(source, fakes, Expressions(source, fakes.symbols), device, kind)
-    parser = _Parser(source, values, forward_outputs=header.fields.get("num_fwd_outputs"))
+    parser = _Parser(source, values, forward_outputs=fields.get("num_fwd_outputs"))
     # A graph may be read while another is compiled: fake values are made here, not by a mode.
     with torch_compat.disable_current_modes():
-        return header, parser.module(source.body[1 if declared is None else 2 :])
+        return name, fields, parser.module(source.body[1 if declared is None else 2 :])
 
 
 class _Parser:
@@ -283,7 +289,7 @@ class _Parser:
         self._forward_outputs = forward_outputs
         self._roles = ["placeholder"] if forward_outputs is None else list(_ROLES.values())
         self._left = [MAX_NODES] if left is None else left
-        self._literals = Reader(source, self._node_of, self._values.symbolic)
+        self._literals = ArgumentReader(source, self._node_of, self._values.symbolic)
         self._graph = fx.Graph()
         self._nodes: dict[str, fx.Node] = {}
         self._attributes: dict[str, Any] = {}

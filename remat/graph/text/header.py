@@ -6,7 +6,6 @@ import ast
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -15,30 +14,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat.graph.text.expressions import SYMBOL
 from remat.graph.text.fakes import Symbol
-from remat.graph.text.literals import Reader
+from remat.graph.text.literals import ArgumentReader
 from remat.graph.text.syntax import Source, call_name, quoted
 
 #: Version of the text form; a newer one is refused.
 VERSION = 1
 
 _WIDTH = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What is said about a graph as a whole.
-
-    Attributes:
-        kind: ``"joint"``, or ``"graph"`` for one half or any other graph.
-        name: what the graph is called.
-        fields: of a joint graph, what a `JointGraph` holds besides the graph.
-        device: where tensors lie that say nothing else.
-    """
-
-    kind: str
-    name: str
-    device: str = "cpu"
-    fields: Mapping[str, Any]
 
 
 def _is_count(value: Any) -> bool:
@@ -64,15 +46,25 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def write_header(header: Header, symbols: Iterable[Symbol]) -> list[str]:
-    """The lines of a head."""
-    parts = [quoted(header.name), f"version={VERSION}", f"device={quoted(header.device)}"]
-    for key, value in header.fields.items():
+def write_header(
+    kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
+) -> list[str]:
+    """The lines of a head.
+
+    Args:
+        kind: ``"joint"``, or ``"graph"`` for one half or any other graph.
+        name: what the graph is called.
+        device: where tensors lie that say nothing else.
+        fields: of a joint graph, what a `JointGraph` holds besides the graph.
+        symbols: what sizes are made of.
+    """
+    parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
+    for key, value in fields.items():
         if isinstance(value, str):
             parts.append(f"{key}={quoted(value)}")
         elif value != ():
             parts.append(f"{key}={_list(value) if isinstance(value, tuple) else value}")
-    lines = _call(header.kind, parts)
+    lines = _call(kind, parts)
     declared = [f"{s.name}={_write_symbol(s)}" for s in symbols]
     return lines + (_call("symbols", declared) if declared else [])
 
@@ -132,9 +124,11 @@ def _number(value: Any) -> int | float | None:
     return None
 
 
-def read_header(source: Source, node: ast.stmt | None, kind: str) -> tuple[Header, torch.device]:
-    """Reads the first statement of a text."""
-    literals = Reader(source)
+def read_header(
+    source: Source, node: ast.stmt | None, kind: str
+) -> tuple[str, torch.device, dict[str, Any]]:
+    """Name, device and fields of a graph, by the first statement of a text; see `write_header`."""
+    literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != kind:
         raise source.error(node, f'{kind}("name", version={VERSION}, …)', "the first statement")
@@ -159,7 +153,7 @@ def read_header(source: Source, node: ast.stmt | None, kind: str) -> tuple[Heade
             fields[key] = tuple(value) if isinstance(value, list) else value
             if not is_right(fields[key]):
                 raise source.error(given[key], expected, f"{key} as {{}}")
-    return Header(kind=kind, name=name, device=str(device), fields=fields), device
+    return name, device, fields
 
 
 def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:

@@ -96,7 +96,7 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
     return made
 
 
-class Writer:
+class ArgumentWriter:
     """Writes arguments.
 
     Attributes:
@@ -162,7 +162,7 @@ class Writer:
         return written_call(write_call(name), parts)
 
 
-class Reader:
+class ArgumentReader:
     """Reads arguments.
 
     Args:

@@ -24,8 +24,8 @@ from remat.graph.text.fakes import Fakes
 from remat.graph.text.literals import (
     CONSTANTS,
     SYMBOLIC,
-    Reader,
-    Writer,
+    ArgumentReader,
+    ArgumentWriter,
     read_opaque,
     write_opaque,
 )
@@ -101,7 +101,7 @@ class ValueWriter:
         graph: what the graph is called, with those around it: ``"joint.true_graph_0"``.
     """
 
-    def __init__(self, literals: Writer, device: torch.device, graph: str) -> None:
+    def __init__(self, literals: ArgumentWriter, device: torch.device, graph: str) -> None:
         self._literals = literals
         self._device = device
         self._graph = graph
@@ -233,7 +233,7 @@ class ValueReader:
         self._device = device
         self._graph = graph
         self._places: dict[str, torch.Tensor] = {}
-        self._literals = Reader(source, symbolic=self.symbolic)
+        self._literals = ArgumentReader(source, symbolic=self.symbolic)
 
     def nested(self, name: str) -> ValueReader:
         """A reader for a subgraph, whose values may share memory with those outside."""

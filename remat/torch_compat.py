@@ -3,19 +3,18 @@
 PyTorch moves and renames its private parts without notice. Here they stand in one place, so that a
 new version is one file to go through, and what a version lacks harms only what needs it: an
 unknown version runs until something is asked for that is not there, and the error then names it.
-Nothing of PyTorch is imported with this module.
-
-A name that is somewhere else in another version gets its other homes in the table, newest first.
-Attributes that PyTorch's objects keep to themselves stand behind small functions at the end.
+Nothing of PyTorch is imported with this module: the imports below are for type checkers, and say where
+to look. Attributes that PyTorch's objects keep to themselves stand behind small functions at the end.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import TorchVersionError
@@ -97,70 +96,25 @@ if TYPE_CHECKING:
     from torch.utils._traceback import CapturedTraceback
     from torch.xpu import _is_compiled as xpu_is_compiled
 
-#: Modules of PyTorch, by what they are called here.
-_MODULES = {
-    "descriptors": "torch._functorch._aot_autograd.descriptors",
-    "dynamo_config": "torch._dynamo.config",
-    "functorch_config": "torch._functorch.config",
-    "inductor_config": "torch._inductor.config",
-    "pytree": "torch.utils._pytree",
-    "rng_prims": "torch._prims.rng_prims",
-    "sympy_functions": "torch.utils._sympy.functions",
-}
-#: Names by the module that they stand in; what begins with an underscore is called without it here.
-_NAMES = {
-    "torch._C": (
-        "_current_graph_task_id _DisableAutocast DisableTorchFunction _get_dispatch_mode "
-        "_get_privateuse1_backend_name _jit_get_schemas_for_operator _TorchDispatchModeKey"
-    ),
-    "torch._dispatch.python": "enable_python_dispatcher",
-    "torch._dynamo.backends.common": "aot_autograd",
-    "torch._dynamo.utils": "counters",
-    "torch._functorch._aot_autograd.descriptors": (
-        "SavedForBackwardsAOTOutput SavedForBackwardsNoVcCheckAOTOutput"
-    ),
-    "torch._functorch._aot_autograd.utils": (
-        "get_default_generator make_boxed_func supports_graphsafe_rng"
-    ),
-    "torch._functorch.partitioners": (
-        "default_partition estimate_runtime min_cut_rematerialization_partition _size_of"
-    ),
-    "torch._guards": "active_fake_mode CompileContext TracingContext",
-    "torch._higher_order_ops.auto_functionalize": "get_mutable_args",
-    "torch._higher_order_ops.effects": "_get_effect",
-    "torch._inductor": "list_mode_options list_options",
-    "torch._inductor.compile_fx": "compile_fx compile_fx_inner",
-    "torch._inductor.custom_graph_pass": "CustomKnapsackSolver CustomPartitionerFn",
-    "torch._inductor.decomposition": "select_decomp_table",
-    "torch._inductor.runtime.cache_dir_utils": "cache_dir",
-    "torch._library.custom_ops": "CustomOpDef OPDEFS",
-    "torch._library.utils": "is_impure",
-    "torch._ops": "_higher_order_ops HigherOrderOperator OperatorBase OpOverload OpOverloadPacket",
-    "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode is_fake",
-    "torch.distributed.distributed_c10d": "_get_default_store",
-    "torch.fx._lazy_graph_module": "_make_graph_module _use_lazy_graph_module",
-    "torch.fx.experimental._backward_state": "BackwardState",
-    "torch.fx.graph": "_BoxedCodeGen",
-    "torch.utils._dtype_abbrs": "dtype_abbrs",
-    "torch.utils._python_dispatch": (
-        "_disable_current_modes is_traceable_wrapper_subclass "
-        "is_traceable_wrapper_subclass_type TorchDispatchMode"
-    ),
-    "torch.utils._sympy.numbers": "int_oo",
-    "torch.utils._sympy.value_ranges": "ValueRanges",
-    "torch.utils._traceback": "CapturedTraceback",
-}
-#: Where each name stands, as ``module:name``, or a module by itself. What stands elsewhere in another
-#: version has several homes, newest first, with a comment that says which version has which.
-HOMES: dict[str, tuple[str, ...]] = {
-    **{name: (module,) for name, module in _MODULES.items()},
-    **{
-        name.lstrip("_"): (f"{module}:{name}",)
-        for module, names in _NAMES.items()
-        for name in names.split()
-    },
-    "xpu_is_compiled": ("torch.xpu:_is_compiled",),
-}
+#: Where else a name stands, as ``module:name``, newest version first, with a comment that says which
+#: version has which.
+ELSEWHERE: dict[str, tuple[str, ...]] = {}
+
+
+def _homes() -> dict[str, tuple[str, ...]]:
+    """The homes of each name, the first of which is what the imports above say."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    return {
+        name: (f"{line.module}:{alias.name}", *ELSEWHERE.get(name, ()))
+        for line in block.body
+        if isinstance(line, ast.ImportFrom) and line.module != "torch"
+        for alias in line.names
+        for name in [alias.asname or alias.name]
+    }
+
+
+HOMES = _homes()
 
 #: Parts of PyTorch that register operators when they are imported, by namespace.
 REGISTERED_BY = {
@@ -190,8 +144,7 @@ def look_up(homes: tuple[str, ...]) -> Any:
     for home in homes:
         module, _, name = home.partition(":")
         try:
-            found = importlib.import_module(module)
-            return getattr(found, name) if name else found
+            return getattr(__import__(module, fromlist=[name]), name)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torch"):
                 raise  # a library that PyTorch itself needs: not a matter of its version

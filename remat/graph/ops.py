@@ -18,6 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import purity
+from remat.graph.structure import attribute_of
 from remat.graph.writes import written_places
 
 Target = Any
@@ -111,6 +112,13 @@ def packet(target: Target) -> Target:
 def name_of(target: Target) -> str:
     """The name of an operator without its namespace and overload, or of a function."""
     return str(getattr(packet(target), "__name__", ""))
+
+
+def text_of(target: Target) -> str:
+    """What is called, the same in every process: ``aten.mm.default``, ``_operator.getitem``."""
+    if isinstance(target, torch_compat.OperatorBase):
+        return str(target)
+    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 
 
 @functools.cache
@@ -299,12 +307,9 @@ def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
     if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
         return found
     for arg in node.all_input_nodes:
-        if arg.op == "get_attr":
-            sub: Any = owner
-            for part in str(arg.target).split("."):
-                sub = getattr(sub, part, None)
-            if isinstance(sub, fx.GraphModule):
-                found.append(sub)
+        sub = attribute_of(owner, arg.target) if arg.op == "get_attr" else None
+        if isinstance(sub, fx.GraphModule):
+            found.append(sub)
     return found
 
 

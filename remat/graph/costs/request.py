@@ -131,7 +131,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         devices=tuple(devices),
         nbytes=sum(s.extent * s.dtype.itemsize for s in specs) + tensor_bytes(node.meta.get("val")),
         refusal=refusal,
-        key=f"{_name(node.target)}({', '.join(written)}) on {main.type}",
+        key=f"{ops.text_of(node.target)}({', '.join(written)}) on {main.type}",
     )
 
 
@@ -178,12 +178,6 @@ def _refusal(node: fx.Node) -> str | None:
     ):
         return "it has effects beyond its result"
     return None
-
-
-def _name(target: Any) -> str:
-    if isinstance(target, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
-        return str(target)
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}"
 
 
 def _text_of(x: Any) -> str:

@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, Role, make_module, output_node, role_of
+from remat.graph.structure import attribute_of
 from remat.graph.text.annotations import (
     PARTS,
     number_regions,
@@ -157,9 +158,7 @@ class _Printer:
         if target in self._fetched:
             return []
         self._fetched.add(target)
-        value: Any = self._module
-        for name in target.split("."):
-            value = getattr(value, name, None)
+        value = attribute_of(self._module, target)
         if isinstance(value, fx.GraphModule):
             inner = _Printer(value, self._literals, self._values.nested(target), self._sources)
             body = (f"    {line}" if line else "" for line in inner.lines(None))

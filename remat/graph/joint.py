@@ -95,8 +95,13 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     return copied
 
 
-def make_module(owner: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    """A graph module over ``graph`` whose code is generated only when it is first called."""
+def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """A graph module over ``graph`` whose code is generated only when it is first called.
+
+    Args:
+        owner: holds what the graph fetches, or a dict of that by name.
+        graph: the graph.
+    """
     with torch_compat.use_lazy_graph_module(True):
         return torch_compat.make_graph_module(owner, graph)
 

@@ -35,6 +35,13 @@ def aliased_argument(node: fx.Node) -> fx.Node | None:
     return aliased_arguments((node,))[0]
 
 
+def root_of(node: fx.Node) -> fx.Node:
+    """The node that a node is a view of, or a view of a view, and so on; itself if it is none."""
+    while (base := aliased_argument(node)) is not None:
+        node = base
+    return node
+
+
 def aliased_arguments(nodes: Iterable[fx.Node]) -> list[fx.Node | None]:
     """For each node, `aliased_argument`; an operator's schema is read once, not once per node."""
     known: dict[int, tuple[Place, ...] | None] = {}  # by the identity of the target

@@ -16,7 +16,7 @@ from remat.graph.liveness import saved_storages
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
 from remat.graph.storages import Memories, Sizes
-from remat.graph.writes import aliased_argument, is_destination, written_by
+from remat.graph.writes import aliased_argument, is_destination, root_of, written_by
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
@@ -89,7 +89,8 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
                 k = key(read)
                 if k not in gone or is_destination(read, node):
                     continue
-                if _is_handed(read) and _is_behind(facts, node, last.get(k, len(facts.joint))):
+                is_handed = root_of(read).op == "placeholder"
+                if is_handed and _is_behind(facts, node, last.get(k, len(facts.joint))):
                     continue  # it reads what forward wrote, there as here
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
@@ -118,14 +119,6 @@ def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, 
     return last
 
 
-def _is_handed(node: fx.Node) -> bool:
-    """Whether a node of backward lies in memory that forward hands over."""
-    base: fx.Node | None = node
-    while base is not None:
-        node, base = base, aliased_argument(base)
-    return node.op == "placeholder"
-
-
 def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
     refilled = facts.split.refilled
     if not refilled:
@@ -134,7 +127,7 @@ def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
     gone = {key(n): n for n in facts.placeholders[0] if n.name in refilled}
     for node in facts.halves[1]:
         for read in inputs_of(node) if node.op == "call_function" else ():
-            if key(read) in gone and read not in written_by(node):
+            if key(read) in gone and not is_destination(read, node):
                 yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))
 
 
@@ -150,12 +143,9 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 
     def memory(node: fx.Node) -> Any:
         key = storage(node.meta.get("val"))
-        if key not in shared:
-            return node if key is None else key
-        base: fx.Node | None = node
-        while base is not None:
-            node, base = base, aliased_argument(base)
-        return node.name
+        if key in shared:
+            return root_of(node).name
+        return node if key is None else key
 
     return memory
 

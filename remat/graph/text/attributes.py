@@ -1,4 +1,4 @@
-"""What a graph fetches by name: constants and subgraphs, and the module that holds them."""
+"""What a graph fetches by name: constants, and which names it may have."""
 
 from __future__ import annotations
 
@@ -61,25 +61,9 @@ def check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
     name = source.string(node)
     parts = name.split(".")
     good = len(name) <= MAX_NAME and all(map(IDENTIFIER.fullmatch, parts))
-    if not good or name in taken or hasattr(fx.GraphModule, parts[0]):
+    above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))
+    good = good and all(x is None or isinstance(x, torch.nn.Module) for x in above)
+    good = good and not any(x == name or x.startswith(f"{name}.") for x in taken)
+    if not good or hasattr(fx.GraphModule, parts[0]):
         raise source.error(node, "a name that is not taken", f"the attribute {name[:60]!r}")
     return name
-
-
-def owner_of(attributes: Mapping[str, Any]) -> torch.nn.Module:
-    """A module that holds attributes, on submodules where their names are dotted."""
-    root = torch.nn.Module()
-    for target, value in attributes.items():
-        *path, name = target.split(".")
-        at = root
-        for part in path:
-            inner = getattr(at, part, None)
-            if not isinstance(inner, torch.nn.Module):
-                inner = torch.nn.Module()
-                at.add_module(part, inner)
-            at = inner
-        if isinstance(value, torch.nn.Module):
-            at.add_module(name, value)
-        else:
-            setattr(at, name, value)
-    return root

@@ -29,7 +29,7 @@ from remat.graph.text.annotations import (
     write_descriptor,
     write_marks,
 )
-from remat.graph.text.attributes import check_name, owner_of, read_constant, write_numbers
+from remat.graph.text.attributes import check_name, read_constant, write_numbers
 from remat.graph.text.expressions import Expressions
 from remat.graph.text.fakes import Fakes
 from remat.graph.text.header import read_header, read_symbols, symbols_of, write_header
@@ -314,7 +314,7 @@ class _Parser:
                         "subgraph(…)",
                     )
         self._outputs(last.value)
-        return make_module(owner_of(self._attributes), self._graph)  # type: ignore[arg-type]
+        return make_module(self._attributes, self._graph)
 
     def _node_of(self, node: ast.Name) -> fx.Node:
         found = self._nodes.get(node.id)

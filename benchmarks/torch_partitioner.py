@@ -24,7 +24,7 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
 from remat.graph.liveness import saved_storages
-from remat.graph.lowering import SavedKind, Lowered
+from remat.graph.lowering import Lowered, SavedKind
 from remat.passes.core.state import State
 from remat.solvers.graph_problem import Evaluation, evaluate
 

@@ -24,7 +24,7 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
 from remat.graph.liveness import saved_storages
-from remat.graph.lowering import Kind, Lowered
+from remat.graph.lowering import Lowered, SavedKind
 from remat.passes.core.state import State
 from remat.solvers.graph_problem import Evaluation, evaluate
 
@@ -171,7 +171,7 @@ def score(state: State, lowered: Lowered, split: Split) -> Score:
     Where PyTorch saves a view, its owner counts as saved: the view keeps the memory.
     """
     problem, storages = lowered.problem, state.storages
-    saved: set[int] = {i for i, k in enumerate(lowered.kind) if k is Kind.GENERATOR_STATE}
+    saved: set[int] = {i for i, k in enumerate(lowered.kind) if k is SavedKind.GENERATOR_STATE}
     for name in split.saved:
         at = state.index.by_name[name]
         for i in (lowered.of_position[storages.owner[at]], lowered.of_position[at]):
@@ -183,9 +183,9 @@ def score(state: State, lowered: Lowered, split: Split) -> Score:
         evaluation = evaluate(problem, saved)
     except ProblemError as error:
         illegal = str(error)
-        anything = tuple(k is Kind.VALUE for k in lowered.kind)
+        anything = tuple(k is SavedKind.VALUE for k in lowered.kind)
         evaluation = evaluate(replace(problem, recomputable=anything), saved)
-    states = (i for i in evaluation.saved if lowered.kind[i] is Kind.GENERATOR_STATE)
+    states = (i for i in evaluation.saved if lowered.kind[i] is SavedKind.GENERATOR_STATE)
     return Score(
         evaluation=evaluation, state_bytes=sum(problem.size[i] for i in states), illegal=illegal
     )

@@ -3,19 +3,18 @@
 PyTorch moves and renames its private parts without notice. Here they stand in one place, so that a
 new version is one file to go through, and what a version lacks harms only what needs it: an
 unknown version runs until something is asked for that is not there, and the error then names it.
-Nothing of PyTorch is imported with this module.
-
-A name that is somewhere else in another version gets its other homes in the table, newest first.
-Attributes that PyTorch's objects keep to themselves stand behind small functions at the end.
+Nothing of PyTorch is imported with this module: the imports below are for type checkers, and say where
+to look. Attributes that PyTorch's objects keep to themselves stand behind small functions at the end.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import TorchVersionError
@@ -97,84 +96,25 @@ if TYPE_CHECKING:
     from torch.utils._traceback import CapturedTraceback
     from torch.xpu import _is_compiled as xpu_is_compiled
 
-#: Where each name stands, as ``module:name``, or a module by itself. Several homes: by version,
-#: newest first, with a comment that says which version has which.
-HOMES: dict[str, tuple[str, ...]] = {
-    "BackwardState": ("torch.fx.experimental._backward_state:BackwardState",),
-    "BoxedCodeGen": ("torch.fx.graph:_BoxedCodeGen",),
-    "CapturedTraceback": ("torch.utils._traceback:CapturedTraceback",),
-    "CompileContext": ("torch._guards:CompileContext",),
-    "CustomKnapsackSolver": ("torch._inductor.custom_graph_pass:CustomKnapsackSolver",),
-    "CustomOpDef": ("torch._library.custom_ops:CustomOpDef",),
-    "CustomPartitionerFn": ("torch._inductor.custom_graph_pass:CustomPartitionerFn",),
-    "DisableAutocast": ("torch._C:_DisableAutocast",),
-    "DisableTorchFunction": ("torch._C:DisableTorchFunction",),
-    "FakeTensor": ("torch._subclasses.fake_tensor:FakeTensor",),
-    "FakeTensorMode": ("torch._subclasses.fake_tensor:FakeTensorMode",),
-    "HigherOrderOperator": ("torch._ops:HigherOrderOperator",),
-    "OPDEFS": ("torch._library.custom_ops:OPDEFS",),
-    "OpOverload": ("torch._ops:OpOverload",),
-    "OpOverloadPacket": ("torch._ops:OpOverloadPacket",),
-    "OperatorBase": ("torch._ops:OperatorBase",),
-    "SavedForBackwardsAOTOutput": (
-        "torch._functorch._aot_autograd.descriptors:SavedForBackwardsAOTOutput",
-    ),
-    "SavedForBackwardsNoVcCheckAOTOutput": (
-        "torch._functorch._aot_autograd.descriptors:SavedForBackwardsNoVcCheckAOTOutput",
-    ),
-    "TorchDispatchMode": ("torch.utils._python_dispatch:TorchDispatchMode",),
-    "TorchDispatchModeKey": ("torch._C:_TorchDispatchModeKey",),
-    "TracingContext": ("torch._guards:TracingContext",),
-    "ValueRanges": ("torch.utils._sympy.value_ranges:ValueRanges",),
-    "active_fake_mode": ("torch._guards:active_fake_mode",),
-    "aot_autograd": ("torch._dynamo.backends.common:aot_autograd",),
-    "cache_dir": ("torch._inductor.runtime.cache_dir_utils:cache_dir",),
-    "compile_fx": ("torch._inductor.compile_fx:compile_fx",),
-    "compile_fx_inner": ("torch._inductor.compile_fx:compile_fx_inner",),
-    "counters": ("torch._dynamo.utils:counters",),
-    "current_graph_task_id": ("torch._C:_current_graph_task_id",),
-    "default_partition": ("torch._functorch.partitioners:default_partition",),
-    "descriptors": ("torch._functorch._aot_autograd.descriptors",),
-    "disable_current_modes": ("torch.utils._python_dispatch:_disable_current_modes",),
-    "dtype_abbrs": ("torch.utils._dtype_abbrs:dtype_abbrs",),
-    "dynamo_config": ("torch._dynamo.config",),
-    "enable_python_dispatcher": ("torch._dispatch.python:enable_python_dispatcher",),
-    "estimate_runtime": ("torch._functorch.partitioners:estimate_runtime",),
-    "functorch_config": ("torch._functorch.config",),
-    "get_default_generator": ("torch._functorch._aot_autograd.utils:get_default_generator",),
-    "get_default_store": ("torch.distributed.distributed_c10d:_get_default_store",),
-    "get_dispatch_mode": ("torch._C:_get_dispatch_mode",),
-    "get_effect": ("torch._higher_order_ops.effects:_get_effect",),
-    "get_mutable_args": ("torch._higher_order_ops.auto_functionalize:get_mutable_args",),
-    "get_privateuse1_backend_name": ("torch._C:_get_privateuse1_backend_name",),
-    "higher_order_ops": ("torch._ops:_higher_order_ops",),
-    "inductor_config": ("torch._inductor.config",),
-    "int_oo": ("torch.utils._sympy.numbers:int_oo",),
-    "is_fake": ("torch._subclasses.fake_tensor:is_fake",),
-    "is_impure": ("torch._library.utils:is_impure",),
-    "is_traceable_wrapper_subclass": (
-        "torch.utils._python_dispatch:is_traceable_wrapper_subclass",
-    ),
-    "is_traceable_wrapper_subclass_type": (
-        "torch.utils._python_dispatch:is_traceable_wrapper_subclass_type",
-    ),
-    "jit_get_schemas_for_operator": ("torch._C:_jit_get_schemas_for_operator",),
-    "list_mode_options": ("torch._inductor:list_mode_options",),
-    "list_options": ("torch._inductor:list_options",),
-    "make_boxed_func": ("torch._functorch._aot_autograd.utils:make_boxed_func",),
-    "make_graph_module": ("torch.fx._lazy_graph_module:_make_graph_module",),
-    "min_cut_rematerialization_partition": (
-        "torch._functorch.partitioners:min_cut_rematerialization_partition",
-    ),
-    "pytree": ("torch.utils._pytree",),
-    "rng_prims": ("torch._prims.rng_prims",),
-    "select_decomp_table": ("torch._inductor.decomposition:select_decomp_table",),
-    "size_of": ("torch._functorch.partitioners:_size_of",),
-    "supports_graphsafe_rng": ("torch._functorch._aot_autograd.utils:supports_graphsafe_rng",),
-    "sympy_functions": ("torch.utils._sympy.functions",),
-    "use_lazy_graph_module": ("torch.fx._lazy_graph_module:_use_lazy_graph_module",),
-    "xpu_is_compiled": ("torch.xpu:_is_compiled",),
-}
+#: Where else a name stands, as ``module:name``, newest version first, with a comment that says which
+#: version has which.
+ELSEWHERE: dict[str, tuple[str, ...]] = {}
+
+
+def _homes() -> dict[str, tuple[str, ...]]:
+    """The homes of each name, the first of which is what the imports above say."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    return {
+        name: (f"{line.module}:{alias.name}", *ELSEWHERE.get(name, ()))
+        for line in block.body
+        if isinstance(line, ast.ImportFrom) and line.module != "torch"
+        for alias in line.names
+        for name in [alias.asname or alias.name]
+    }
+
+
+HOMES = _homes()
 
 #: Parts of PyTorch that register operators when they are imported, by namespace.
 REGISTERED_BY = {
@@ -204,8 +144,7 @@ def look_up(homes: tuple[str, ...]) -> Any:
     for home in homes:
         module, _, name = home.partition(":")
         try:
-            found = importlib.import_module(module)
-            return getattr(found, name) if name else found
+            return getattr(__import__(module, fromlist=[name]), name)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torch"):
                 raise  # a library that PyTorch itself needs: not a matter of its version

@@ -134,7 +134,7 @@ class PictureFile(OutputFile):
     """A file to draw to."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        from remat.report.memory_plot import FORMATS
+        from remat.report.pictures import FORMATS
 
         path = super().convert(value, param, ctx)
         if path.suffix.lower() not in FORMATS:

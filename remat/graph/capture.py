@@ -98,28 +98,21 @@ def capture(
     if not callable(model):
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
     args, kwargs = read_call(args, kwargs)
-    name = (
-        type(model).__name__
-        if isinstance(model, torch.nn.Module)
-        else getattr(model, "__name__", type(model).__name__)
-    )
+    name = getattr(model, "__name__", type(model).__name__)
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    from remat.torch_compat import FakeTensorMode
-
+    tensors = _tensors_of(model, args, kwargs)
     if run:
-        _check_numbers(name, _tensors_of(model, args, kwargs), fullgraph, device)
-    tensors = [t for t in _tensors_of(model, args, kwargs) if hasattr(t, "fake_mode")]
-    mode = (
-        tensors[0].fake_mode
-        if tensors
-        else FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    )
+        _check_numbers(name, tensors, fullgraph, device)
+    mode: Any = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
+    if mode is None:
+        mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target = None if device is None else fakeable(device)
     faked = _Copied() if run else _Faker(mode, target)
     sink: list[JointGraph] = []
     backend = _Backend(sink, lower, name, stop=fullgraph, run=run)
-    with _quiet_dynamo(), _generators_kept() if run else mode:
+    # A run leaves the generators of all devices as they were.
+    with _quiet_dynamo(), torch.random.fork_rng() if run else mode:
         fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
         fake_model = faked.module(model)
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
@@ -234,13 +227,6 @@ def _check_numbers(
         )
 
 
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    """Leaves the generators of all devices as they were."""
-    with torch.random.fork_rng():
-        yield
-
-
 def _dropped(_: torch.Tensor) -> None:
     """Packs what autograd saves: nothing is kept, as nothing runs backward."""
 
@@ -250,7 +236,7 @@ def _never(_: Any) -> torch.Tensor:
 
 
 class _Backend:
-    """The Dynamo backend that takes joint graphs down."""
+    """The Dynamo backend that records joint graphs."""
 
     def __init__(
         self, sink: list[JointGraph], lower: str, name: str, *, stop: bool, run: bool = False
@@ -268,9 +254,9 @@ class _Backend:
         compiled = self._compiled(module, inputs)
         if self._stop or len(self._sink) == before:
             return compiled
-        return self._watched(compiled, len(self._sink) - 1)
+        return self._noting_inputs(compiled, len(self._sink) - 1)
 
-    def _watched(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
+    def _noting_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
         """Notes at the first call which inputs are outputs of earlier graphs."""
 
         def run(*args: Any) -> Any:
@@ -281,10 +267,8 @@ class _Backend:
             )
             if received and not joint.received and primals == len(args):
                 self._sink[graph] = replace(joint, received=tuple(received))
-            if self._really:
-                with torch.autograd.graph.saved_tensors_hooks(_dropped, _never):
-                    out = compiled(*args)
-            else:
+            nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
+            with nothing_kept if self._really else contextlib.nullcontext():
                 out = compiled(*args)
             for k, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
                 if isinstance(value, torch.Tensor):
@@ -296,23 +280,17 @@ class _Backend:
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":
-            from remat.torch_compat import compile_fx
-
-            compiled: Any = compile_fx(
-                module,
-                inputs,
-                inner_compile=self._run_as_it_is,
-                config_patches={
-                    "custom_partitioner_fn": _taker()(self._take),
-                    "force_disable_caches": True,
-                },
+            patches = {
+                "custom_partitioner_fn": _partitioner_of(self._take),
+                "force_disable_caches": True,
+            }
+            compiled: Any = torch_compat.compile_fx(
+                module, inputs, inner_compile=self._run_as_it_is, config_patches=patches
             )
             return compiled  # type: ignore[no-any-return]
-        from remat.torch_compat import aot_autograd
-
-        backend = aot_autograd(
+        backend = torch_compat.aot_autograd(
             fw_compiler=self._run_as_it_is,
-            inference_compiler=self._infer,
+            inference_compiler=self._run_as_it_is,
             partition_fn=self._take,
             keep_inference_input_mutations=True,
         )
@@ -339,11 +317,8 @@ class _Backend:
         self._sink.append(joint)
         if self._stop:
             raise CapturedError
-        from remat.torch_compat import default_partition
-
-        copied = joint.copy().graph_module
-        return default_partition(
-            copied,
+        return torch_compat.default_partition(
+            joint.copy().graph_module,
             joint_inputs,
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=list(joint.static_inputs),
@@ -353,39 +328,28 @@ class _Backend:
         """Runs a graph on fake tensors: a capture computes shapes, no numbers."""
         if self._stop:
             raise NothingToDifferentiateError
-        from remat.torch_compat import make_boxed_func
-
-        return make_boxed_func(module.forward)
-
-    def _infer(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return self._run_as_it_is(module, inputs)
+        return torch_compat.make_boxed_func(module.forward)
 
 
-def _taker() -> Any:
-    """A custom partitioner class around a function; defined late, as Inductor is slow to import."""
-    from remat.torch_compat import CustomPartitionerFn
+def _partitioner_of(take: Callable[..., Any]) -> Any:
+    """A custom partitioner around a function; its class is made late, as Inductor is slow to import."""
 
-    class Taker(CustomPartitionerFn):
-        def __init__(self, take: Callable[..., Any]) -> None:
-            self._take = take
-
+    class Partitioner(torch_compat.CustomPartitionerFn):
         def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **kwargs: Any) -> Any:
-            return self._take(gm, joint_inputs, **kwargs)
+            return take(gm, joint_inputs, **kwargs)
 
         def uuid(self) -> None:
             return None
 
-    return Taker
+    return Partitioner()
 
 
 @contextlib.contextmanager
 def _quiet_dynamo() -> Iterator[None]:
     """Captures do not count as recompilations, and what a model logs is no graph break."""
-    from remat.torch_compat import dynamo_config as config
-
-    loggers = {
-        getattr(logging.Logger, n, None) for n in ("debug", "info", "warning", "warning_once")
-    }
+    config = torch_compat.dynamo_config
+    names = ("debug", "info", "warning", "warning_once")
+    loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
     with (
         warnings.catch_warnings(),
         _without_traces_of_operators(),
@@ -393,7 +357,7 @@ def _quiet_dynamo() -> Iterator[None]:
             recompile_limit=1_000_000,
             accumulated_recompile_limit=1_000_000,
             suppress_errors=False,
-            ignore_logging_functions={*config.ignore_logging_functions, *(loggers - {None})},
+            ignore_logging_functions={*config.ignore_logging_functions, *loggers},
         ),
     ):
         # Dynamo looks at .grad of what one graph hands to the next.

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.graph.memories import Memories
-from remat.graph.storages import storage_bytes, storage_key, tensor_bytes
+from remat.graph.storages import Memories, storage_bytes, storage_key, tensor_bytes
 from remat.graph.writes import aliased_arguments
 from remat.torch_compat import pytree
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.collection import without_collection
 from remat.graph.copying import Copier
-from remat.graph.memories import Memories
+from remat.graph.storages import Memories
 from remat.torch_compat import pytree
 
 
@@ -26,6 +27,11 @@ class Role(enum.Enum):
     FORWARD_SEED = "forward seed or offset"
     BACKWARD_SEED = "backward seed or offset"
     BACKWARD_STATE = "backward state"
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it is given to backward alone, so that what reads it belongs there."""
+        return self not in (Role.PRIMAL, Role.FORWARD_SEED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,8 +95,13 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     return copied
 
 
-def make_module(owner: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    """A graph module over ``graph`` whose code is generated only when it is first called."""
+def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.GraphModule:
+    """A graph module over ``graph`` whose code is generated only when it is first called.
+
+    Args:
+        owner: holds what the graph fetches, or a dict of that by name.
+        graph: the graph.
+    """
     with torch_compat.use_lazy_graph_module(True):
         return torch_compat.make_graph_module(owner, graph)
 
@@ -124,6 +135,22 @@ def split_outputs(
     described = leaves_of(descs) if descs is not None else [None] * len(values)
     n = joint.num_fwd_outputs
     return values[:n], values[n:], described[:n], described[n:]
+
+
+def is_input_mutation(desc: Any) -> bool:
+    """Whether a forward output is what AOTAutograd writes to an input after the step."""
+    return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
+
+
+def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Of some placeholders, those that AOTAutograd overwrites with outputs of forward when that has run."""
+    descs = [d for d in split_outputs(joint)[2] if is_input_mutation(d)]
+    mutated = {repr(d.mutated_input) for d in descs if hasattr(d, "mutated_input")}
+    return [
+        n
+        for n in (nodes if mutated else ())
+        if n.op == "placeholder" and repr(n.meta.get("desc")) in mutated
+    ]
 
 
 def outputs_of(graph: fx.Graph) -> list[Any]:

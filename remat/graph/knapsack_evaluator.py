@@ -1,8 +1,8 @@
-"""What a knapsack answer is worth on its graph, and where its frontier bends (SPEC B).
+"""What a knapsack answer is worth on its graph, and where its frontier bends.
 
-Names are those of PyTorch's ``KnapsackEvaluator``. Better: nothing is counted twice when the backward
-pass is accounted for, and the knee comes from one run over the whole frontier instead of a hundred
-solver runs.
+Names are those of ``torch/_functorch/_activation_checkpointing/knapsack_evaluator.py``. What differs:
+nothing is counted twice when the backward pass is accounted for, and the knee comes from one run over
+the whole frontier instead of a hundred solver runs.
 """
 
 from __future__ import annotations

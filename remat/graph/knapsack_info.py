@@ -1,6 +1,6 @@
-"""Views of a joint graph around its knapsack candidates (SPEC B).
+"""Views of a joint graph around its knapsack candidates.
 
-Class and method names are those of PyTorch's ``GraphInfoProvider``, which people know; what differs:
+Names are those of ``torch/_functorch/_activation_checkpointing/graph_info_provider.py``. What differs:
 every view keeps the order of the graph, so that nothing depends on hash seeds, and an edge of the
 contracted view stands for a path on which no other candidate lies.
 """

@@ -20,15 +20,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.index import GraphIndex
+from remat.graph.ownership import Storages
 from remat.graph.replays import Replays, is_element, is_read_uninitialised, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.source import located
-from remat.graph.storages import Storages, tensor_bytes
+from remat.graph.storages import tensor_bytes
 from remat.graph.writes import aliased_argument, is_destination
 from remat.solvers.graph_problem import GraphProblem
 
 
-class Kind(enum.Enum):
+class SavedKind(enum.Enum):
     """What saving a node of the problem means."""
 
     VALUE = "value"
@@ -49,36 +50,37 @@ class Lowered:
     """
 
     problem: GraphProblem
-    kind: tuple[Kind, ...]
+    kind: tuple[SavedKind, ...]
     position: tuple[int, ...]
     of_position: tuple[int, ...]
 
     def priced(self, costs: Sequence[int], unit: str) -> Lowered:
         """The same problem under other costs, one for each position of the joint graph."""
         prices = (
-            costs[at] if kind is Kind.VALUE else 0
+            costs[at] if kind is SavedKind.VALUE else 0
             for kind, at in zip(self.kind, self.position, strict=True)
         )
         return replace(self, problem=self.problem.priced(tuple(prices), unit))
 
     def decision(self, saved: Iterable[int]) -> Decision:
         """Names what a set of saved problem nodes means in the joint graph."""
-        names: dict[Kind, list[str]] = {k: [] for k in Kind}
+        names: dict[SavedKind, list[str]] = {k: [] for k in SavedKind}
         for i in sorted(saved):
             names[self.kind[i]].append(self.problem.names[i].split(":")[0])
         return Decision(
-            saved=tuple(names[Kind.VALUE]),
-            snapshots=tuple(names[Kind.SNAPSHOT]),
+            saved=tuple(names[SavedKind.VALUE]),
+            snapshots=tuple(names[SavedKind.SNAPSHOT]),
         )
 
     def saved_of(self, decision: Decision) -> tuple[int, ...]:
         """The saved problem nodes of a decision, with the generator states that it implies."""
-        wanted = {(Kind.VALUE, n) for n in decision.saved}
-        wanted |= {(Kind.SNAPSHOT, n) for n in decision.snapshots}
+        wanted = {(SavedKind.VALUE, n) for n in decision.saved}
+        wanted |= {(SavedKind.SNAPSHOT, n) for n in decision.snapshots}
         return tuple(
             i
             for i, kind in enumerate(self.kind)
-            if kind is Kind.GENERATOR_STATE or (kind, self.problem.names[i].split(":")[0]) in wanted
+            if kind is SavedKind.GENERATOR_STATE
+            or (kind, self.problem.names[i].split(":")[0]) in wanted
         )
 
 
@@ -129,10 +131,10 @@ def lower(
         if gone or (node.op == "placeholder" and i in storages.refilled):
             # As a destination of backward's own writes the input is handed over as it is.
             writes = _backward_uses(index, roles, i)[1]
-            of_position[i] = add(_Row(node.name, i, Kind.VALUE, save=writes))
+            of_position[i] = add(_Row(node.name, i, SavedKind.VALUE, save=writes))
             nbytes, name = tensor_bytes(index.values[i]), f"{node.name}:snapshot"
             source = (of_position[i],)
-            snapshot[i] = add(_Row(name, i, Kind.SNAPSHOT, source, nbytes=nbytes, save=True))
+            snapshot[i] = add(_Row(name, i, SavedKind.SNAPSHOT, source, nbytes=nbytes, save=True))
             continue
         reads: tuple[int, ...] = tuple([of_position[j] for j in index.inputs[i]])
         if snapshot:
@@ -140,12 +142,12 @@ def lower(
         random = not index.plain[i] and ops.is_random(node)
         if random and replays(node):
             nbytes, name = state_bytes(node), f"{node.name}:state"
-            reads += (add(_Row(name, i, Kind.GENERATOR_STATE, nbytes=nbytes, save=True)),)
+            reads += (add(_Row(name, i, SavedKind.GENERATOR_STATE, nbytes=nbytes, save=True)),)
         save, nbytes = _may_save(index, storages, tied, replays, i)
         again = _may_recompute(index, storages, tied, replays, i, random=random)
         forward = roles.required_forward[i]
         of_position[i] = add(
-            _Row(node.name, i, Kind.VALUE, reads, costs[i], nbytes, save, again, forward)
+            _Row(node.name, i, SavedKind.VALUE, reads, costs[i], nbytes, save, again, forward)
         )
     needed: list[int] = []
     for i, at in enumerate(of_position):
@@ -157,25 +159,6 @@ def lower(
             needed += [at] if writes else []
         elif reads_value or writes:
             needed.append(at)
-    return _assemble(rows, needed, unit, of_position)
-
-
-class _Row(NamedTuple):
-    """One node of the problem, as it is built; what is not said does not hold, or is nothing."""
-
-    name: str
-    position: int
-    kind: Kind
-    reads: tuple[int, ...] = ()
-    price: int = 0
-    nbytes: int = 0
-    save: bool = False
-    again: bool = False
-    forward: bool = True
-
-
-def _assemble(rows: list[_Row], needed: list[int], unit: str, of_position: list[int]) -> Lowered:
-    """Turns rows into columns."""
     columns: Any = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
     names, position, kind, inputs, cost, size, savable, recomputable, in_forward = columns
     problem = GraphProblem(
@@ -190,6 +173,20 @@ def _assemble(rows: list[_Row], needed: list[int], unit: str, of_position: list[
         unit=unit,
     )
     return Lowered(problem=problem, kind=kind, position=position, of_position=tuple(of_position))
+
+
+class _Row(NamedTuple):
+    """One node of the problem, as it is built; what is not said does not hold, or is nothing."""
+
+    name: str
+    position: int
+    kind: SavedKind
+    reads: tuple[int, ...] = ()
+    price: int = 0
+    nbytes: int = 0
+    save: bool = False
+    again: bool = False
+    forward: bool = True
 
 
 def _backward_uses(index: GraphIndex, roles: Roles, i: int) -> tuple[bool, bool]:

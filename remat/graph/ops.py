@@ -18,23 +18,12 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import purity
+from remat.graph.structure import attribute_of
+from remat.graph.writes import written_places
 
 Target = Any
 
-#: Attention operators that draw random numbers only when asked to drop something, with the
-#: position and the name of the argument that says so.
-_DROPOUT_ARGUMENT = {
-    "_scaled_dot_product_flash_attention": (3, "dropout_p"),
-    "_scaled_dot_product_flash_attention_for_cpu": (3, "dropout_p"),
-    "_scaled_dot_product_efficient_attention": (5, "dropout_p"),
-    "_scaled_dot_product_cudnn_attention": (5, "dropout_p"),
-    "_flash_attention_forward": (7, "dropout_p"),
-    "_efficient_attention_forward": (7, "dropout_p"),
-    "scaled_dot_product_attention": (4, "dropout_p"),
-}
-
-
-#: Operators that overwrite their first argument wholly.
+#: Operators that look at no number of their first argument, only at its shape, or overwrite it wholly.
 _CONTENT_FREE = frozenset(
     [
         "bernoulli",
@@ -54,6 +43,10 @@ _CONTENT_FREE = frozenset(
         "new_ones",
         "new_full",
     ]
+)
+#: Operators that allocate memory without writing it.
+_UNINITIALISED = frozenset(
+    ["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted"]
 )
 
 
@@ -116,6 +109,18 @@ def packet(target: Target) -> Target:
     return target.overloadpacket if isinstance(target, torch_compat.OpOverload) else target
 
 
+def name_of(target: Target) -> str:
+    """The name of an operator without its namespace and overload, or of a function."""
+    return str(getattr(packet(target), "__name__", ""))
+
+
+def text_of(target: Target) -> str:
+    """What is called, the same in every process: ``aten.mm.default``, ``_operator.getitem``."""
+    if isinstance(target, torch_compat.OperatorBase):
+        return str(target)
+    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+
+
 @functools.cache
 def is_pointwise(target: Target) -> bool:
     """Whether any overload of the operator carries PyTorch's pointwise tag."""
@@ -142,12 +147,18 @@ def is_random_call(target: Target, args: Sequence[Any], kwargs: Mapping[str, Any
     """As `is_random`, for an operator that is called now; false for higher-order ones."""
     if not _is_seeded(target):
         return False
-    asked = _DROPOUT_ARGUMENT.get(str(getattr(packet(target), "__name__", "")))
-    if asked is None:
+    position = _dropout_position(target)
+    if position is None:
         return True
-    position, name = asked
-    p = kwargs.get(name, args[position] if len(args) > position else 0.0)
+    p = kwargs.get("dropout_p", args[position] if len(args) > position else 0.0)
     return not (isinstance(p, (int, float)) and p == 0)
+
+
+@functools.cache
+def _dropout_position(target: Target) -> int | None:
+    """Position of the argument that asks attention to drop something; None for other operators."""
+    names = [argument.name for argument in torch_compat.schema(target).arguments]
+    return names.index("dropout_p") if "dropout_p" in names else None
 
 
 @functools.cache
@@ -172,10 +183,10 @@ def _is_plain(target: Target) -> bool:
     return not (
         isinstance(target, torch_compat.HigherOrderOperator)
         or _is_seeded(target)
-        or _writes(target)
+        or written_places(target)
         or _is_impure(target)
         or _is_collective(target)
-        or _is_uninitialised(target)
+        or name_of(target) in _UNINITIALISED
     )
 
 
@@ -200,25 +211,15 @@ def is_opaque(node: fx.Node) -> bool:
 
 def opaque_operators(node: fx.Node) -> list[Target]:
     """The operators that nobody has declared among what a node runs; see `is_opaque`."""
-    found = [] if is_known(node.target) else [node.target]
-    if isinstance(node.target, torch_compat.HigherOrderOperator):
-        found += [op for op in called_operators(node) if not is_known(op)]
-        for inner in nested_nodes(node):
-            found += opaque_operators(inner)
-    return list(dict.fromkeys(found))
+    return [op for op in _operators_run(node) if not is_known(op)]
 
 
 def declared_operators(node: fx.Node) -> list[str]:
     """Names of the operators that a node runs and that are known by a declaration alone."""
     if node.op != "call_function":
         return []
-    targets = [node.target, *called_operators(node)]
-    found = [
-        purity.name_of(t) for t in targets if _is_declared(t) and not purity.speaks_for_itself(t)
-    ]
-    for inner in nested_nodes(node):
-        found += declared_operators(inner)
-    return found
+    run = (t for t in _operators_run(node) if not purity.speaks_for_itself(t))
+    return [purity.name_of(t) for t in run if _is_declared(t)]
 
 
 def declarations() -> list[str]:
@@ -251,33 +252,18 @@ def draws_in_order(node: fx.Node) -> bool:
 
 def is_uninitialised(node: fx.Node) -> bool:
     """Whether the node allocates memory without writing it."""
-    return _is_uninitialised(node.target)
-
-
-@functools.cache
-def _is_uninitialised(target: Target) -> bool:
-    name = getattr(packet(target), "__name__", "")
-    return name in (
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "empty_permuted",
-    )
+    return name_of(node.target) in _UNINITIALISED
 
 
 def ignores_content(node: fx.Node) -> bool:
     """Whether the node looks only at the shape of what it is given, not at the numbers."""
-    name = getattr(packet(node.target), "__name__", "")
+    name = name_of(node.target)
     return name.endswith("_like") or name in _CONTENT_FREE
 
 
 def is_collective(node: fx.Node) -> bool:
     """Whether every rank must run the node together: itself, or something in a graph that it calls."""
-    if isinstance(node.target, torch_compat.HigherOrderOperator):
-        return any(map(is_collective, nested_nodes(node)))
-    return _is_collective(node.target)
+    return any(_is_collective(call.target) for call in _calls(node))
 
 
 @functools.cache
@@ -287,14 +273,7 @@ def _is_collective(target: Target) -> bool:
 
 def is_mutating(node: fx.Node) -> bool:
     """Whether the node writes to one of its arguments."""
-    return _writes(node.target)
-
-
-@functools.cache
-def _writes(target: Target) -> bool:
-    return isinstance(target, torch_compat.OpOverload) and bool(
-        torch_compat.schema(target).is_mutable
-    )
+    return bool(written_places(node.target))
 
 
 def is_effectful(node: fx.Node) -> bool:
@@ -303,14 +282,13 @@ def is_effectful(node: fx.Node) -> bool:
     Random operators are told apart by `is_random`; waiting for a collective may be repeated. A
     higher-order operator also has the effects of the graphs it calls.
     """
-    if node.op != "call_function":
-        return False
+    return node.op == "call_function" and any(map(_has_effect, _calls(node)))
+
+
+def _has_effect(node: fx.Node) -> bool:
     if isinstance(node.target, torch_compat.HigherOrderOperator):
-        return (
-            node.target is torch.ops.higher_order.with_effects
-            or bool(node.is_impure(impure_random=False))
-            or any(map(is_effectful, nested_nodes(node)))
-        )
+        with_effects = torch.ops.higher_order.with_effects
+        return node.target is with_effects or bool(node.is_impure(impure_random=False))
     return _is_impure(node.target)
 
 
@@ -329,12 +307,9 @@ def subgraphs(node: fx.Node) -> list[fx.GraphModule]:
     if owner is None or not isinstance(node.target, torch_compat.HigherOrderOperator):
         return found
     for arg in node.all_input_nodes:
-        if arg.op == "get_attr":
-            sub: Any = owner
-            for part in str(arg.target).split("."):
-                sub = getattr(sub, part, None)
-            if isinstance(sub, fx.GraphModule):
-                found.append(sub)
+        sub = attribute_of(owner, arg.target) if arg.op == "get_attr" else None
+        if isinstance(sub, fx.GraphModule):
+            found.append(sub)
     return found
 
 
@@ -355,62 +330,71 @@ def nested_nodes(node: fx.Node) -> Iterator[fx.Node]:
         yield from (n for n in module.graph.nodes if n.op == "call_function")
 
 
-def _packets(namespace: Any, names: str) -> list[Target]:
-    return [p for p in (getattr(namespace, name, None) for name in names.split()) if p is not None]
-
-
 @functools.cache
 def default_taxonomy() -> OpTaxonomy:
     """The taxonomy of PyTorch's operators, the same in 2.13 to 2.15; the one instance that is extended."""
-    aten, prims = torch.ops.aten, torch.ops.prims
-    ops = OpTaxonomy()
-    ops.views.update(
-        _packets(
-            aten,
-            "squeeze unsqueeze alias view slice t transpose expand as_strided permute select split "
-            "split_with_sizes unbind detach diagonal unfold view_as_real view_as_complex _unsafe_view "
-            "reshape",
-        )
-    )
-    # `reshape` and `_unsafe_view` may copy: recomputing them is cheap, but they are no views.
-    ops.views.difference_update(_packets(aten, "reshape _unsafe_view"))
-    ops.views.update(_packets(prims, "broadcast_in_dim"))
-    ops.recomputable.update(
-        _packets(
-            aten,
-            "add sub div atan2 mul max min pow remainder fmod __and__ __or__ __xor__ __lshift__ "
-            "__rshift__ eq ne ge gt le lt abs bitwise_not ceil floor frac neg relu round silu trunc "
-            "log log10 log1p log2 lgamma exp expm1 erf erfc cos acos cosh sin asin sinh tan atan tanh "
-            "atanh sqrt rsqrt reciprocal sigmoid softplus threshold threshold_backward clamp where "
-            "lerp addcmul gelu gelu_backward sum mean _grad_sum_to_size sum_to_size amax to type_as "
-            "rsub _to_copy clone full_like var std _unsafe_view reshape broadcast_tensors "
-            "scalar_tensor ones new_zeros lift_fresh_copy lift_fresh arange triu var_mean isinf any "
-            "full zeros empty empty_like argmax maximum index gather zeros_like",
-        )
-    )
-    ops.recomputable.update(
-        _packets(
-            prims,
-            "div convert_element_type prepare_softmax_online var sum iota "
-            "_low_memory_max_pool_offsets_to_indices inductor_lookup_seed",
-        )
-    )
-    ops.recomputable.add(operator.getitem)
-    ops.recomputable.update(_symbol_operators())
-    ops.compute_intensive.update(
-        _packets(
-            aten,
-            "mm bmm addmm baddbmm convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn "
-            "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
-            "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
-            "_flash_attention_forward _efficient_attention_forward upsample_bilinear2d _scaled_mm "
-            "_grouped_mm",
-        )
-    )
-    ops.compute_intensive.update(
-        _packets(torch.ops.higher_order, "flex_attention flex_attention_backward")
-    )
-    return ops
+    known = {
+        field: {
+            getattr(namespace, name)
+            for namespace, names in (
+                (torch.ops.aten, aten),
+                (torch.ops.prims, prims),
+                (torch.ops.higher_order, higher_order),
+            )
+            for name in names.split()
+            if hasattr(namespace, name)
+        }
+        for field, (aten, prims, higher_order) in _KNOWN.items()
+    }
+    known["recomputable"].update([operator.getitem, *_symbol_operators()])
+    return OpTaxonomy(**known)
+
+
+#: By set of the taxonomy: operators of aten, of prims, and higher-order ones. `reshape` and
+#: `_unsafe_view` may copy: recomputing them is cheap, but they are no views.
+_KNOWN = {
+    "views": (
+        "squeeze unsqueeze alias view slice t transpose expand as_strided permute select split "
+        "split_with_sizes unbind detach diagonal unfold view_as_real view_as_complex",
+        "broadcast_in_dim",
+        "",
+    ),
+    "recomputable": (
+        "add sub div atan2 mul max min pow remainder fmod __and__ __or__ __xor__ __lshift__ "
+        "__rshift__ eq ne ge gt le lt abs bitwise_not ceil floor frac neg relu round silu trunc "
+        "log log10 log1p log2 lgamma exp expm1 erf erfc cos acos cosh sin asin sinh tan atan tanh "
+        "atanh sqrt rsqrt reciprocal sigmoid softplus threshold threshold_backward clamp where "
+        "lerp addcmul gelu gelu_backward sum mean _grad_sum_to_size sum_to_size amax to type_as "
+        "rsub _to_copy clone full_like var std _unsafe_view reshape broadcast_tensors "
+        "scalar_tensor ones new_zeros lift_fresh_copy lift_fresh arange triu var_mean isinf any "
+        "full zeros empty empty_like argmax maximum index gather zeros_like",
+        "div convert_element_type prepare_softmax_online var sum iota "
+        "_low_memory_max_pool_offsets_to_indices inductor_lookup_seed",
+        "",
+    ),
+    "compute_intensive": (
+        "mm bmm addmm baddbmm convolution convolution_backward mkldnn_rnn_layer _cudnn_rnn "
+        "_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu "
+        "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+        "_flash_attention_forward _efficient_attention_forward upsample_bilinear2d _scaled_mm "
+        "_grouped_mm",
+        "",
+        "flex_attention flex_attention_backward",
+    ),
+}
+
+
+def _calls(node: fx.Node) -> Iterator[fx.Node]:
+    """A call, and those in the graphs that it is given to call, however deep."""
+    yield node
+    for inner in nested_nodes(node):
+        yield from _calls(inner)
+
+
+def _operators_run(node: fx.Node) -> Iterable[Target]:
+    """Everything that a call runs: its operator, those it is given to call, those in its graphs."""
+    calls = _calls(node)
+    return dict.fromkeys(op for call in calls for op in (call.target, *called_operators(call)))
 
 
 def _symbol_operators() -> list[Callable[..., Any]]:

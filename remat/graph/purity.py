@@ -211,6 +211,12 @@ def overload_named(name: str) -> OpOverload:
     return found
 
 
+def overload_names(namespace: str, name: str) -> list[str]:
+    """Names of the overloads that the dispatcher knows of an operator, sorted; none: there is none."""
+    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{name}")
+    return sorted(s.overload_name or "default" for s in schemas)
+
+
 def _named(name: str) -> list[Any]:
     namespace, colons, rest = name.partition("::")
     base, _, overload = rest.partition(".")
@@ -220,8 +226,7 @@ def _named(name: str) -> list[Any]:
         )
     if namespace == "higher_order" and (found := torch_compat.higher_order_ops.get(rest)):
         return [found]
-    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{base}")
-    known = sorted(s.overload_name or "default" for s in schemas)
+    known = overload_names(namespace, base)
     if not known:
         raise ProblemError(
             f"no operator '{namespace}::{base}' is registered in this process; check the name, or "

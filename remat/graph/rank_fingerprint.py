@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat import torch_compat
+from remat.graph import ops
 from remat.graph.joint import JointGraph, role_of
 from remat.torch_compat import pytree
 
@@ -125,12 +125,7 @@ def _node(graph: Outline, i: int) -> str:
 def _reads(node: fx.Node, position: dict[fx.Node, int]) -> tuple[int, ...]:
     """Positions of what a node reads, repeats included, in the order of its arguments."""
     read: list[int] = []
-
-    def note(n: fx.Node) -> fx.Node:
-        read.append(position[n])
-        return n
-
-    fx.map_arg((node.args, node.kwargs), note)
+    fx.map_arg((node.args, node.kwargs), lambda n: read.append(position[n]))
     return tuple(read)
 
 
@@ -140,10 +135,7 @@ def _target(node: fx.Node) -> str:
         return role_of(node).value
     if node.op != "call_function":
         return f"{node.op} {node.target}"
-    target: Any = node.target
-    if isinstance(target, torch_compat.OperatorBase):
-        return str(target)
-    return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
+    return ops.text_of(node.target)
 
 
 def _gaps(node: fx.Node) -> str:

@@ -37,13 +37,13 @@ def refillable_inputs(joint: JointGraph) -> frozenset[str]:
             role = role_of(node)
             if role is Role.PRIMAL and node not in static and _is_refillable(node):
                 base[node] = node
-            elif role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE):
+            elif role.in_backward:
                 late.add(node)
             continue
         read = inputs_of(node)
         if belongs_to_backward(node) or not late.isdisjoint(read):
             late.add(node)
-            if not _looks_at_sizes(node):
+            if not ops.name_of(node.target).startswith("sym_"):  # sizes are not what is refilled
                 saved.update(base[n] for n in read if n in base)
         elif viewed in base:
             base[node] = base[viewed]
@@ -67,8 +67,3 @@ def _is_refillable(node: fx.Node) -> bool:
     desc = node.meta.get("desc")
     owned = desc is not None and (desc.is_param() or desc.is_buffer())
     return not owned and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _looks_at_sizes(node: fx.Node) -> bool:
-    """Whether a node reads no number of its argument: sizes are not what is refilled."""
-    return str(getattr(ops.packet(node.target), "__name__", "")).startswith("sym_")

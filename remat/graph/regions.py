@@ -20,7 +20,7 @@ from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
 from remat.graph.lowering import check_may_run_again
-from remat.graph.replays import maker_of
+from remat.graph.replays import is_element, maker_of
 from remat.graph.storages import storage_key
 from remat.graph.writes import aliased_argument
 from remat.torch_compat import pytree
@@ -100,7 +100,7 @@ def _separate(call: fx.Node, region: fx.GraphModule) -> None:
     values = call.meta["val"] = _own_values(call, given, returned)
     elements: dict[int, fx.Node] = {}
     for user in list(call.users):
-        if getattr(user.target, "__name__", "") == "getitem":
+        if is_element(user):
             k: Any = user.args[1]
             user.meta["val"] = values[k]
             elements[k] = user

@@ -38,7 +38,7 @@ class Roles:
 
 
 def classify(joint: JointGraph, index: GraphIndex) -> Roles:
-    """Classifies the nodes of a joint graph (SPEC A1).
+    """Classifies the nodes of a joint graph, as ``torch/_functorch/partitioners.py`` does.
 
     A random operator or an effect that the user's forward performs is required by forward even if
     nothing reads it, so that the random stream after the step does not depend on the plan; one that
@@ -58,7 +58,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
         node = index.nodes[i]
         if not reads and node.op == "placeholder":
             role = placeholders[i] = role_of(node)
-            tangent[i] = role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
+            tangent[i] = role.in_backward
         elif not index.plain[i] and ops.does_more(node):
             if belongs_to_backward(node):
                 tangent[i] = 1
@@ -89,9 +89,10 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
 
 
 def distances(index: GraphIndex, roles: Roles) -> tuple[int, ...]:
-    """Least number of edges from each node to one that forward does not require (SPEC A3).
+    """Least number of edges from each node to one that forward does not require.
 
-    Such a node counts 0; `UNREACHABLE` without a path.
+    Such a node counts 0; `UNREACHABLE` without a path. It is ``dist_from_bw`` of
+    ``torch/_functorch/partitioners.py``.
     """
     distance = [0] * len(index)
     for i in range(len(index) - 1, -1, -1):

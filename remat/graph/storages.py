@@ -1,13 +1,11 @@
-"""Which values share memory, how many bytes each memory takes, and which are alive anyway.
+"""The storages behind fake values: which values share one, and how many bytes each takes.
 
-Bytes are counted per storage. A view costs nothing beyond its base; what the step keeps alive
-whatever is decided (inputs it does not mutate, the user's own outputs) costs nothing to save.
+Bytes are counted per storage, not per tensor: a view costs nothing beyond its base.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,107 +13,28 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint
 
 from remat import torch_compat
-from remat.graph import ops
-from remat.graph.index import GraphIndex
-from remat.graph.joint import JointGraph, Role, split_outputs
-from remat.graph.memories import storage_of
-from remat.graph.roles import Roles, belongs_to_backward
-from remat.graph.writes import aliased_arguments, is_destination, written_by
+from remat.torch_compat import pytree
 
 #: Stands in for a symbolic size that nothing is known about.
 UNBACKED_HINT = 4096
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Storages:
-    """Memory of the values of a joint graph; every tuple is indexed by position.
-
-    Attributes:
-        owner: the first node on the same storage (a node that is no tensor owns itself).
-        nbytes: bytes of the storage for its owner, 0 for every other node.
-        alive: for owners, whether the memory outlives forward whatever is decided.
-        mutated: what forward mutates, by position of the owner: as it was before, it may not be read
-            again in backward.
-        rewritten: of those, what is read again behind the last write, with the position of that
-            write: backward is handed what forward made of it. (AOTAutograd writes to primals when all
-            is done, and to nothing else, unless it was told not to make functions of writes.)
-        refilled: primals that the user may refill before backward, by position; where they may not
-            be read again either.
-    """
-
-    owner: tuple[int, ...]
-    nbytes: tuple[int, ...]
-    alive: tuple[bool, ...]
-    mutated: frozenset[int]
-    rewritten: Mapping[int, int] = field(default_factory=dict)
-    refilled: frozenset[int] = frozenset()
+#: Key of the storage behind a value and the storage, None where there is none, and the value itself,
+#: which is kept alive, so that nothing else takes its address.
+Memory = tuple[int | None, torch.UntypedStorage | None, Any]
 
 
-def find_storages(
-    joint: JointGraph,
-    index: GraphIndex,
-    roles: Roles,
-    *,
-    count_outputs: bool = False,
-    refilled: Iterable[str] = (),
-) -> Storages:
-    """Groups the nodes of a joint graph by storage.
-
-    Two nodes share a storage where their fake tensors do, or where an operator's schema says that
-    its result aliases an argument.
-
-    Args:
-        joint: the joint graph.
-        index: its positions.
-        roles: its classification.
-        count_outputs: count forward's outputs at their bytes instead of as free.
-        refilled: names of primals that backward may not read again: the user may refill them.
-    """
-    n = len(index)
-    owner = list(range(n))
-    nbytes = [0] * n
-    first: dict[int | None, int] = {}
-    bases, memories = aliased_arguments(index.nodes), joint.memories.of_all(index.values)
-    for i, (base, (key, storage, value)) in enumerate(zip(bases, memories, strict=True)):
-        if base is not None and base in index.position:
-            owner[i] = owner[index.position[base]]
-            continue
-        if storage is None:
-            nbytes[i] = storage_bytes(value)
-            continue
-        at = first.setdefault(key, i)
-        if at == i:
-            nbytes[i] = hint(storage.nbytes())
-        else:
-            owner[i] = owner[at]
-    mutated = _mutated(joint, index, owner)
-    rewritten = _rewritten(index, owner, mutated)
-    gone = mutated.keys() | {index.by_name[name] for name in refilled if name in index.by_name}
-    alive = [False] * n
-    for i, role in roles.placeholders.items():
-        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
-            alive[i] = True
-    for node in joint.graph.find_nodes(op="get_attr", sort=False):
-        alive[owner[index.position[node]]] = True
-    if not count_outputs:
-        outputs, _, descs, _ = split_outputs(joint)
-        for value, desc in zip(outputs, descs, strict=True):
-            if isinstance(value, fx.Node) and not is_input_mutation(desc):
-                position = owner[index.position[value]]
-                if position not in gone or position in rewritten:
-                    alive[position] = True
-    return Storages(
-        owner=tuple(owner),
-        nbytes=tuple(nbytes),
-        alive=tuple(alive),
-        mutated=frozenset(mutated),
-        rewritten=rewritten,
-        refilled=frozenset(gone - mutated.keys()),
-    )
+def storage_of(value: Any) -> torch.UntypedStorage | None:
+    """The storage behind a tensor; None for other values, and for layouts without storage."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return value.untyped_storage()
+    except NotImplementedError:
+        return None
 
 
 def storage_key(value: Any) -> int | None:
-    """Identity of the storage behind a fake tensor, or None for what has none."""
+    """A number that tells the storage behind a value from all others; None where there is none."""
     storage = storage_of(value)
     return None if storage is None else torch_compat.storage_id(storage)
 
@@ -144,40 +63,88 @@ def hint(size: Any) -> int:
     return size if type(size) is int else int(optimization_hint(size, fallback=UNBACKED_HINT))
 
 
-def is_input_mutation(desc: Any) -> bool:
-    return type(desc).__name__ in ("InputMutationAOTOutput", "MetadataMutationAOTOutput")
+class Memories:
+    """The storages behind values, looked up once per value, however many passes ask."""
+
+    def __init__(self, known: dict[int, Memory] | None = None) -> None:
+        self._known: dict[int, Memory] = {} if known is None else known
+
+    def copy(self) -> Memories:
+        """What is known so far, for a graph that goes its own way from here."""
+        return Memories(dict(self._known))
+
+    def of(self, value: Any) -> Memory:
+        """The storage behind a value."""
+        found = self._known.get(id(value))
+        if found is None:
+            storage = storage_of(value)
+            key = None if storage is None else torch_compat.storage_id(storage)
+            found = self._known[id(value)] = key, storage, value
+        return found
+
+    def of_all(self, values: Iterable[Any]) -> list[Memory]:
+        """The storage behind each of many values."""
+        known = self._known.get
+        return [known(id(value)) or self.of(value) for value in values]
+
+    def key(self, value: Any) -> int | None:
+        """Key of the storage behind a value; None where there is none."""
+        return self.of(value)[0]
 
 
-def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """What holds another value in backward than forward read from it, with its last write's position."""
-    mutated: dict[int, int] = {}
-    for i, (node, plain) in enumerate(zip(index.nodes, index.plain, strict=True)):
-        if not plain and ops.is_mutating(node) and not belongs_to_backward(node):
-            mutated.update((owner[index.position[value]], i) for value in written_by(node))
-    descs = split_outputs(joint)[2]
-    if any(is_input_mutation(d) for d in descs):
-        by_desc = {
-            repr(node.meta.get("desc")): i
-            for i, node in enumerate(index.nodes)
-            if node.op == "placeholder" and node.meta.get("desc") is not None
-        }
-        for desc in descs:
-            if is_input_mutation(desc) and hasattr(desc, "mutated_input"):
-                at = by_desc.get(repr(desc.mutated_input))
-                if at is not None:
-                    mutated[owner[at]] = len(index)
-    return mutated
+class Sizes:
+    """The storages behind the values of nodes, by key, with their bytes.
 
+    A tensor of a layout without one storage, such as a sparse one, counts as a storage of its own.
 
-def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
-    """Of what forward mutates, what somebody reads behind the last write, and all that it made itself."""
-    found = {at for at in mutated if index.nodes[at].op != "placeholder"}
-    if mutated:
-        for i, node in enumerate(index.nodes):
-            for j in index.inputs[i]:
-                behind = i > mutated.get(owner[j], len(index))
-                if behind and not (
-                    is_destination(index.nodes[j], node) or ops.ignores_content(node)
-                ):
-                    found.add(owner[j])
-    return {at: last for at, last in mutated.items() if at in found}
+    Args:
+        memories: the storages behind the values, as far as they are known.
+
+    Attributes:
+        nbytes: bytes of each storage that was asked for.
+    """
+
+    def __init__(self, memories: Memories | None = None) -> None:
+        self.nbytes: dict[int, int] = {}
+        self._memories = Memories() if memories is None else memories
+        self._known: dict[fx.Node, tuple[int, ...]] = {}
+
+    def keys(self, node: fx.Node) -> tuple[int, ...]:
+        """Key of the storage of each tensor in the value of a node."""
+        known = self._known.get(node)
+        if known is None:
+            value = node.meta.get("val")
+            leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+            known = tuple(k for k in self.each(leaves) if k is not None)
+            self._known[node] = known
+        return known
+
+    def rename(self, node: fx.Node, key: int, other: int) -> None:
+        """Calls one storage behind the value of a node by another key."""
+        if key != other:
+            self._known[node] = tuple(other if k == key else k for k in self.keys(node))
+
+    def of_all(self, nodes: Iterable[fx.Node]) -> dict[int, int]:
+        """Bytes of each storage behind the values of nodes."""
+        return {key: self.nbytes[key] for node in nodes for key in self.keys(node)}
+
+    def each(self, values: Iterable[Any]) -> list[int | None]:
+        """Key of the storage of each value that is a tensor, None for any other."""
+        keys: list[int | None] = []
+        for key, storage, value in self._memories.of_all(values):
+            if storage is None or key is None:
+                key = id(value) if isinstance(value, torch.Tensor) else None
+                if key is not None:
+                    self.nbytes[key] = tensor_bytes(value)
+            elif key not in self.nbytes:
+                self.nbytes[key] = hint(storage.nbytes())
+            keys.append(key)
+        return keys
+
+    def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
+        """For each storage of the values of nodes, the first node that has it."""
+        found: dict[int, fx.Node] = {}
+        for node in nodes:
+            for key in self.keys(node):
+                found.setdefault(key, node)
+        return found

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 from torch import fx
 
 from remat import torch_compat
+
+_MISSING = object()
 
 
 def check_structure(module: fx.GraphModule) -> str | None:
@@ -36,7 +41,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
                 return _unseen(node, read, graph)
             if node not in read.users:
                 return f"'{node.name}' reads '{read.name}', which does not have it among its users"
-        if node.op == "get_attr" and not _has_attribute(module, str(node.target)):
+        if node.op == "get_attr" and attribute_of(module, node.target, _MISSING) is _MISSING:
             return f"'{node.name}' fetches '{node.target}', which the module does not have"
         seen[node] = None
         last = node
@@ -57,10 +62,9 @@ def _unseen(node: fx.Node, read: fx.Node, graph: fx.Graph) -> str:
     return f"'{node.name}' reads '{read.name}' before it is computed"
 
 
-def _has_attribute(module: fx.GraphModule, target: str) -> bool:
-    owner: object = module
-    for part in target.split("."):
-        if not hasattr(owner, part):
-            return False
-        owner = getattr(owner, part)
-    return True
+def attribute_of(module: object, target: object, missing: Any = None) -> Any:
+    """What a module holds under a name, dotted or not; ``missing`` where there is no such thing."""
+    try:
+        return operator.attrgetter(str(target))(module)
+    except AttributeError:
+        return missing

@@ -25,10 +25,10 @@ def verify(split: Split) -> None:
     for rule, check in RULES:
         broken = list(check(facts))
         if broken:
-            raise VerifyError(_told(split, rule, broken))
+            raise VerifyError(_message(split, rule, broken))
 
 
-def _told(split: Split, rule: str, broken: list[Fault]) -> str:
+def _message(split: Split, rule: str, broken: list[Fault]) -> str:
     more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
     texts = "; ".join(f.text for f in broken[:SHOWN])
     lines = [f"graph '{split.joint.name}' was split wrongly: {rule}: {texts}{more}"]

@@ -22,7 +22,7 @@ Place = tuple[int, str]
 
 def written_by(node: fx.Node) -> list[fx.Node]:
     """The arguments that a call writes to, in the order of the schema; those in lists too."""
-    return [v for place in _written(node.target) for v in _given(node, place)]
+    return [v for place in written_places(node.target) for v in _given(node, place)]
 
 
 def is_destination(argument: fx.Node, node: fx.Node) -> bool:
@@ -33,6 +33,13 @@ def is_destination(argument: fx.Node, node: fx.Node) -> bool:
 def aliased_argument(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the call's result is a view of."""
     return aliased_arguments((node,))[0]
+
+
+def root_of(node: fx.Node) -> fx.Node:
+    """The node that a node is a view of, or a view of a view, and so on; itself if it is none."""
+    while (base := aliased_argument(node)) is not None:
+        node = base
+    return node
 
 
 def aliased_arguments(nodes: Iterable[fx.Node]) -> list[fx.Node | None]:
@@ -63,7 +70,8 @@ def aliased_places(target: Any) -> tuple[Place, ...]:
 
 
 @functools.cache
-def _written(target: Any) -> tuple[Place, ...]:
+def written_places(target: Any) -> tuple[Place, ...]:
+    """The arguments that a call of an operator writes to."""
     if not (isinstance(target, torch_compat.OpOverload) and torch_compat.schema(target).is_mutable):
         return ()
     return tuple(

@@ -17,7 +17,7 @@ from remat.errors import PlanError, RematError
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
 from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, timeline
-from remat.graph.lowering import Decision, Kind
+from remat.graph.lowering import Decision, SavedKind
 from remat.graph.refills import told
 from remat.graph.verify import Split, verify
 from remat.passes.core.choice import Choice
@@ -360,7 +360,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
     )
     state.forward.recompile()
     state.backward.recompile()
-    kept = [i for i in scored.saved if lowered.kind[i] is Kind.VALUE]
+    kept = [i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE]
     saved = tuple(problem.names[i] for i in kept)
     region = choice.region_budget
     priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]

@@ -22,7 +22,7 @@ Item = int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class GraphEdit:
     """One kind of edit.
 
     Attributes:
@@ -51,17 +51,12 @@ def fault_of(joint: JointGraph) -> str | None:
     if fault is not None:
         return fault
     begun = False
-    backward: set[fx.Node] = set()
-    for node in joint.graph.nodes:
-        is_primal = node.op == "placeholder" and role_of(node) is Role.PRIMAL
+    for node in joint.graph.find_nodes(op="placeholder"):
+        is_primal = role_of(node) is Role.PRIMAL
         if is_primal and begun:
             return f"primal '{node.name}' stands behind a tangent"
-        if node.op == "placeholder" and not is_primal:
-            begun = True
-            if role_of(node) is not Role.FORWARD_SEED:
-                backward.add(node)
-        elif not backward.isdisjoint(node.all_input_nodes):
-            backward.add(node)
+        begun |= not is_primal
+    backward = _behind_tangents(joint)
     values, n = outputs_of(joint.graph), joint.num_fwd_outputs
     late = [v.name for v in values[:n] if v in backward]
     if late:
@@ -69,15 +64,23 @@ def fault_of(joint: JointGraph) -> str | None:
     return None
 
 
-def _outputs(joint: JointGraph, keep: Callable[[int, Any], Any], dropped: set[int]) -> None:
-    """Replaces outputs, and drops some, with their descriptors."""
+def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
+    """What belongs to backward: tangents and the like, and all that reads them."""
+    found: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        late = node.op == "placeholder" and role_of(node).in_backward
+        if late or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _outputs(joint: JointGraph, kept: Sequence[tuple[int, Any]]) -> None:
+    """Replaces the outputs by some of them, each with its position, which tells its descriptor."""
     out = output_node(joint.graph)
-    values = outputs_of(joint.graph)
-    descs = list(out.meta.get("desc") or ()) or None
-    left = [k for k in range(len(values)) if k not in dropped]
-    out.args = (tuple(keep(k, values[k]) for k in left),)
-    if descs is not None and len(descs) == len(values):
-        out.meta = {**out.meta, "desc": [descs[k] for k in left]}
+    descs = out.meta.get("desc") or ()
+    if len(descs) == len(outputs_of(joint.graph)):
+        out.meta = {**out.meta, "desc": [descs[k] for k, _ in kept]}
+    out.args = (tuple(value for _, value in kept),)
 
 
 def _nodes(joint: JointGraph, names: Sequence[Item]) -> list[fx.Node]:
@@ -91,8 +94,8 @@ def _gradients(joint: JointGraph) -> list[Item]:
 
 
 def _drop_gradients(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    gone = set(items)
-    _outputs(joint, lambda k, v: None if k in gone else v, set())
+    values = enumerate(outputs_of(joint.graph))
+    _outputs(joint, [(k, None if k in items else v) for k, v in values])
     return joint
 
 
@@ -101,19 +104,18 @@ def _forward_outputs(joint: JointGraph) -> list[Item]:
 
 
 def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    gone = {int(k) for k in items}
-    _outputs(joint, lambda _, v: v, gone)
-    return replace(joint, num_fwd_outputs=joint.num_fwd_outputs - len(gone))
+    _outputs(joint, [(k, v) for k, v in enumerate(outputs_of(joint.graph)) if k not in items])
+    return replace(joint, num_fwd_outputs=joint.num_fwd_outputs - len(items))
 
 
-def _placeholders(joint: JointGraph, role: Role) -> list[fx.Node]:
-    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is role]
+def _primals(joint: JointGraph) -> list[fx.Node]:
+    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
 
 
 def _has_a_gradient_each(joint: JointGraph) -> bool:
     """Whether outputs and inputs can be told to belong together, so that inputs can come and go."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
-    return gradients == len(_placeholders(joint, Role.PRIMAL)) and all(
+    return gradients == len(_primals(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
     )
 
@@ -121,15 +123,14 @@ def _has_a_gradient_each(joint: JointGraph) -> bool:
 def _unused(joint: JointGraph) -> list[Item]:
     if not _has_a_gradient_each(joint):
         return []
-    inputs = joint.graph.find_nodes(op="placeholder")
-    return [n.name for n in inputs if not n.users]
+    return [n.name for n in joint.graph.find_nodes(op="placeholder") if not n.users]
 
 
 def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    gone = {n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users}
-    inputs = list(joint.graph.find_nodes(op="placeholder"))
-    primals, n = _placeholders(joint, Role.PRIMAL), joint.num_fwd_outputs
-    _outputs(joint, lambda _, v: v, {n + k for k, p in enumerate(primals) if p in gone})
+    gone = [n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users]
+    inputs, n = joint.graph.find_nodes(op="placeholder"), joint.num_fwd_outputs
+    dropped = {n + k for k, p in enumerate(_primals(joint)) if p in gone}
+    _outputs(joint, [(k, v) for k, v in enumerate(outputs_of(joint.graph)) if k not in dropped])
     place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in gone)}
     for node in gone:
         joint.graph.erase_node(node)
@@ -140,7 +141,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     )
 
 
-def _cuttable(joint: JointGraph) -> list[Item]:
+def _results(joint: JointGraph) -> list[Item]:
     if not _has_a_gradient_each(joint):
         return []
     return [
@@ -150,27 +151,13 @@ def _cuttable(joint: JointGraph) -> list[Item]:
     ]
 
 
-def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """What belongs to backward: tangents and the like, and all that reads them."""
-    found: set[fx.Node] = set()
-    for node in joint.graph.nodes:
-        late = node.op == "placeholder" and role_of(node) is not Role.PRIMAL
-        if late or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
 def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = None) -> fx.Node:
     """A new input with the looks of a node: a tangent, or a primal and its gradient."""
-    inputs = list(joint.graph.find_nodes(op="placeholder"))
-    primals = [n for n in inputs if role_of(n) is Role.PRIMAL]
-    name = f"{'tangents' if late else 'primals'}_{like.name}"
-    if late or primals:
-        with joint.graph.inserting_after(inputs[-1] if late else primals[-1]):
-            made = joint.graph.placeholder(name)
-    else:
-        with joint.graph.inserting_before(next(iter(joint.graph.nodes))):
-            made = joint.graph.placeholder(name)
+    graph = joint.graph
+    before = list(graph.find_nodes(op="placeholder")) if late else _primals(joint)
+    first = next(iter(graph.nodes))
+    with graph.inserting_after(before[-1]) if before else graph.inserting_before(first):
+        made = graph.placeholder(f"{'tangents' if late else 'primals'}_{like.name}")
     made.meta = {"val": _own(like.meta["val"])}
     if not late:  # behind the old ones, and so is its gradient
         _insert_output(joint, len(outputs_of(joint.graph)), gradient)
@@ -185,7 +172,7 @@ def _insert_output(joint: JointGraph, at: int, value: Any) -> None:
     out.args = ((*values[:at], value, *values[at:]),)
 
 
-def _cut(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
+def _make_inputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     """Turns results into inputs: of forward, or of backward where a tangent went into them."""
     cut, late = _nodes(joint, items), _behind_tangents(joint)
     apart = set(cut)
@@ -253,18 +240,6 @@ def _bypass_to(node: fx.Node) -> fx.Node | None:
     return next((i for i in node.all_input_nodes if _looks(i.meta.get("val")) == looks), None)
 
 
-def _bypassable(joint: JointGraph) -> list[Item]:
-    return [n.name for n in joint.graph.nodes if _bypass_to(n) is not None]
-
-
-def _bypass(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    for node in _nodes(joint, items):
-        found = _bypass_to(node)
-        if found is not None:
-            node.replace_all_uses_with(found)
-    return joint
-
-
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
     """Inputs that an earlier input of the same role and looks could stand for."""
     first: dict[Any, fx.Node] = {}
@@ -283,43 +258,52 @@ def _mergeable(joint: JointGraph) -> list[Item]:
 
 
 def _merge(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    wanted = set(items)
     for node, same in _alike(joint).items():
-        if node.name in wanted:
+        if node.name in items:
             node.replace_all_uses_with(same)
     return joint
 
 
-def _unread(joint: JointGraph) -> list[Item]:
-    return [n.name for n in joint.graph.nodes if n.op == "call_function" and not n.users]
+def _of_nodes(
+    name: str, applies: Callable[[fx.Node], bool], change: Callable[[fx.Node], object]
+) -> GraphEdit:
+    """An edit of nodes one by one, last first: which it works on, and what it does to one."""
+
+    def items(joint: JointGraph) -> list[Item]:
+        return [n.name for n in joint.graph.nodes if applies(n)]
+
+    def apply(joint: JointGraph, names: Sequence[Item]) -> JointGraph:
+        for node in reversed(_nodes(joint, names)):
+            if applies(node):
+                change(node)
+        return joint
+
+    return GraphEdit(name=name, items=items, apply=apply)
 
 
-def _erase(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    for node in reversed(_nodes(joint, items)):
-        if not node.users:
-            joint.graph.erase_node(node)
-    return joint
+def _bypass(node: fx.Node) -> None:
+    found = _bypass_to(node)
+    assert found is not None
+    node.replace_all_uses_with(found)
 
 
-def _tagged(joint: JointGraph) -> list[Item]:
-    return [n.name for n in joint.graph.nodes if n.meta.get("recompute") is not None]
-
-
-def _untag(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
-    for node in _nodes(joint, items):
-        node.meta = {k: v for k, v in node.meta.items() if k not in ("recompute", "ac_graph_id")}
-    return joint
+def _untag(node: fx.Node) -> None:
+    node.meta = {k: v for k, v in node.meta.items() if k not in ("recompute", "ac_graph_id")}
 
 
 #: In the order in which they are tried, round after round: what takes most away first.
 EDITS = (
-    Edit(name="drop gradients", items=_gradients, apply=_drop_gradients),
-    Edit(name="drop outputs", items=_forward_outputs, apply=_drop_outputs),
-    Edit(name="turn results into inputs", items=_cuttable, apply=_cut),
-    Edit(name="cut calls out", items=_cuttable, apply=_cut_out),
-    Edit(name="leave out calls", items=_bypassable, apply=_bypass),
-    Edit(name="erase what nobody reads", items=_unread, apply=_erase),
-    Edit(name="merge inputs", items=_mergeable, apply=_merge),
-    Edit(name="drop inputs", items=_unused, apply=_drop_unused),
-    Edit(name="drop tags", items=_tagged, apply=_untag),
+    GraphEdit(name="drop gradients", items=_gradients, apply=_drop_gradients),
+    GraphEdit(name="drop outputs", items=_forward_outputs, apply=_drop_outputs),
+    GraphEdit(name="turn results into inputs", items=_results, apply=_make_inputs),
+    GraphEdit(name="cut calls out", items=_results, apply=_cut_out),
+    _of_nodes("leave out calls", lambda n: _bypass_to(n) is not None, _bypass),
+    _of_nodes(
+        "erase what nobody reads",
+        lambda n: n.op == "call_function" and not n.users,
+        lambda n: n.graph.erase_node(n),
+    ),
+    GraphEdit(name="merge inputs", items=_mergeable, apply=_merge),
+    GraphEdit(name="drop inputs", items=_unused, apply=_drop_unused),
+    _of_nodes("drop tags", lambda n: n.meta.get("recompute") is not None, _untag),
 )

@@ -11,7 +11,7 @@ from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
 from remat.planning import pipelines
-from remat.reduction.edits import EDITS, Edit, Item, fault_of, tidy
+from remat.reduction.edits import EDITS, GraphEdit, Item, fault_of, tidy
 
 #: Whether a graph still fails.
 Test = Callable[[JointGraph], bool]
@@ -77,13 +77,14 @@ class _Search:
         self._tests = self._known = self._refused = 0
         self._splits = True
         self._best: JointGraph
+        self._text: str  # of the best
 
     def run(self, joint: JointGraph) -> Reduced:
-        start = parse_joint(print_joint(joint))
-        self._best = start
+        self._text = print_joint(joint)
+        start = self._best = parse_joint(self._text)
         self._splits = _split_is_legal(start)
         interrupted = False
-        if not self._fails(start, print_joint(start)):
+        if not self._fails(start, self._text):
             raise ProblemError(
                 f"graph '{joint.name}' does not fail: the test is to say so of the graph as it is. A "
                 "Python function returns True where it fails, a command ends with an exit code other "
@@ -111,7 +112,7 @@ class _Search:
             for edit in EDITS:
                 changed |= self._minimise(edit)
 
-    def _minimise(self, edit: Edit) -> bool:
+    def _minimise(self, edit: GraphEdit) -> bool:
         """One edit on halves, then quarters, and so on, of what it can work on."""
         changed = False
         size = len(edit.items(self._best))
@@ -125,23 +126,22 @@ class _Search:
             size //= 2
         return changed
 
-    def _accept(self, edit: Edit, items: list[Item]) -> bool:
+    def _accept(self, edit: GraphEdit, items: list[Item]) -> bool:
         nodes = len(self._best.graph.nodes)
         self._progress(f"{edit.name}: {nodes} nodes, {self._tests} tests")
-        before = print_joint(self._best)
         try:
             candidate = tidy(edit.apply(self._best.copy(), items))
-            text = print_joint(candidate) if fault_of(candidate) is None else before
-            if text == before:
+            text = print_joint(candidate) if fault_of(candidate) is None else self._text
+            if text == self._text:
                 self._refused += 1
                 return False
             read = parse_joint(text)
         except RematError:  # no text says it, or nothing reads it
             self._refused += 1
             return False
-        if not _is_simpler(read, self._best) or not self._fails(read, text):
+        if _measure(read) >= _measure(self._best) or not self._fails(read, text):
             return False
-        self._best = read
+        self._best, self._text = read, text
         return True
 
     def _fails(self, joint: JointGraph, text: str) -> bool:
@@ -166,10 +166,6 @@ def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
     read = sum(len(n.users) > 0 for n in nodes if n.op == "placeholder")
     edges = sum(len(n.all_input_nodes) for n in nodes)
     return calls, len(nodes), read, len(outputs_of(joint.graph)) + tags + edges
-
-
-def _is_simpler(one: JointGraph, other: JointGraph) -> bool:
-    return _measure(one) < _measure(other)
 
 
 def _split_is_legal(joint: JointGraph) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import fx
 
@@ -17,8 +18,9 @@ from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.lowering import must_recompute, must_save
 from remat.graph.replays import maker_of
-from remat.graph.sizes import Sizes
 from remat.graph.source import source_line
+from remat.graph.storages import Sizes
+from remat.report.pictures import shortened
 from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -28,10 +30,16 @@ MOST_ROWS = 40
 #: Operators for which the line to paste is written out.
 MOST_DECLARED = 8
 _MIB = 2**20
+#: Characters of a source line.
+_SOURCE = 56
+
+T = TypeVar("T")
+#: Writes a cost in the unit of the problem.
+ShowCost = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptStorage:
     """One storage that forward keeps for backward.
 
     Attributes:
@@ -56,7 +64,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
+class RecomputedNode:
     """One node that runs in forward and again in backward.
 
     Attributes:
@@ -77,7 +85,9 @@ class Again:
     why: str
 
 
-def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[str]) -> list[Kept]:
+def kept(
+    forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[str]
+) -> list[KeptStorage]:
     """What forward hands to backward beyond inputs and outputs, one entry per storage."""
     sizes = Sizes()
     values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
@@ -88,7 +98,7 @@ def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[st
     handed = [v for v in values[own:] if isinstance(v, fx.Node)]
     there = {index[name] for name in map(_saved_name, handed) if name in index}
     there |= {index[name] for name in recomputed if name in index}
-    found: list[Kept] = []
+    found: list[KeptStorage] = []
     for node in handed:
         fresh = [k for k in sizes.keys(node) if k not in seen]
         seen.update(fresh)
@@ -96,7 +106,7 @@ def kept(forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[st
             continue
         i = index.get(_saved_name(node))
         found.append(
-            Kept(
+            KeptStorage(
                 name=node.name,
                 op=_op(node),
                 source=source_line(node),
@@ -119,38 +129,32 @@ def _saved_name(node: fx.Node) -> str:
     return str(node.meta.get("packed_from", node.name))
 
 
-def again(forward: fx.GraphModule, problem: GraphProblem, recomputed: Sequence[str]) -> list[Again]:
+def again(
+    forward: fx.GraphModule, problem: GraphProblem, recomputed: Sequence[str]
+) -> list[RecomputedNode]:
     """What runs twice, in the order of forward."""
     index = {name: i for i, name in enumerate(problem.names)}
     nodes = {n.name: n for n in forward.graph.nodes}
-    needed = _read_by_backward(problem)
-    found: list[Again] = []
-    for name in recomputed:
-        i, node = index[name], nodes[name]
-        why = "tagged" if must_recompute(node) else "read" if i in needed else "on the way"
-        found.append(
-            Again(
-                name=name,
-                op=_op(node),
-                source=source_line(node),
-                nbytes=problem.size[i],
-                cost=problem.cost[i],
-                why=why,
-            )
-        )
-    return found
-
-
-def _read_by_backward(problem: GraphProblem) -> set[int]:
-    """What backward reads of forward: itself, or by what runs for its sake alone."""
-    read: set[int] = set()
+    read: set[int] = set()  # by backward itself, or by what runs for its sake alone
     stack = list(problem.needed)
     while stack:
         i = stack.pop()
         if i not in read:
             read.add(i)
             stack.extend(() if problem.in_forward[i] else problem.inputs[i])
-    return read
+    return [
+        RecomputedNode(
+            name=name,
+            op=_op(nodes[name]),
+            source=source_line(nodes[name]),
+            nbytes=problem.size[index[name]],
+            cost=problem.cost[index[name]],
+            why="tagged"
+            if must_recompute(nodes[name])
+            else ("read" if index[name] in read else "on the way"),
+        )
+        for name in recomputed
+    ]
 
 
 def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
@@ -179,7 +183,7 @@ def explain(
     forward: fx.GraphModule,
     problem: GraphProblem,
     recomputed: Sequence[str],
-    show_cost: Callable[[float], str],
+    show_cost: ShowCost,
 ) -> list[str]:
     """Both tables, as lines of text.
 
@@ -213,87 +217,89 @@ def counted(n: int, thing: str) -> str:
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
-def _run_once(keeps: Iterable[Kept]) -> list[str]:
+def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
     """What is kept because nobody has said that it may run again, and how to say so."""
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
     if not undeclared:
         return []
-    count = Counter(name for k in undeclared for name in k.undeclared)
-    names = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in count.most_common())
+    named = [name for k in undeclared for name in k.undeclared]
+    known = sorted(set(named))
     return [
-        f"  kept since not declared pure: {format_bytes(sum(k.nbytes for k in undeclared))} of {names}",
+        f"  kept since not declared pure: {format_bytes(sum(k.nbytes for k in undeclared))} of {_names(named)}",
         "    of each: if it draws no random numbers, counts nothing and reads nothing that changes:",
-        *(f'      remat.declare_pure("{name}")' for name in sorted(count)[:MOST_DECLARED]),
-        *([f"      and {len(count) - MOST_DECLARED} more"] if len(count) > MOST_DECLARED else []),
+        *(f'      remat.declare_pure("{name}")' for name in known[:MOST_DECLARED]),
+        *([f"      and {len(known) - MOST_DECLARED} more"] if len(known) > MOST_DECLARED else []),
         "    before the step is compiled; afterwards, with torch.compiler.reset() behind it",
     ]
 
 
-def _kept_rows(keeps: Iterable[Kept], show_cost: Callable[[float], str]) -> list[list[str]]:
-    groups: dict[tuple[str, str, int], list[Kept]] = {}
-    for k in keeps:
-        groups.setdefault((k.op, k.source, k.nbytes), []).append(k)
-    ordered = sorted(groups.values(), key=lambda g: -sum(k.nbytes for k in g))
+def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[str]]:
+    shown, rest, merged = _grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
     rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
-    for group in ordered[:MOST_ROWS]:
+    for group in shown:
         prices = [k.price for k in group if k.price is not None]
         nbytes = sum(k.nbytes for k in group if k.price is not None)
+        rate = ""
         if any(k.tagged for k in group):
-            cost, rate = "tagged MUST_SAVE", ""
+            cost = "tagged MUST_SAVE"
         elif not prices:
-            undeclared = any(k.undeclared for k in group)
-            cost, rate = "not declared pure" if undeclared else "cannot be", ""
+            cost = "not declared pure" if any(k.undeclared for k in group) else "cannot be"
         else:
-            cost, rate = _span(prices, show_cost), _rate(sum(prices), nbytes, show_cost)
+            low, high = show_cost(min(prices)), show_cost(max(prices))
+            cost = low if low == high else f"{low} to {high}"
+            rate = _rate(sum(prices), nbytes, show_cost)
         first, size = group[0], format_bytes(sum(k.nbytes for k in group))
-        rows.append([size, _times(group), first.name, first.op, cost, rate, _cut(first.source)])
-    if rest := ordered[MOST_ROWS:]:
-        merged = [k for g in rest for k in g]
+        source = shortened(first.source, _SOURCE)
+        rows.append([size, _times(group), first.name, first.op, cost, rate, source])
+    if rest:
         size = format_bytes(sum(k.nbytes for k in merged))
-        rows.append([size, _times(merged), f"… in {len(rest)} smaller rows", "", "", "", ""])
+        rows.append([size, _times(merged), f"… in {rest} smaller rows", "", "", "", ""])
     return rows
 
 
-def _again_rows(runs: Iterable[Again], show_cost: Callable[[float], str]) -> list[list[str]]:
-    groups: dict[tuple[str, bool], list[Again]] = {}
-    for r in runs:
-        groups.setdefault((r.source, r.why == "tagged"), []).append(r)
-    ordered = sorted(groups.values(), key=lambda g: -sum(r.cost for r in g))
+def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
+    shown, rest, merged = _grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
-    for group in ordered[:MOST_ROWS]:
+    for group in shown:
         cost, nbytes = sum(r.cost for r in group), sum(r.nbytes for r in group if r.why == "read")
+        why, rate = "on the way to others", ""
         if group[0].why == "tagged":
-            why, rate = "tagged MUST_RECOMPUTE", ""
+            why = "tagged MUST_RECOMPUTE"
         elif nbytes:
             why, rate = f"frees {format_bytes(nbytes)}", _rate(cost, nbytes, show_cost)
-        else:
-            why, rate = "on the way to others", ""
-        names = ", ".join(
-            f"{op} × {n}" if n > 1 else op for op, n in Counter(r.op for r in group).most_common()
-        )
-        rows.append([show_cost(cost), "", _cut(names, 48), why, rate, _cut(group[0].source)])
-    if rest := ordered[MOST_ROWS:]:
-        merged = [r for g in rest for r in g]
+        names = shortened(_names(r.op for r in group), 48)
+        source = shortened(group[0].source, _SOURCE)
+        rows.append([show_cost(cost), "", names, why, rate, source])
+    if rest:
         cost_text = show_cost(sum(r.cost for r in merged))
-        rows.append([cost_text, "", f"{len(merged)} in {len(rest)} smaller rows", "", "", ""])
+        rows.append([cost_text, "", f"{len(merged)} in {rest} smaller rows", "", "", ""])
     return rows
+
+
+def _grouped(
+    items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
+) -> tuple[list[list[T]], int, list[T]]:
+    """Items that share a key, largest group first; how many groups are too many, and what is in them."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    ordered = sorted(groups.values(), key=lambda group: -sum(map(size, group)))
+    rest = ordered[MOST_ROWS:]
+    return ordered[:MOST_ROWS], len(rest), [item for group in rest for item in group]
+
+
+def _names(names: Iterable[str]) -> str:
+    """Names, most frequent first, with how often each stands there."""
+    counts = Counter(names).most_common()
+    return ", ".join(f"{name} × {n}" if n > 1 else name for name, n in counts)
 
 
 def _times(group: Sequence[object]) -> str:
     return f"× {len(group)}" if len(group) > 1 else ""
 
 
-def _rate(cost: int, nbytes: int, show_cost: Callable[[float], str]) -> str:
+def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
     return show_cost(cost * _MIB / nbytes) if nbytes else ""
-
-
-def _span(costs: Sequence[int], show_cost: Callable[[float], str]) -> str:
-    low, high = show_cost(min(costs)), show_cost(max(costs))
-    return low if low == high else f"{low} to {high}"
-
-
-def _cut(text: str, width: int = 56) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _table(rows: Sequence[Sequence[str]], indent: int) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
-from remat.report.memory_plot import write_picture
+from remat.report.pictures import INK, RED, Scale, figure_of, shortened, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,10 +28,7 @@ _STYLES = (
     ("#6b6b6b", "X"),
 )
 _LINES = ("-", "--", ":")
-_SHADE, _RED, _INK = "#e3e5e8", "#b3261e", "#333333"
-_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-_PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
-_COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
+_SHADE = "#e3e5e8"
 #: Where half of what is drawn is below this share of the axis, the axis is logarithmic.
 _SQUEEZED = 1 / 100
 #: Points for each edge of the bound: straight edges are curves on a logarithmic axis.
@@ -73,17 +70,6 @@ class Curve:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
-    """What a number on an axis stands for: ``size`` bytes or units of cost."""
-
-    size: int
-    unit: str
-
-    def text(self, amount: float) -> str:
-        return f"{amount / self.size:.3g} {self.unit}"
-
-
 def draw_frontiers(
     curves: Sequence[Curve],
     path: str | Path,
@@ -110,16 +96,12 @@ def frontier_figure(
     curves: Sequence[Curve], *, title: str, chosen: tuple[str, Point] | None = None
 ) -> Figure:
     """The picture of `draw_frontiers` as a figure of its own; nothing global is touched."""
-    from matplotlib.figure import Figure
-
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
     top = 1.06 * max(y for _, y in (*points, curves[0].bound[0]))
-    x, y = _scale(right, _BYTES), _cost_scale(top, curves[0].unit)
-
-    figure = Figure(figsize=(10.5, 5.0))
-    axes = figure.add_axes((0.075, 0.12, 0.6, 0.7))
+    x, y = Scale.of(right, "B"), Scale.of(top, curves[0].unit)
+    figure, axes = figure_of((10.5, 5.0), (0.075, 0.12, 0.6, 0.7), title)
     axes.set_xlim(0, right / x.size or 1)
     axes.set_ylim(0, top / y.size or 1)
     _set_scales(axes, points, x, y)
@@ -131,10 +113,8 @@ def frontier_figure(
         _chosen(axes, chosen, x, y)
     axes.set_xlabel(f"saved by forward for backward, {x.unit}")
     axes.set_ylabel(f"recomputed in backward, {y.unit}")
-    axes.spines[["top", "right"]].set_visible(False)
     _shares(axes, curves[0].full_bytes, x)
     _legend(axes, len(curves))
-    figure.text(0.075, 0.945, _cut(title, 80), fontsize=11, fontweight="bold")
     return figure
 
 
@@ -183,7 +163,7 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
 def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale) -> None:
     """Steps: what a point saves and costs can be had with more bytes too, the next point's not yet."""
     color, marker = _STYLES[number % len(_STYLES)]
-    label = _cut(curve.label, 34)
+    label = shortened(curve.label, 34)
     if count <= _TWO_LINES:
         label += f"\nknee at {x.text(curve.knee[0])}, {y.text(curve.knee[1])}"
     size = 3.5 + 5 * (count - 1 - number) / max(4, count)
@@ -209,7 +189,7 @@ def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale
         [curve.knee[1] / y.size],
         marker=marker,
         markersize=size + 4,
-        markeredgecolor=_INK,
+        markeredgecolor=INK,
         markerfacecolor=color,
         linestyle="none",
         clip_on=False,
@@ -221,7 +201,7 @@ def _knee_sign(axes: Axes) -> None:
     """Says in the legend what a filled marker is."""
     style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 7}
     label = "filled: the knee of a curve,\nbeyond it more memory buys little"
-    axes.plot([], [], color="#8a8f96", markeredgecolor=_INK, label=label, **style)
+    axes.plot([], [], color="#8a8f96", markeredgecolor=INK, label=label, **style)
 
 
 def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
@@ -231,10 +211,10 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
         [cost / y.size],
         marker="*",
         markersize=15,
-        color=_RED,
+        color=RED,
         markeredgecolor="white",
         linestyle="none",
-        label=f"{_cut(label, 34)}\n{x.text(nbytes)}, {y.text(cost)}",
+        label=f"{shortened(label, 34)}\n{x.text(nbytes)}, {y.text(cost)}",
         zorder=6,
         clip_on=False,
     )
@@ -267,19 +247,3 @@ def _legend(axes: Axes, count: int) -> None:
         fontsize=9 * min(1.0, _ONE_LINE / count),
         labelspacing=0.8 if count <= _TWO_LINES else 0.3,
     )
-
-
-def _scale(most: float, units: Sequence[tuple[str, int]]) -> Scale:
-    name, size = next(((n, s) for n, s in units if most >= s), units[-1])
-    return Scale(size=size, unit=name)
-
-
-def _cost_scale(most: float, unit: str) -> Scale:
-    if unit == "ps":
-        return _scale(most, _PS)
-    prefix = _scale(most, _COUNTS)
-    return Scale(size=prefix.size, unit=f"{prefix.unit}{unit}")
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remat.errors import PlanError, ProblemError
-from remat.files import write_whole
-from remat.graph.lifetimes import Kind
-from remat.graph.liveness import Lifetime, Timeline
+from remat.graph.liveness import Lifetime, StorageKind, Timeline
+from remat.report.pictures import INK, RED, Scale, figure_of, shortened, write_picture
 from remat.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Formats of a picture, by suffix.
-FORMATS = (".svg", ".png")
 #: The layers of the stack, from below: label, color, kinds.
-LAYERS: tuple[tuple[str, str, tuple[Kind, ...]], ...] = (
-    ("parameters and inputs", "#b9bec6", (Kind.INPUT,)),
-    ("saved for backward", "#2f5d9e", (Kind.SAVED,)),
-    ("outputs and gradients", "#4f9a6b", (Kind.OUTPUT, Kind.TANGENT, Kind.GRADIENT)),
-    ("temporary", "#e0913f", (Kind.TEMPORARY,)),
+LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
+    ("parameters and inputs", "#b9bec6", (StorageKind.INPUT,)),
+    ("saved for backward", "#2f5d9e", (StorageKind.SAVED,)),
+    (
+        "outputs and gradients",
+        "#4f9a6b",
+        (StorageKind.OUTPUT, StorageKind.TANGENT, StorageKind.GRADIENT),
+    ),
+    ("temporary", "#e0913f", (StorageKind.TEMPORARY,)),
 )
 #: Columns of the picture: a step with more moments is drawn by the highest moment of each column.
 _COLUMNS = 1200
 _LINES = 8
-_SETTINGS: Mapping[str, Any] = {
-    "svg.hashsalt": "remat",
-    "svg.fonttype": "path",
-    "font.size": 9,
-    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +43,7 @@ class Filling:
     """
 
     source: str
-    kind: Kind
+    kind: StorageKind
     nbytes: int
     count: int
 
@@ -60,11 +52,13 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
     """What fills the peak of a step, by source line, most bytes first."""
     groups: dict[str, list[Lifetime]] = {}
     for alive in step.alive(step.peak_moment):
-        label = str(alive.kind) if alive.kind is Kind.INPUT else alive.source or str(alive.kind)
+        label = (
+            str(alive.kind) if alive.kind is StorageKind.INPUT else alive.source or str(alive.kind)
+        )
         groups.setdefault(label, []).append(alive)
     found = []
     for label, group in groups.items():
-        by_kind: dict[Kind, int] = {}
+        by_kind: dict[StorageKind, int] = {}
         for alive in group:
             by_kind[alive.kind] = by_kind.get(alive.kind, 0) + alive.nbytes
         found.append(
@@ -105,36 +99,6 @@ def draw_step(
     )
 
 
-def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
-    """Writes what ``draw`` draws to a file, whole or not at all; the same bytes every time.
-
-    Raises:
-        ProblemError: the path ends with something else than ``.svg`` or ``.png``.
-        PlanError: Matplotlib is not installed, or the file cannot be written.
-    """
-    target = Path(path)
-    suffix = target.suffix.lower()
-    if suffix not in FORMATS:
-        raise ProblemError(
-            f"a picture cannot be written to '{path}': its suffix is '{target.suffix}'; "
-            f"expected {' or '.join(FORMATS)}"
-        )
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise PlanError(
-            "drawing needs Matplotlib, which is not installed; pip install 'remat[plot]'"
-        ) from error
-    picture = io.BytesIO()
-    with matplotlib.rc_context(dict(_SETTINGS)):
-        metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
-        draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
-    try:
-        write_whole(target, picture.getvalue())
-    except OSError as error:
-        raise PlanError(f"picture '{path}' cannot be written: {error.strerror}") from error
-
-
 def step_figure(
     step: Timeline,
     *,
@@ -143,14 +107,10 @@ def step_figure(
     peak_budget: int | None = None,
 ) -> Figure:
     """The picture of `draw_step` as a figure of its own; nothing global is touched."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 5.2))
-    axes = figure.add_axes((0.075, 0.2, 0.53, 0.66))
+    figure, axes = figure_of((11.5, 5.2), (0.075, 0.2, 0.53, 0.66), title)
     beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
-    figure.text(0.075, 0.945, _cut(title, 70), fontsize=11, fontweight="bold")
-    scale, unit = _unit(step.peak.nbytes)
-    _stack(axes, step, scale, unit)
+    scale = Scale.of(step.peak.nbytes, "B")
+    _stack(axes, step, scale)
     _budget(axes, step, scale, saved_budget, peak_budget)
     _mark_peak(axes, step, scale)
     axes.legend(
@@ -160,11 +120,12 @@ def step_figure(
     return figure
 
 
-def _stack(axes: Axes, step: Timeline, scale: float, unit: str) -> None:
+def _stack(axes: Axes, step: Timeline, scale: Scale) -> None:
     """Bytes of each kind over the moments of the step."""
     chosen = _columns(step)
     rows = [
-        [sums[i] / scale for i in chosen] for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
+        [sums[i] / scale.size for i in chosen]
+        for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
     axes.stackplot(
         chosen,
@@ -176,11 +137,10 @@ def _stack(axes: Axes, step: Timeline, scale: float, unit: str) -> None:
     )
     last = max(1, len(step.moments) - 1)
     axes.set_xlim(0, last)
-    axes.set_ylim(0, 1.16 * step.peak.nbytes / scale or 1)
+    axes.set_ylim(0, 1.16 * step.peak.nbytes / scale.size or 1)
     axes.set_xlabel("operators run")
-    axes.set_ylabel(f"bytes alive, {unit}")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.axvline(step.boundary - 0.5, color="#333333", linewidth=0.8)
+    axes.set_ylabel(f"bytes alive, {scale.unit}")
+    axes.axvline(step.boundary - 0.5, color=INK, linewidth=0.8)
     above = axes.get_xaxis_transform()
     for text, side in (("forward ", "right"), (" backward", "left")):
         axes.text(step.boundary - 0.5, 1.03, text, transform=above, ha=side, va="bottom")
@@ -197,36 +157,36 @@ def _columns(step: Timeline) -> list[int]:
 
 
 def _budget(
-    axes: Axes, step: Timeline, scale: float, saved_budget: int | None, peak_budget: int | None
+    axes: Axes, step: Timeline, scale: Scale, saved_budget: int | None, peak_budget: int | None
 ) -> None:
     """A line at each budget that is not far above the picture."""
-    resident = step.nbytes(Kind.INPUT)[0]
+    resident = step.nbytes(StorageKind.INPUT)[0]
     for nbytes, base, what in (
         (saved_budget, resident, "saved"),
         (peak_budget, 0, "alive at once"),
     ):
         if nbytes is not None and nbytes + base <= 1.16 * step.peak.nbytes:
             axes.axhline(
-                (nbytes + base) / scale,
-                color="#b3261e",
+                (nbytes + base) / scale.size,
+                color=RED,
                 linewidth=1,
                 linestyle="--",
                 label=f"budget: {format_bytes(nbytes)} {what}",
             )
 
 
-def _mark_peak(axes: Axes, step: Timeline, scale: float) -> None:
+def _mark_peak(axes: Axes, step: Timeline, scale: Scale) -> None:
     peak, moment = step.peak, step.peak_moment
-    axes.plot([moment], [peak.nbytes / scale], marker="v", color="#b3261e", markersize=6)
+    axes.plot([moment], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
     share = moment / max(1, len(step.moments) - 1)
     side = "left" if share < 1 / 3 else "right" if share > 2 / 3 else "center"
     axes.text(
         moment,
-        1.05 * peak.nbytes / scale,
-        _cut(f"peak {format_bytes(peak.nbytes)} at {peak.node}", 48),
+        1.05 * peak.nbytes / scale.size,
+        shortened(f"peak {format_bytes(peak.nbytes)} at {peak.node}", 48),
         ha=side,
         va="bottom",
-        color="#b3261e",
+        color=RED,
         bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )
 
@@ -256,19 +216,10 @@ def _list(axes: Axes, step: Timeline) -> None:
         axes.text(0.22, y, f"{nbytes / high:.0%}", va="top", color="#555555")
         axes.text(0.31, y, heading, va="top")
         if source:
-            axes.text(0.05, y - 0.046, _cut(source, 62), va="top", fontsize=7.5, color="#444444")
+            axes.text(
+                0.05, y - 0.046, shortened(source, 62), va="top", fontsize=7.5, color="#444444"
+            )
 
 
 def _heading(filling: Filling) -> str:
     return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)
-
-
-def _unit(nbytes: int) -> tuple[float, str]:
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if nbytes >= scale:
-            return float(scale), unit
-    return 1.0, "B"
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -33,15 +33,11 @@ class Measured:
         peak_bytes: most bytes alive at once, parameters, buffers and inputs included.
         forward_peak_bytes: most bytes alive at once before backward began.
         input_bytes: bytes of parameters, buffers and inputs.
-        by: ``"storages"`` or ``"allocator"``.
-        where: the operator that had just run at the peak; empty where the allocator counted.
     """
 
     peak_bytes: int
     forward_peak_bytes: int
     input_bytes: int
-    by: str
-    where: str = ""
 
 
 def measure_step(
@@ -79,21 +75,17 @@ def measure_step(
     measure = _way(by, device)
     with as_before(given, device):
         for _ in range(_WARM_UP):
-            before = _graphs_compiled()
+            before = torch_compat.counters["stats"]["unique_graphs"]
             run_backward(run_forward(fn, args, named))
             _forget_gradients(given)
-            if _graphs_compiled() == before:
+            if torch_compat.counters["stats"]["unique_graphs"] == before:
                 break
         return measure(lambda: run_forward(fn, args, named), given, device)
 
 
-def _graphs_compiled() -> int:
-    from remat.torch_compat import counters
-
-    return counters["stats"]["unique_graphs"]
-
-
-_Step = Callable[[], tuple[Any, torch.Tensor]]
+#: What a call returns, and a seed from which backward through all of it starts.
+Result = tuple[Any, torch.Tensor]
+_Step = Callable[[], Result]
 _Way = Callable[[_Step, Sequence[torch.Tensor], torch.device], Measured]
 
 
@@ -108,9 +100,7 @@ def _way(by: str | None, device: torch.device) -> _Way:
     return known[by]
 
 
-def run_forward(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Any, torch.Tensor]:
+def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     """What a call returns, and a seed from which backward through all of it starts."""
     out = fn(*args, **kwargs)
     leaves = [v for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor) and v.requires_grad]
@@ -123,7 +113,7 @@ def run_forward(
     return out, seed
 
 
-def run_backward(result: tuple[Any, torch.Tensor]) -> None:
+def run_backward(result: Result) -> None:
     seed = result[1]
     seed.backward(seed.detach())  # type: ignore[no-untyped-call]
 
@@ -178,8 +168,6 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
         peak_bytes=tracker.peak,
         forward_peak_bytes=forward_peak,
         input_bytes=input_bytes,
-        by="storages",
-        where=tracker.where,
     )
 
 
@@ -202,7 +190,6 @@ def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
         peak_bytes=peak,
         forward_peak_bytes=forward_peak,
         input_bytes=input_bytes,
-        by="allocator",
     )
 
 
@@ -218,7 +205,6 @@ def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) 
         peak_bytes=torch.cuda.max_memory_allocated(device) - others,
         forward_peak_bytes=forward_peak - others,
         input_bytes=input_bytes,
-        by="allocator",
     )
 
 
@@ -240,7 +226,6 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
     Attributes:
         current: bytes alive now.
         peak: most bytes alive at once.
-        where: the operator that had just run then.
     """
 
     supports_higher_order_operators = True
@@ -249,7 +234,6 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         super().__init__()  # type: ignore[no-untyped-call]
         self.current = 0
         self.peak = 0
-        self.where = ""
         self._alive: dict[int, int] = {}
 
     @classmethod
@@ -276,6 +260,5 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         for value in pytree.tree_leaves(out):
             if isinstance(value, torch.Tensor):
                 self.add(value)
-        if self.current > self.peak:
-            self.peak, self.where = self.current, str(func)
+        self.peak = max(self.peak, self.current)
         return out

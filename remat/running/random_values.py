@@ -11,9 +11,10 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.storages import hint, storage_bytes, storage_key
+from remat.graph.structure import attribute_of
 
 
-class Maker:
+class RealValues:
     """Makes real values out of fake ones; what shares memory still does."""
 
     def __init__(self, seed: int) -> None:
@@ -22,10 +23,7 @@ class Maker:
 
     def constant(self, node: fx.Node) -> Any:
         """The real value of an attribute: a random one where it is fake."""
-        held: Any = node.graph.owning_module
-        for part in str(node.target).split("."):
-            held = getattr(held, part)
-        return self.make(held, str(node.target))
+        return self.make(attribute_of(node.graph.owning_module, node.target), str(node.target))
 
     def make(self, value: Any, name: str) -> Any:
         if isinstance(value, (torch.SymInt, torch.SymBool)):

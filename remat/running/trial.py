@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +15,15 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from remat.errors import ProblemError
-from remat.graph.joint import JointGraph, Role, output_node, role_of
+from remat.graph.joint import JointGraph, outputs_of, role_of
 from remat.graph.storages import storage_bytes
-from remat.running.random_values import Maker, copy_of
+from remat.running.random_values import RealValues, copy_of
 from remat.torch_compat import pytree
 from remat.units import format_bytes
 
 #: Bytes of inputs, and of any one value, that are made for real unless more is asked for.
 MAX_BYTES = 2**30
+_ONE_TRIAL = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +60,7 @@ class Trial:
                 that is not here.
         """
         _check(joint, max_bytes)
-        maker = Maker(seed)
+        maker = RealValues(seed)
         inputs = {
             str(n.target): maker.make(n.meta.get("val"), str(n.target))
             for n in joint.graph.nodes
@@ -79,8 +82,7 @@ class Trial:
         """
         n = joint.num_fwd_outputs
         with self._set_up() as (inputs, constants):
-            wanted = [str(p.target) for p in joint.graph.nodes if p.op == "placeholder"]
-            returned = _run(joint.graph_module, [self._given(inputs, w) for w in wanted], constants)
+            returned = _run(joint.graph_module, partial(self._given, inputs), constants)
             return _left_behind(returned[:n], returned[n:], inputs)
 
     def run_halves(
@@ -91,38 +93,29 @@ class Trial:
         Backward's inputs are matched by name: those that forward does not return are tangents.
         """
         with self._set_up() as (inputs, constants):
-            wanted = [str(p.target) for p in forward.graph.nodes if p.op == "placeholder"]
-            returned = _run(forward, [self._given(inputs, w) for w in wanted], constants)
-            nodes = pytree.arg_tree_leaves(*output_node(forward.graph).args)
-            handed = {
-                n.name: value
-                for n, value in zip(
-                    nodes[num_fwd_outputs:], returned[num_fwd_outputs:], strict=True
-                )
-            }
-            outputs = returned[:num_fwd_outputs]
-            del returned
-            taken = [
-                handed[p.name] if p.name in handed else self._brought(inputs, p)
-                for p in backward.graph.nodes
-                if p.op == "placeholder"
-            ]
-            return _left_behind(outputs, _run(backward, taken, constants), inputs)
+            returned = _run(forward, partial(self._given, inputs), constants)
+            n = num_fwd_outputs
+            nodes = outputs_of(forward.graph)[n:]
+            handed = {x.name: value for x, value in zip(nodes, returned[n:], strict=True)}
 
-    def _given(self, inputs: Mapping[str, Any], name: str) -> Any:
+            def given(placeholder: fx.Node) -> Any:
+                if placeholder.name in handed:
+                    return handed[placeholder.name]
+                if not role_of(placeholder).in_backward:
+                    raise ProblemError(
+                        f"backward reads '{placeholder.name}', which forward does not hand over"
+                    )
+                return self._given(inputs, placeholder)
+
+            return _left_behind(returned[:n], _run(backward, given, constants), inputs)
+
+    def _given(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
+        name = str(placeholder.target)
         if name not in inputs:
             raise ProblemError(
                 f"input '{name}' is no placeholder of the joint graph, so there is no number for it"
             )
         return inputs[name]
-
-    def _brought(self, inputs: Mapping[str, Any], placeholder: fx.Node) -> Any:
-        """What backward is given by its caller, beyond what forward hands over."""
-        if role_of(placeholder) in (Role.PRIMAL, Role.FORWARD_SEED):
-            raise ProblemError(
-                f"backward reads '{placeholder.name}', which forward does not hand over"
-            )
-        return self._given(inputs, str(placeholder.target))
 
     @contextlib.contextmanager
     def _set_up(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -132,7 +125,7 @@ class Trial:
         constants = {k: copy_of(v, copies) for k, v in self.constants.items()}
         devices = {v.device for v in inputs.values() if isinstance(v, torch.Tensor)}
         cuda = sorted(d.index or 0 for d in devices if d.type == "cuda")
-        with torch.random.fork_rng(devices=cuda), torch.no_grad(), _deterministic():
+        with _deterministic(), torch.random.fork_rng(devices=cuda), torch.no_grad():
             torch.manual_seed(self.seed)
             yield inputs, constants
 
@@ -168,12 +161,13 @@ def _is_symbolic(value: Any) -> bool:
 def _deterministic() -> Iterator[None]:
     """Operators that can be deterministic are, and memory that nobody filled holds NaN.
 
-    One thread adds numbers up in one order, whatever else runs on the machine.
+    One thread adds numbers up in one order, whatever else runs on the machine. All this holds for the
+    whole process, so one trial runs at a time.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
-    threads = torch.get_num_threads()
-    with warnings.catch_warnings():
+    with _ONE_TRIAL, warnings.catch_warnings():
+        before = torch.are_deterministic_algorithms_enabled()
+        only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
+        threads = torch.get_num_threads()
         warnings.simplefilter("ignore")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.set_num_threads(1)
@@ -210,7 +204,11 @@ class _Interpreter(fx.Interpreter):
         return super().get_attr(target, args, kwargs)
 
 
-def _run(module: fx.GraphModule, args: list[Any], constants: Mapping[str, Any]) -> list[Any]:
+def _run(
+    module: fx.GraphModule, given: Callable[[fx.Node], Any], constants: Mapping[str, Any]
+) -> list[Any]:
+    """What a graph returns, flat, for what each of its placeholders is given."""
+    args = [given(node) for node in module.graph.nodes if node.op == "placeholder"]
     returned = _Interpreter(module, constants).run(*args, enable_io_processing=False)
     return pytree.tree_leaves(returned)
 

@@ -14,8 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_function
 
 import remat
-from remat.graph.joint import split_outputs
-from remat.graph.storages import is_input_mutation
+from remat.graph.joint import is_input_mutation, split_outputs
 from tests.fuzz import functions
 from tests.fuzz.program import Program, run_step
 from tests.steps import showing_tangents

@@ -81,7 +81,7 @@ def test_roofline_is_the_slower_of_arithmetic_and_memory(
     with torch.device("meta"):
         a, b = torch.empty(n, n, dtype=dtype), torch.empty(n, n, dtype=dtype)
     joint = traced(torch.mm, a, b)
-    # TFLOP/s, TB/s: data sheets, as SPEC F lists them.
+    # TFLOP/s, TB/s: from the data sheets.
     rates = {
         "a100": (312, 156, 2.039),
         "h100": (989, 495, 3.35),

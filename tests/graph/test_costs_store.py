@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remat.graph.costs import CostWarning, lock, store
+from remat.graph.costs import CostWarning, store
 from remat.graph.costs.store import Store, cache_path
 
 HERE = "torch 2; a device"
@@ -58,9 +58,9 @@ def test_nothing_is_lost_when_many_write(path: Path) -> None:
 def test_a_lock_that_somebody_sits_on_is_done_without(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "LOCK_S", 0.0)
+    monkeypatch.setattr(store, "LOCK_S", 0.0)
     path.parent.mkdir()
-    with lock.locked(path):
+    with store.locked(path):
         Store(path).merge(HERE, {"a": 1})
     assert reader(path).times == {HERE: {"a": 1}}
 

@@ -1,4 +1,4 @@
-"""Views of the knapsack on its graph, and the knee, against SPEC's example and PyTorch's classes."""
+"""Views of the knapsack on its graph, and the knee, against an example worked by hand and PyTorch's classes."""
 
 from __future__ import annotations
 

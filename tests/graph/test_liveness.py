@@ -9,8 +9,14 @@ from torch._subclasses import FakeTensorMode
 
 import remat
 from benchmarks.models import build
-from remat.graph.lifetimes import Kind
-from remat.graph.liveness import Timeline, own_outputs, saved_storages, simulate_peak, timeline
+from remat.graph.liveness import (
+    StorageKind,
+    Timeline,
+    own_outputs,
+    saved_storages,
+    simulate_peak,
+    timeline,
+)
 from tests.graphs import joint_of, weight
 
 
@@ -78,16 +84,16 @@ def test_timeline_of_one_product() -> None:
         "mul",
     ]
     assert step.nbytes()[:3] == (192, 256, 260)
-    assert step.nbytes(Kind.INPUT) == (128,) * len(step.moments)
+    assert step.nbytes(StorageKind.INPUT) == (128,) * len(step.moments)
     assert step.peak == simulate_peak(
         *(remat.plan(joint, 1).forward, remat.plan(joint, 1).backward), joint.num_fwd_outputs
     )
     kinds = {(x.node, x.kind) for x in step.lifetimes}
-    assert ("cos", Kind.SAVED) in kinds
-    assert ("mm", Kind.TEMPORARY) in kinds
-    assert ("sum_1", Kind.OUTPUT) in kinds
-    assert ("tangents_1", Kind.TANGENT) in kinds
-    assert sum(kind is Kind.GRADIENT for _, kind in kinds) == 2
+    assert ("cos", StorageKind.SAVED) in kinds
+    assert ("mm", StorageKind.TEMPORARY) in kinds
+    assert ("sum_1", StorageKind.OUTPUT) in kinds
+    assert ("tangents_1", StorageKind.TANGENT) in kinds
+    assert sum(kind is StorageKind.GRADIENT for _, kind in kinds) == 2
     at_peak = step.alive(step.peak_moment)
     assert sum(x.nbytes for x in at_peak) == step.peak.nbytes == 388
     assert [x.nbytes for x in at_peak] == sorted((x.nbytes for x in at_peak), reverse=True)
@@ -112,7 +118,7 @@ def test_a_recomputed_value_lives_once_in_each_half() -> None:
     step = timeline_of(plan)
     first, second = (x for x in step.lifetimes if x.node == "cos")
     assert first.last < step.boundary <= second.first
-    assert first.kind is second.kind is Kind.TEMPORARY
+    assert first.kind is second.kind is StorageKind.TEMPORARY
 
 
 def test_lifetimes_name_the_line_of_the_user() -> None:
@@ -139,11 +145,11 @@ def test_the_quick_peak_is_the_peak_of_the_timeline(name: str) -> None:
         assert drawn.peak == simulate_peak(plan.forward, plan.backward, joint.num_fwd_outputs)
         assert drawn.peak.nbytes == plan.peak_bytes
         assert drawn.nbytes() == tuple(
-            map(sum, zip(*(drawn.nbytes(kind) for kind in Kind), strict=True))
+            map(sum, zip(*(drawn.nbytes(kind) for kind in StorageKind), strict=True))
         )
         # What is saved stands between the halves; outputs that are saved too count as outputs.
-        assert drawn.nbytes(Kind.SAVED)[drawn.boundary] <= plan.saved_bytes
-        assert drawn.nbytes(Kind.SAVED)[drawn.boundary - 1] == plan.saved_bytes
+        assert drawn.nbytes(StorageKind.SAVED)[drawn.boundary] <= plan.saved_bytes
+        assert drawn.nbytes(StorageKind.SAVED)[drawn.boundary - 1] == plan.saved_bytes
 
 
 def test_what_is_made_again_beside_its_kept_twin_counts() -> None:
@@ -158,7 +164,7 @@ def test_what_is_made_again_beside_its_kept_twin_counts() -> None:
     step = timeline_of(plan)
     again = [x for x in step.lifetimes if x.node == "sort" and x.first >= step.boundary]
     assert sorted(x.nbytes for x in again) == [256, 512]  # values and indices
-    kept = [x for x in step.lifetimes if x.node == "sort" and x.kind is Kind.OUTPUT]
+    kept = [x for x in step.lifetimes if x.node == "sort" and x.kind is StorageKind.OUTPUT]
     assert [(x.nbytes, x.last) for x in kept] == [(256, len(step.moments) - 1)]
 
 

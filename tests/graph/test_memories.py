@@ -7,7 +7,7 @@ import gc
 import torch
 from torch._subclasses import FakeTensorMode
 
-from remat.graph.memories import Memories
+from remat.graph.storages import Memories
 
 
 def test_views_share_a_memory() -> None:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 import remat
 from remat.graph.joint import Role
+from remat.graph.ownership import Storages
 from remat.graph.roles import UNREACHABLE, has_tangents
-from remat.graph.storages import Storages
 from remat.passes.core.analyses import Distances
 from remat.passes.core.state import State
 from tests.graphs import joint_of, traced, weight

@@ -17,8 +17,7 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.graph.lifetimes import Kind
-from remat.graph.liveness import Lifetime, Timeline, own_outputs, timeline
+from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs, timeline
 from remat.report.memory_plot import draw_step, fillings, step_figure
 from tests.graphs import joint_of
 
@@ -53,10 +52,21 @@ def made_up(peak_at: int, boundary: int, moments: int = 40, lines: int = 12) -> 
     """A step that peaks where it is told to, with many lines that are too long."""
     alive = [
         Lifetime(
-            node="parameter", nbytes=10**9, kind=Kind.INPUT, source="", first=0, last=moments - 1
+            node="parameter",
+            nbytes=10**9,
+            kind=StorageKind.INPUT,
+            source="",
+            first=0,
+            last=moments - 1,
         )
     ]
-    kinds = [Kind.SAVED, Kind.TEMPORARY, Kind.OUTPUT, Kind.GRADIENT, Kind.TANGENT]
+    kinds = [
+        StorageKind.SAVED,
+        StorageKind.TEMPORARY,
+        StorageKind.OUTPUT,
+        StorageKind.GRADIENT,
+        StorageKind.TANGENT,
+    ]
     alive += [
         Lifetime(
             node=f"value_{i}",
@@ -167,9 +177,9 @@ def test_what_fills_the_peak_is_grouped_by_line() -> None:
     found = fillings(step)
     assert sum(f.nbytes for f in found) == step.peak.nbytes
     assert [f.nbytes for f in found] == sorted((f.nbytes for f in found), reverse=True)
-    (parameters,) = (f for f in found if f.kind is Kind.INPUT)
+    (parameters,) = (f for f in found if f.kind is StorageKind.INPUT)
     assert (parameters.source, parameters.count) == ("parameters and inputs", 5 * 6 + 1)
-    assert max(f.count for f in found if f.kind is Kind.SAVED) >= 5
+    assert max(f.count for f in found if f.kind is StorageKind.SAVED) >= 5
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG\r\n")])

@@ -13,7 +13,7 @@ from torch import nn
 import remat
 from benchmarks.models import build
 from remat.errors import CaptureError, ProblemError
-from remat.graph.sizes import Sizes
+from remat.graph.storages import Sizes
 from remat.running.measure import Measured, StorageTracker, measure_step
 from tests.passes.programs import SIZE, Model, Program, programs
 
@@ -49,7 +49,6 @@ def test_the_tracker_counts_storages_not_tensors() -> None:
         assert tracker.current == 64 + 4
         big, rest = torch.zeros(8, 8).sort(dim=1)  # floats and indices
         assert tracker.peak == 64 + 4 + 256 + 256 + 512
-    assert tracker.where == "aten.sort.default"
     del big, rest, d
     assert tracker.current == 64
 
@@ -62,7 +61,6 @@ def test_the_simulated_peak_is_the_measured_one(name: str, budget: float) -> Non
     plan = remat.plans()[-1]
     assert unused_bytes(plan, measured) == 0
     assert plan.peak_bytes == measured.peak_bytes
-    assert measured.by == "storages"
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -93,7 +91,6 @@ def test_the_allocator_sees_inside_operators() -> None:
     f = compiled(step.model, 1)
     storages = measure_step(f, step.args, step.kwargs, by="storages")
     allocator = measure_step(f, step.args, step.kwargs, by="allocator")
-    assert (storages.by, allocator.by) == ("storages", "allocator")
     assert allocator.input_bytes == storages.input_bytes
     assert storages.peak_bytes <= allocator.peak_bytes < 1.5 * storages.peak_bytes
     assert storages.forward_peak_bytes <= allocator.forward_peak_bytes

@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from numbers import Real
 from typing import Any, ClassVar
 
@@ -19,9 +18,12 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError, RematError
-from remat.graph.costs.nested import bodies, nested_cost
+from remat.graph import ops
 from remat.graph.index import GraphIndex
-from remat.graph.storages import Storages
+from remat.graph.ownership import Storages
+from remat.graph.replays import is_element
+from remat.graph.storages import hint
+from remat.graph.writes import aliased_argument
 
 _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_report", default=None)
 
@@ -131,45 +133,80 @@ def node_costs(
     costs = [0] * len(index)
     for i in range(len(index)) if positions is None else positions:
         node = index.nodes[i]
-        if node.op != "call_function" or _is_free(index, storages, i):
+        if node.op != "call_function" or storages.owner[i] != i or _is_free(node):
             continue
-        called = () if index.plain[i] else bodies(node)
+        called = () if index.plain[i] else _bodies(node)
+        key = i if model.contextual and not called else _signature(node, known)
         if called:
-            key = _signature(node, known)
             if key not in nested:
-                nested[key] = nested_cost(node, called, partial(_total, model))
+                nested[key] = _nested_cost(model, node, called)
             costs[i] = nested[key]
-            continue
-        key = i if model.contextual else _signature(node, known)
-        if key not in first:
-            first[key] = len(asked)
-            asked.append(node)
-        answer[i] = first[key]
-    found = [_checked(model, n, c) for n, c in zip(asked, _ask(model, asked), strict=True)]
+        else:
+            if key not in first:
+                first[key] = len(asked)
+                asked.append(node)
+            answer[i] = first[key]
+    found = _ask(model, asked)
     for i, k in answer.items():
         costs[i] = found[k]
     return costs
 
 
-def _total(model: CostModel, nodes: Sequence[fx.Node]) -> int:
-    """Cost of calls of one graph all together, of operators in it that call graphs too."""
-    plain = [n for n in nodes if not bodies(n)]
-    total = sum(_checked(model, n, c) for n, c in zip(plain, _ask(model, plain), strict=True))
-    calling = ((n, called) for n in nodes if (called := bodies(n)))
-    return total + sum(nested_cost(n, called, partial(_total, model)) for n, called in calling)
+def _bodies(node: fx.Node) -> list[list[fx.Node]]:
+    """The calls in each graph that an operator calls; none for what a model prices as a whole.
+
+    Attention has formulas of its own: the graphs it is given are about single scores.
+    """
+    if "flex_attention" in str(node.target):
+        return []
+    return [
+        [
+            n
+            for n in module.graph.nodes
+            if n.op == "call_function" and not _is_free(n) and aliased_argument(n) is None
+        ]
+        for module in ops.subgraphs(node)
+    ]
 
 
-def _ask(model: CostModel, nodes: list[fx.Node]) -> Sequence[Any]:
-    """What the model answers; where it raises, the node is named."""
+def _nested_cost(model: CostModel, node: fx.Node, called: Sequence[Sequence[fx.Node]]) -> int:
+    """Cost of an operator from that of the graphs it calls, as often as it calls them.
+
+    Of the branches of a condition the dearest counts. A loop whose number of rounds is not known
+    counts as one round.
+    """
+    each = []
+    for body in called:
+        inner = [(n, _bodies(n)) for n in body]
+        total = sum(_ask(model, [n for n, bodies in inner if not bodies]))
+        each.append(total + sum(_nested_cost(model, n, bodies) for n, bodies in inner if bodies))
+    once = max(each) if node.target is torch.ops.higher_order.cond else sum(each)
+    return once * _rounds(node)
+
+
+def _rounds(node: fx.Node) -> int:
+    """How often ``scan`` and ``map`` call their graph: the length of what they go over."""
+    name = str(node.target)
+    if name not in ("scan", "map_impl"):
+        return 1
+    sequences: Any = node.args[2 if name == "scan" else 1]
+    first = next(iter(sequences), None) if isinstance(sequences, (tuple, list)) else None
+    value = first.meta.get("val") if isinstance(first, fx.Node) else None
+    return hint(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else 1
+
+
+def _ask(model: CostModel, nodes: list[fx.Node]) -> list[int]:
+    """What the model answers, as integers; where it raises, the node is named."""
     if type(model).costs is CostModel.costs:
-        return [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
-    answers = _guarded(model, nodes, "")
+        answers = [_guarded(model, [n], f" for '{n.name}' ({n.target})")[0] for n in nodes]
+    else:
+        answers = _guarded(model, nodes, "")
     if len(answers) != len(nodes):
         raise ProblemError(
             f"cost model '{model}' gave {len(answers)} costs for {len(nodes)} nodes; "
             f"{type(model).__name__}.costs must return one for each, in order"
         )
-    return answers
+    return [_checked(model, n, cost) for n, cost in zip(nodes, answers, strict=True)]
 
 
 def _guarded(model: CostModel, nodes: list[fx.Node], where: str) -> list[Any]:
@@ -194,17 +231,10 @@ def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
     return whole if whole == cost else math.ceil(cost)
 
 
-def _is_free(index: GraphIndex, storages: Storages, i: int) -> bool:
-    """Views, elements of tuples, and arithmetic on sizes."""
-    if storages.owner[i] != i:
-        return True
-    value = index.values[i]
-    if isinstance(value, torch.Tensor):
-        return getattr(index.nodes[i].target, "__name__", "") == "getitem"
-    return (
-        isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool))
-        or getattr(index.nodes[i].target, "__name__", "") == "getitem"
-    )
+def _is_free(node: fx.Node) -> bool:
+    """Elements of tuples, and arithmetic on sizes."""
+    numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    return is_element(node) or isinstance(node.meta.get("val"), numbers)
 
 
 def _signature(node: fx.Node, known: dict[int, Any]) -> Any:

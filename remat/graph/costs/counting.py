@@ -25,9 +25,6 @@ class Unit(CostModel):
     def cost(self, node: fx.Node) -> int:
         return 1
 
-    def __str__(self) -> str:
-        return self.name
-
 
 @dataclass(frozen=True, slots=True)
 class Flops(CostModel):
@@ -41,9 +38,6 @@ class Flops(CostModel):
 
     def cost(self, node: fx.Node) -> int:
         return max(1, count_flops(node))
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def count_flops(node: fx.Node) -> int:

@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,7 @@ class Device:
     memory_tbps: float
 
     def __post_init__(self) -> None:
-        fault = _fault({f.name: getattr(self, f.name) for f in fields(self)})
-        if fault is not None:
+        if fault := _fault(asdict(self)):
             raise ProblemError(f"device {self.name!r}: {fault}")
         if not self.label:
             object.__setattr__(self, "label", self.name)
@@ -79,8 +78,7 @@ class Device:
                 raise ProblemError(
                     f"{where}: {what} key {', '.join(map(repr, keys))}; expected {', '.join(takes)}"
                 )
-        fault = _fault(data)
-        if fault is not None:
+        if fault := _fault(data):
             raise ProblemError(f"{where}: {fault}")
         return cls(**data)
 
@@ -93,8 +91,7 @@ class Device:
         path = Path(path)
         if path.suffix != ".toml":
             raise ProblemError(f"device file '{path}' must end in '.toml', as 'roofline:' tells by")
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        text = "".join(f"{key} = {_literal(value)}\n" for key, value in values.items())
+        text = "".join(f"{key} = {_literal(value)}\n" for key, value in asdict(self).items())
         try:
             write_whole(path, text)
         except OSError as error:
@@ -106,12 +103,9 @@ class Device:
 
 def _fault(values: Mapping[str, Any]) -> str | None:
     """What is wrong with the values of a device, or None."""
-    name = values["name"]
-    if not isinstance(name, str) or not name:
-        return f"key 'name' is {name!r}; expected text"
-    label = values.get("label", "")
-    if not isinstance(label, str):
-        return f"key 'label' is {label!r}; expected text"
+    for key, text in (("name", values["name"]), ("label", values.get("label", ""))):
+        if not isinstance(text, str) or (key == "name" and not text):
+            return f"key '{key}' is {text!r}; expected text"
     for key, unit in _RATES.items():
         value = values[key]
         number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -55,8 +55,7 @@ def free_bytes(device: torch.device) -> int:
     """Bytes of memory that can still be had on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = [_available_bytes(), *_group_bytes()]
-    return min(found)
+    return min([_available_bytes(), *_group_bytes()])
 
 
 def durations_ps(
@@ -166,13 +165,11 @@ def _available_bytes() -> int:
 
 def _group_bytes() -> list[int]:
     """What the control group of a container can still give, where there is a limit."""
+    groups = Path("/sys/fs/cgroup")
     for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
-            return [max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))]
+            return [max(0, int((groups / limit).read_text()) - int((groups / used).read_text()))]
     return []

@@ -24,9 +24,10 @@ from remat.graph.costs.measure import (
     undisturbed,
     whole,
 )
-from remat.graph.costs.request import Request, request_of, run, with_inputs
+from remat.graph.costs.request import Request, request_of, with_inputs
 from remat.graph.costs.roofline import Roofline
 from remat.graph.costs.store import Store, cache_path, store
+from remat.units import format_bytes
 
 #: Seconds for the runs of one call.
 _RUNS_S = 0.05
@@ -94,21 +95,19 @@ class Profile(CostModel):
         known = store(cache_path())
         requests = [self._request(n) for n in nodes]
         places = [(_environment(r.device), r.key) for r in requests]
-        if any(_lacks(known, *place) for place in places):
+        if any(known.lacks(*place) for place in places):
             known.load()
-        missing = {p: r for p, r in zip(places, requests, strict=True) if _lacks(known, *p)}
+        missing = {p: r for p, r in zip(places, requests, strict=True) if known.lacks(*p)}
         _measure_all(known, missing)
         return [
-            known.times[environment][key]
-            if key in known.times.get(environment, {})
-            else _fallback(request).cost(node)
+            known.times[environment].get(key) or _fallback(request).cost(node)
             for node, request, (environment, key) in zip(nodes, requests, places, strict=True)
         ]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
         """Which of these nodes were not measured, why, and whose cost stands in."""
         known = store(cache_path())
-        if not any(known.fallen.values()):
+        if not any(known.unmeasured.values()):
             return ()
         found: dict[str, None] = {}
         for node in nodes:
@@ -116,8 +115,8 @@ class Profile(CostModel):
                 continue
             request = self._request(node)
             environment = _environment(request.device)
-            reason = known.fallen.get(environment, {}).get(request.key)
-            if reason is not None and request.key not in known.times.get(environment, {}):
+            reason = known.unmeasured[environment].get(request.key)
+            if reason is not None and request.key not in known.times[environment]:
                 found[f"{request.key}: {reason}; cost by {_fallback(request)}"] = None
         return tuple(found)
 
@@ -132,12 +131,6 @@ class Profile(CostModel):
 
     def __str__(self) -> str:
         return self.name if self.device is None else f"{self.name}:{self.device}"
-
-
-def _lacks(known: Store, environment: str, key: str) -> bool:
-    return key not in known.times.get(environment, {}) and key not in known.fallen.get(
-        environment, {}
-    )
 
 
 def _measure_all(known: Store, missing: Mapping[tuple[str, str], Request]) -> None:
@@ -155,7 +148,7 @@ def _measure_all(known: Store, missing: Mapping[tuple[str, str], Request]) -> No
             report(f"timing {done + 1} of {len(missing)} operators: {request.target}")
             result = _measure(request)
             if isinstance(result, str):
-                known.fallen.setdefault(environment, {})[key] = result
+                known.unmeasured[environment][key] = result
             else:
                 fresh.setdefault(environment, {})[key] = result
             if time.monotonic() - flushed_s > _FLUSH_S:
@@ -176,11 +169,13 @@ def _measure(request: Request) -> int | str:
             return f"device {device} is not here"
     allowed = free_bytes(request.device) // 2
     if request.nbytes > allowed:
-        return f"it takes {_mib(request.nbytes)}, and half of the free memory is {_mib(allowed)}"
+        needed, half = format_bytes(request.nbytes), format_bytes(allowed)
+        return f"it takes {needed}, and half of the free memory is {half}"
     try:
         with undisturbed(request.device):
             real = with_inputs(request)
-            times = durations_ps(functools.partial(run, real), request.device, seconds=_RUNS_S)
+            run = functools.partial(real.target, *real.args, **real.kwargs)
+            times = durations_ps(run, request.device, seconds=_RUNS_S)
     except Exception as error:  # any kernel may raise anything on inputs that are made up
         first = (str(error).splitlines() or [""])[0]
         return f"it raised {type(error).__name__}: {first[:160]}"
@@ -197,7 +192,3 @@ def _environment(device: torch.device) -> str:
     name = describe_device(device) if is_present(device) else str(device)
     precision = torch.get_float32_matmul_precision()
     return f"torch {torch.__version__}; {name}; float32 products {precision}"
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.1f} MiB"

@@ -75,90 +75,64 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         override: put every tensor on this device, whatever the graph says. Tensors on the meta
             device go to this machine's GPU, or else its CPU.
     """
-    maker = _Maker(override)
-    args, kwargs = maker.convert(list(node.args)), maker.convert(dict(node.kwargs))
-    specs = [s for s in pytree.tree_leaves((args, kwargs)) if isinstance(s, TensorSpec)]
+    refusal = _refusal(node)
+    specs: list[TensorSpec] = []
+    described: dict[fx.Node, Any] = {}
+
+    def place(device: torch.device) -> torch.device:
+        if override is not None:
+            return override
+        return this_device() if device.type == "meta" else whole(device)
+
+    def describe(x: Any) -> Any:
+        nonlocal refusal
+        if isinstance(x, fx.Node):
+            if "val" not in x.meta:
+                refusal = refusal or f"its argument '{x.name}' is no tensor or number"
+                return str(x.target)
+            if x not in described:
+                described[x] = pytree.tree_map(describe, x.meta["val"])
+            return described[x]
+        if isinstance(x, torch.Tensor):
+            strided = x.layout is torch.strided and not x.is_quantized
+            if not strided:
+                refusal = refusal or f"it takes a tensor of layout {x.layout}"
+            spec = TensorSpec(
+                number=len(specs) + 1,
+                shape=tuple(map(hint, x.shape)),
+                stride=tuple(map(hint, x.stride())) if strided else (0,) * x.dim(),
+                dtype=x.dtype,
+                device=place(x.device),
+            )
+            specs.append(spec)
+            return spec
+        if isinstance(x, torch.SymInt):
+            return hint(x)
+        if isinstance(x, (torch.SymFloat, torch.SymBool)):
+            if x.node.hint is None:
+                refusal = refusal or "it takes a symbolic number that nothing is known about"
+            return x.node.hint
+        return place(x) if isinstance(x, torch.device) else x
+
+    args, kwargs = pytree.tree_map(describe, (tuple(node.args), dict(node.kwargs)))
     results = [
-        maker.place(v.device)
+        place(v.device)
         for v in pytree.tree_leaves(node.meta.get("val"))
         if isinstance(v, torch.Tensor)
     ]
     devices = list(dict.fromkeys([*(s.device for s in specs), *results]))
     main = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
-    distinct = {s.number: s.extent * s.dtype.itemsize for s in specs}
-    told = [_tell(a) for a in args] + [f"{k}={_tell(v)}" for k, v in kwargs.items()]
+    written = [_text_of(a) for a in args] + [f"{k}={_text_of(v)}" for k, v in kwargs.items()]
     return Request(
         target=node.target,
-        args=tuple(args),
+        args=args,
         kwargs=kwargs,
         device=main,
         devices=tuple(devices),
-        nbytes=sum(distinct.values()) + tensor_bytes(node.meta.get("val")),
-        refusal=_refusal(node) or maker.refusal,
-        key=f"{_name(node.target)}({', '.join(told)}) on {main.type}",
+        nbytes=sum(s.extent * s.dtype.itemsize for s in specs) + tensor_bytes(node.meta.get("val")),
+        refusal=refusal,
+        key=f"{ops.text_of(node.target)}({', '.join(written)}) on {main.type}",
     )
-
-
-class _Maker:
-    """Turns the arguments of one node into plain data."""
-
-    def __init__(self, override: torch.device | None) -> None:
-        self.override = override
-        self.refusal: str | None = None
-        self.numbers: dict[fx.Node, TensorSpec] = {}
-        self.count = 0
-
-    def place(self, device: torch.device) -> torch.device:
-        if self.override is not None:
-            return self.override
-        return this_device() if device.type == "meta" else whole(device)
-
-    def convert(self, x: Any) -> Any:
-        if isinstance(x, (list, tuple)):
-            return [self.convert(v) for v in x]
-        if isinstance(x, dict):
-            return {k: self.convert(v) for k, v in x.items()}
-        if isinstance(x, fx.Node):
-            if "val" not in x.meta:
-                self.refusal = f"its argument '{x.name}' is no tensor or number"
-                return str(x.target)
-            if x not in self.numbers:
-                self.numbers[x] = self.convert(x.meta["val"])
-            return self.numbers[x]
-        if isinstance(x, torch.Tensor):
-            return self.spec(x)
-        if isinstance(x, torch.SymInt):
-            return hint(x)
-        if isinstance(x, (torch.SymFloat, torch.SymBool)):
-            return self.number(x)
-        return self.place(x) if isinstance(x, torch.device) else x
-
-    def spec(self, x: torch.Tensor) -> TensorSpec:
-        stride: tuple[int, ...] = ()
-        shape = tuple(hint(s) for s in x.shape)
-        if x.layout is torch.strided and not x.is_quantized:
-            stride = tuple(hint(s) for s in x.stride())
-        else:
-            self.refusal = f"it takes a tensor of layout {x.layout}"
-            stride = (0,) * len(shape)
-        self.count += 1
-        return TensorSpec(
-            number=self.count,
-            shape=shape,
-            stride=stride,
-            dtype=x.dtype,
-            device=self.place(x.device),
-        )
-
-    def number(self, x: torch.SymFloat | torch.SymBool) -> Any:
-        if x.node.hint is None:
-            self.refusal = "it takes a symbolic number that nothing is known about"
-        return x.node.hint
-
-
-def run(request: Request) -> Any:
-    """Runs a request once; call it within `measure.undisturbed`, with inputs of `inputs`."""
-    return request.target(*request.args, **request.kwargs)
 
 
 def with_inputs(request: Request) -> Request:
@@ -206,18 +180,12 @@ def _refusal(node: fx.Node) -> str | None:
     return None
 
 
-def _name(target: Any) -> str:
-    if isinstance(target, (torch_compat.OpOverload, torch_compat.HigherOrderOperator)):
-        return str(target)
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target))}"
-
-
-def _tell(x: Any) -> str:
-    """An argument in text; floats by all their digits, and told from ints."""
-    if isinstance(x, list):
-        return f"[{', '.join(map(_tell, x))}]"
+def _text_of(x: Any) -> str:
+    """An argument in text; floats by all their digits, and written from ints."""
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(map(_text_of, x))}]"
     if isinstance(x, dict):
-        return f"{{{', '.join(f'{k}: {_tell(v)}' for k, v in x.items())}}}"
+        return f"{{{', '.join(f'{k}: {_text_of(v)}' for k, v in x.items())}}}"
     if isinstance(x, torch.device):
         return x.type
     return str(x) if isinstance(x, TensorSpec) else repr(x)

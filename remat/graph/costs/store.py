@@ -7,13 +7,18 @@ import functools
 import json
 import os
 import warnings
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from remat.files import write_whole
-from remat.graph.costs.lock import locked
 
 #: Version of the file's form; it stands in the file's name and in the file.
 VERSION = 1
+#: Seconds to wait for another process's lock before going on without.
+LOCK_S = 2.0
 
 Times = dict[str, dict[str, int]]
 
@@ -31,14 +36,18 @@ class Store:
     Attributes:
         path: the file; None keeps everything in memory.
         times: what is known.
-        fallen: why a call was not measured, by environment and call; never written.
+        unmeasured: why a call was not measured, by environment and call; never written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.times: Times = {}
-        self.fallen: dict[str, dict[str, str]] = {}
+        self.times: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self.unmeasured: defaultdict[str, dict[str, str]] = defaultdict(dict)
         self._warned: set[str] = set()
+
+    def lacks(self, environment: str, key: str) -> bool:
+        """Whether a call was neither measured nor given up."""
+        return key not in self.times[environment] and key not in self.unmeasured[environment]
 
     def load(self) -> None:
         """Takes in what the file holds by now."""
@@ -47,7 +56,7 @@ class Store:
     def merge(self, environment: str, fresh: dict[str, int]) -> None:
         """Writes new times, together with what other processes have written meanwhile."""
         if self.path is None or not fresh:
-            self.times.setdefault(environment, {}).update(fresh)
+            self.times[environment].update(fresh)
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,14 +74,13 @@ class Store:
                 f"({error.strerror or error}): times are kept for this process only. Point "
                 "REMAT_CACHE to a folder that can be written"
             )
-            known = self.times.setdefault(environment, {})
-            known.update({k: v for k, v in fresh.items() if k not in known})
+            self.times[environment] = {**fresh, **self.times[environment]}
             return
         self._take(on_disk)
 
     def _take(self, times: Times) -> None:
         for environment, entries in times.items():
-            self.times.setdefault(environment, {}).update(entries)
+            self.times[environment].update(entries)
 
     def _read(self) -> Times:
         """What the file holds; a file that is no cache is put aside."""
@@ -107,6 +115,20 @@ class Store:
         if message not in self._warned:
             self._warned.add(message)
             warnings.warn(message, CostWarning, stacklevel=2)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other processes out while a file is read and replaced, by a lock file beside it.
+
+    A lock that cannot be had, for want of a lock file, of support, or because another process
+    holds it, is done without: readers see whole files in any case.
+    """
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_S, poll_interval=0.005)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, NotImplementedError, Timeout):
+            stack.enter_context(lock)
+        yield
 
 
 def _parse(text: bytes) -> Times:

@@ -11,14 +11,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
 from remat.graph.index import inputs_of
-from remat.graph.joint import split_outputs
+from remat.graph.joint import overwritten_after
 from remat.graph.liveness import saved_storages
-from remat.graph.memories import Memories
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
-from remat.graph.sizes import Sizes
-from remat.graph.storages import is_input_mutation
-from remat.graph.writes import aliased_argument, is_destination, written_by
+from remat.graph.storages import Memories, Sizes
+from remat.graph.writes import aliased_argument, is_destination, root_of, written_by
 
 
 def tags_hold(facts: Facts) -> Iterator[Fault]:
@@ -81,7 +79,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
         for nodes in facts.special[1:]
     ]
     gone = {k: n for n, keys in writes[0].items() for k in keys}
-    gone |= {key(n): n for n in _mutated_by_the_runtime(facts)}
+    gone |= {key(n): n for n in overwritten_after(facts.split.joint, facts.halves[0])}
     if gone:
         last = _last_writes(facts, writes[0])
         for node in facts.halves[1]:
@@ -91,7 +89,8 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
                 k = key(read)
                 if k not in gone or is_destination(read, node):
                     continue
-                if _is_handed(read) and _is_behind(facts, node, last.get(k, len(facts.joint))):
+                is_handed = root_of(read).op == "placeholder"
+                if is_handed and _is_behind(facts, node, last.get(k, len(facts.joint))):
                     continue  # it reads what forward wrote, there as here
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
@@ -120,14 +119,6 @@ def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, 
     return last
 
 
-def _is_handed(node: fx.Node) -> bool:
-    """Whether a node of backward lies in memory that forward hands over."""
-    base: fx.Node | None = node
-    while base is not None:
-        node, base = base, aliased_argument(base)
-    return node.op == "placeholder"
-
-
 def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
     refilled = facts.split.refilled
     if not refilled:
@@ -136,7 +127,7 @@ def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
     gone = {key(n): n for n in facts.placeholders[0] if n.name in refilled}
     for node in facts.halves[1]:
         for read in inputs_of(node) if node.op == "call_function" else ():
-            if key(read) in gone and read not in written_by(node):
+            if key(read) in gone and not is_destination(read, node):
                 yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))
 
 
@@ -152,12 +143,9 @@ def _memory(facts: Facts) -> Callable[[fx.Node], Any]:
 
     def memory(node: fx.Node) -> Any:
         key = storage(node.meta.get("val"))
-        if key not in shared:
-            return node if key is None else key
-        base: fx.Node | None = node
-        while base is not None:
-            node, base = base, aliased_argument(base)
-        return node.name
+        if key in shared:
+            return root_of(node).name
+        return node if key is None else key
 
     return memory
 
@@ -186,14 +174,3 @@ def _reordered(
                     side = "behind" if at < there else "before"
                     text = f"{called(node)} reads '{read.name}' {side} {called(write)}"
                     yield Fault(text, (node, write))
-
-
-def _mutated_by_the_runtime(facts: Facts) -> list[fx.Node]:
-    """Inputs of forward that AOTAutograd overwrites after it, with what forward returns for them."""
-    descs = [d for d in split_outputs(facts.split.joint)[2] if is_input_mutation(d)]
-    mutated = {repr(getattr(d, "mutated_input", None)) for d in descs}
-    return [
-        n
-        for n in (facts.halves[0] if mutated else ())
-        if n.op == "placeholder" and repr(n.meta.get("desc")) in mutated
-    ]

@@ -31,7 +31,11 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
         elif ops.is_opaque(node) and not ops.is_random(node):
             text = f"{called(node)}, which nobody has declared pure, runs in both halves"
             yield Fault(text, (node,))
-        elif ops.is_collective(node) and not _is_wait(node) and not must_recompute(node):
+        elif (
+            ops.is_collective(node)
+            and ops.name_of(node.target) != "wait_tensor"
+            and not must_recompute(node)
+        ):
             yield Fault(f"{called(node)} communicates in both halves", (node,))
 
 
@@ -100,10 +104,6 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     if target is torch_compat.rng_prims.graphsafe_run_with_rng_state:
         return node.args[0], reads[:-1]
     return target, reads
-
-
-def _is_wait(node: fx.Node) -> bool:
-    return getattr(ops.packet(node.target), "__name__", "") == "wait_tensor"
 
 
 def _is_ordered_effect(node: fx.Node) -> bool:

@@ -25,8 +25,7 @@ name stands before it: ``constant``, ``attribute``, or a whole graph in ``with s
 """
 
 from remat.graph.text.files import SUFFIX, read_joint, write_joint
-from remat.graph.text.parser import parse_graph, parse_joint
-from remat.graph.text.printer import print_graph, print_joint
+from remat.graph.text.graphs import parse_graph, parse_joint, print_graph, print_joint
 
 __all__ = [
     "SUFFIX",

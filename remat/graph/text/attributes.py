@@ -1,4 +1,4 @@
-"""What a graph fetches by name: constants and subgraphs, and the module that holds them."""
+"""What a graph fetches by name: constants, and which names it may have."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.text.literals import IDENTIFIER, Reader, Writer
-from remat.graph.text.syntax import MAX_NAME, Source
-from remat.graph.text.value_reader import ValueReader
+from remat.graph.text.literals import ArgumentReader, ArgumentWriter
+from remat.graph.text.syntax import IDENTIFIER, MAX_NAME, Source
+from remat.graph.text.values import ValueReader
 
 #: Constants of so many elements are written with their numbers; of others only the type is.
 MAX_CONSTANT = 64
 
 
-def write_numbers(tensor: torch.Tensor, literals: Writer) -> str | None:
+def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
     """The numbers of a constant as nested lists; None where they are many, or not there."""
     real = getattr(tensor, "constant", None) if hasattr(tensor, "fake_mode") else tensor
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
@@ -31,7 +31,7 @@ def write_numbers(tensor: torch.Tensor, literals: Writer) -> str | None:
 
 
 def read_constant(
-    source: Source, values: ValueReader, literals: Reader, args: list[ast.expr]
+    source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
 ) -> torch.Tensor:
     """A constant: real where its numbers are written and it is as plain as that; else fake."""
     fake = values.constant(args[1])
@@ -40,16 +40,15 @@ def read_constant(
     numbers = literals.read(args[2])
     dense = fake.layout is torch.strided and all(type(s) is int for s in fake.shape)
     if not dense or fake.numel() > MAX_CONSTANT:
-        raise source.error(
-            args[2], "the numbers of such a tensor", f"those of {MAX_CONSTANT} elements at most"
-        )
+        expected = f"those of {MAX_CONSTANT} elements at most"
+        raise source.error(args[2], expected, "the numbers of such a tensor")
     try:
         flat = torch.tensor(numbers, dtype=fake.dtype, device="cpu")
     except (OverflowError, RuntimeError, TypeError, ValueError):
         flat = None
     if flat is None or flat.shape != fake.shape:
-        shape = tuple(fake.shape)
-        raise source.error(args[2], "these numbers", f"nested lists in the shape {shape}")
+        expected = f"nested lists in the shape {tuple(fake.shape)}"
+        raise source.error(args[2], expected, "these numbers")
     dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
     if fake.device.type == "cpu" and dense and not fake.requires_grad:
         return flat
@@ -62,25 +61,9 @@ def check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
     name = source.string(node)
     parts = name.split(".")
     good = len(name) <= MAX_NAME and all(map(IDENTIFIER.fullmatch, parts))
-    if not good or name in taken or hasattr(fx.GraphModule, parts[0]):
-        raise source.error(node, f"the attribute {name[:60]!r}", "a name that is not taken")
+    above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))
+    good = good and all(x is None or isinstance(x, torch.nn.Module) for x in above)
+    good = good and not any(x == name or x.startswith(f"{name}.") for x in taken)
+    if not good or hasattr(fx.GraphModule, parts[0]):
+        raise source.error(node, "a name that is not taken", f"the attribute {name[:60]!r}")
     return name
-
-
-def owner_of(attributes: Mapping[str, Any]) -> torch.nn.Module:
-    """A module that holds attributes, on submodules where their names are dotted."""
-    root = torch.nn.Module()
-    for target, value in attributes.items():
-        *path, name = target.split(".")
-        at = root
-        for part in path:
-            inner = getattr(at, part, None)
-            if not isinstance(inner, torch.nn.Module):
-                inner = torch.nn.Module()
-                at.add_module(part, inner)
-            at = inner
-        if isinstance(value, torch.nn.Module):
-            at.add_module(name, value)
-        else:
-            setattr(at, name, value)
-    return root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import sympy
 
 from remat.errors import ProblemError
-from remat.graph.text.syntax import Source, call_name
+from remat.graph.text.syntax import Source
 from remat.torch_compat import int_oo
 from remat.torch_compat import sympy_functions as functions
 
@@ -36,13 +37,18 @@ _COMPARISONS: dict[type[ast.cmpop], tuple[str, type[sympy.Basic]]] = {
     ast.GtE: (">=", sympy.Ge),
 }
 _COMPARISON_SIGNS = {kind: sign for sign, kind in _COMPARISONS.values()}
+_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.FloorDiv: functions.FloorDiv,
+}
 #: Functions of PyTorch's own that stand as calls.
 _PLAIN = (
     "ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow "
     "FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
     "IsNonOverlappingAndDenseIndicator"
 )
-#: Whose second argument must be a small number: 2 to the power of a size is no size.
+#: Those whose second argument, the exponent, must be a small constant.
 _GROWING = ("LShift", "PowByNatural", "RShift")
 
 
@@ -84,10 +90,7 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
     Raises:
         ProblemError: something in it has no text form.
     """
-    if type(expression) is int:
-        return str(expression)
-    text, _ = _write(expression, used)
-    return text
+    return str(expression) if type(expression) is int else _write(expression, used)[0]
 
 
 #: How tightly the outermost operator of a text binds.
@@ -133,27 +136,6 @@ def _write(e: Any, used: set[sympy.Symbol]) -> tuple[str, int]:
     return f"{name}({', '.join(inside(x, _COMPARED) for x in e.args)})", _WHOLE
 
 
-def _is_power(e: Any) -> bool:
-    """Whether it is a power, or sums and products of some."""
-    return isinstance(e, sympy.Pow) or (
-        isinstance(e, (sympy.Add, sympy.Mul)) and any(map(_is_power, e.args))
-    )
-
-
-def _towers(e: Any, power: int) -> bool:
-    """Whether powers within functions, to a power again, grow beyond the largest that may be written."""
-    return e.has(sympy.Pow) and power * _degree(e) > _MAX_POWER
-
-
-def _degree(e: Any) -> int:
-    """The power to which symbols are raised in an expression, at most."""
-    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
-        return abs(int(e.exp)) * _degree(e.base)
-    if isinstance(e, sympy.Mul):
-        return sum(map(_degree, e.args))
-    return max(map(_degree, e.args), default=int(isinstance(e, sympy.Symbol)))
-
-
 class Expressions:
     """Reads expressions over declared symbols."""
 
@@ -170,7 +152,7 @@ class Expressions:
         if isinstance(found, sympy.Integer):
             return int(found)
         if getattr(found, "is_integer", None) is False or not isinstance(found, sympy.Expr):
-            raise self._source.error(node, self._source.quote(node), "a whole number of things")
+            raise self._source.error(node, "a whole number of things")
         return found
 
     def read(self, node: ast.expr) -> Any:
@@ -179,105 +161,100 @@ class Expressions:
             self._source.shallow(node)
         key = node.id if isinstance(node, ast.Name) else ast.dump(node)
         if key not in self._known:
-            self._known[key], terms = self._read(node)
-            if terms > _MAX_TERMS:
-                raise self._refusal(node, f"at most {_MAX_TERMS} terms when it is multiplied out")
+            self._known[key] = self._read(node)
         return self._known[key]
 
-    def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
-        return self._source.error(node, f"the expression {self._source.quote(node)}", expected)
-
-    def _read(self, node: ast.expr) -> tuple[Any, int]:
-        """An expression, and a bound on its terms when it is multiplied out."""
-        if isinstance(node, ast.Constant):
-            value = self._source.constant(node)
-            if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
-                return sympy.sympify(value), 1
-            raise self._refusal(node, "finite numbers, and symbols")
-        if isinstance(node, ast.Name):
-            if node.id not in self._symbols:
+    def _read(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                value = self._source.constant(node)
+                if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+                    return sympy.sympify(value)
+                raise self._refusal(node, "finite numbers, and symbols")
+            case ast.Name(id=name):
+                if name in self._symbols:
+                    return self._symbols[name]
                 raise self._source.error(
-                    node, f"the symbol {node.id[:60]!r}", "one that symbols(…) declares"
+                    node, "one that symbols(…) declares", f"the symbol {name[:60]!r}"
                 )
-            return self._symbols[node.id], 1
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            value, terms = self._read(node.operand)
-            return self._apply(node, lambda a: -a, value), terms
-        if isinstance(node, ast.BinOp):
-            return self._binary(node)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            kind = _COMPARISONS.get(type(node.ops[0]))
-            if kind is not None:
-                sides = [self._read(x) for x in (node.left, node.comparators[0])]
-                return self._apply(node, kind[1], *(x for x, _ in sides)), sum(n for _, n in sides)
-        name = call_name(node)
-        if name is not None and isinstance(node, ast.Call) and not node.keywords:
-            return self._call(node, name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return self._apply(node, operator.neg, operand)
+            case ast.BinOp(op=ast.Mult()):
+                return self._apply(node, sympy.Mul, *_factors(node))
+            case ast.BinOp(op=ast.Pow()):
+                return self._power(node)
+            case ast.BinOp(left=left, op=op, right=right):
+                if type(op) in _OPERATORS:
+                    return self._apply(node, _OPERATORS[type(op)], left, right)
+                raise self._refusal(node, "one of + - * // ** between symbols")
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                if type(sign) in _COMPARISONS:
+                    return self._apply(node, _COMPARISONS[type(sign)][1], left, right)
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                return self._call(node, name, args)
         raise self._refusal(node, "sums, products, comparisons and functions of symbols")
 
-    def _binary(self, node: ast.BinOp) -> tuple[Any, int]:
-        if isinstance(node.op, ast.Mult):
-            return self._product(node)
-        left, n = self._read(node.left)
-        if isinstance(node.op, ast.Pow):
-            power = self._source.integer(node.right)
-            if abs(power) > _MAX_POWER or not isinstance(
-                node.left, (ast.Name, ast.BinOp, ast.Call)
-            ):
-                raise self._refusal(node, f"symbols to the power of {_MAX_POWER} at most")
-            n = n ** abs(power)
-            if n > _MAX_TERMS or _is_power(left) or _towers(left, abs(power)):
-                raise self._refusal(node, f"no powers of powers, and at most {_MAX_TERMS} terms")
-            return self._apply(node, lambda a: a**power, left), n
-        right, m = self._read(node.right)
-        if isinstance(node.op, ast.Add):
-            return self._apply(node, lambda a, b: a + b, left, right), n + m
-        if isinstance(node.op, ast.Sub):
-            return self._apply(node, lambda a, b: a - b, left, right), n + m
-        if isinstance(node.op, ast.FloorDiv):
-            return self._apply(node, functions.FloorDiv, left, right), n + m
-        raise self._refusal(node, "one of + - * // ** between symbols")
+    def _power(self, node: ast.BinOp) -> Any:
+        base, power = node.left, self._source.integer(node.right)
+        if abs(power) > _MAX_POWER or not isinstance(base, (ast.Name, ast.BinOp, ast.Call)):
+            raise self._refusal(node, f"symbols to the power of {_MAX_POWER} at most")
+        read = self._read(base)
+        if read.has(sympy.Pow) and abs(power) * _degree(read) > _MAX_POWER:
+            raise self._refusal(node, f"no powers of powers beyond {_MAX_POWER}")
+        return self._apply(node, lambda x: x**power, base)
 
-    def _product(self, node: ast.BinOp) -> tuple[Any, int]:
-        """All factors of a product at once; two by two, SymPy would multiply numbers into sums."""
-        factors: list[ast.expr] = []
-        left: ast.expr = node
-        while isinstance(left, ast.BinOp) and isinstance(left.op, ast.Mult):
-            factors.append(left.right)
-            left = left.left
-        read = [self._read(x) for x in (left, *reversed(factors))]
-        terms = math.prod(n for _, n in read)
-        if terms > _MAX_TERMS:
-            raise self._refusal(node, f"at most {_MAX_TERMS} terms when it is multiplied out")
-        return self._apply(node, sympy.Mul, *(x for x, _ in read)), terms
+    def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
+        if name == "Rational" and len(args) == 2:
+            p, q = map(self._source.integer, args)
+            return self._apply(node, lambda: sympy.Rational(p, q))
+        function = _functions().get(name)
+        if function is None:
+            known = f"one of {', '.join(sorted(_functions()))}"
+            raise self._source.error(node, known, f"the function {name[:60]!r}")
+        growing = name in _GROWING and len(args) == 2
+        if growing and not 0 <= self._source.integer(args[1]) <= _MAX_POWER:
+            raise self._refusal(node, f"a number of {_MAX_POWER} at most as its second argument")
+        return self._apply(node, function, *args)
 
-    def _call(self, node: ast.Call, name: str) -> tuple[Any, int]:
-        if name == "Rational" and len(node.args) == 2:
-            p, q = (self._source.integer(x) for x in node.args)
-            return self._apply(node, sympy.Rational, p, q), 1
-        kind = _functions().get(name)
-        if kind is None:
-            raise self._source.error(
-                node, f"the function {name[:60]!r}", f"one of {', '.join(sorted(_functions()))}"
-            )
-        if name in _GROWING and len(node.args) == 2:
-            power = self._source.integer(node.args[1])
-            if not 0 <= power <= _MAX_POWER:
-                raise self._refusal(
-                    node, f"a number of {_MAX_POWER} at most as its second argument"
-                )
-        read = [self._read(x) for x in node.args]
-        return self._apply(node, kind, *(x for x, _ in read)), sum(n for _, n in read)
-
-    def _apply(self, node: ast.AST, make: Callable[..., Any], *args: Any) -> Any:
+    def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
+        """What a function makes of expressions, if it is finite and of a size to work with."""
+        values = [self._read(x) for x in args]
         try:
-            made = make(*args)
+            made = make(*values)
         except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError) as error:
-            raise self._refusal(
-                node, f"one that can be computed ({type(error).__name__}: {error})"
-            ) from error
+            expected = f"one that can be computed ({type(error).__name__}: {error})"
+            raise self._refusal(node, expected) from error
         if made.has(*_INFINITE):
             raise self._refusal(node, "one with a finite value")
         if isinstance(made, sympy.Integer) and int(made).bit_length() > 64:
             raise self._refusal(node, "numbers of 64 bits at most")
+        if _terms(made) > _MAX_TERMS:
+            raise self._refusal(node, f"at most {_MAX_TERMS} terms when it is multiplied out")
         return made
+
+    def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
+        return self._source.error(node, expected, "the expression {}")
+
+
+def _factors(node: ast.expr) -> list[ast.expr]:
+    """All factors of a product: two by two, SymPy would multiply numbers into sums."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return [*_factors(node.left), node.right]
+    return [node]
+
+
+def _terms(e: Any) -> int:
+    """A bound on the terms of an expression when it is multiplied out."""
+    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
+        return int(_terms(e.base) ** abs(int(e.exp)))
+    counts = [_terms(x) for x in e.args]
+    return math.prod(counts) if isinstance(e, sympy.Mul) else max(1, sum(counts))
+
+
+def _degree(e: Any) -> int:
+    """The power to which symbols are raised in an expression, at most."""
+    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
+        return abs(int(e.exp)) * _degree(e.base)
+    if isinstance(e, sympy.Mul):
+        return sum(map(_degree, e.args))
+    return max(map(_degree, e.args), default=int(isinstance(e, sympy.Symbol)))

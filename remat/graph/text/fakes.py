@@ -62,14 +62,10 @@ class Fakes:
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
         made = sympy.Symbol(symbol.name, **kind, **positive)
-        low, high = (
-            (-sympy.oo, sympy.oo)
-            if symbol.is_float
-            else (-torch_compat.int_oo, torch_compat.int_oo)
-        )
+        most: Any = sympy.oo if symbol.is_float else torch_compat.int_oo
         self._env.var_to_range[made] = torch_compat.ValueRanges(
-            low if symbol.least is None else symbol.least,
-            high if symbol.most is None else symbol.most,
+            -most if symbol.least is None else symbol.least,
+            most if symbol.most is None else symbol.most,
         )
         # Where guards and errors about the symbol are said to come from: this text, not the user's code.
         here = self._env._get_sloc("graph text")
@@ -86,14 +82,12 @@ class Fakes:
         """A SymInt, SymFloat or SymBool, by the name of its type."""
         key = (kind, expression)
         if key not in self._made:
-            self._made[key] = self._number(kind, expression)
+            make, plain = _NUMBERS[kind]
+            value = sympy.sympify(expression)
+            known = self._known(value)
+            node = SymNode(value, self._env, plain, None if known is None else plain(known))
+            self._made[key] = make(node)
         return self._made[key]
-
-    def _number(self, kind: str, expression: Any) -> Any:
-        make, plain = _NUMBERS[kind]
-        value = sympy.sympify(expression)
-        known = self._known(value)
-        return make(SymNode(value, self._env, plain, None if known is None else plain(known)))
 
     def _known(self, value: Any) -> Any:
         """What an expression comes to in the run that was traced; None for unbacked symbols."""

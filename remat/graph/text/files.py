@@ -8,8 +8,7 @@ from pathlib import Path
 from remat.errors import RematError
 from remat.files import read_as, write_whole
 from remat.graph.joint import JointGraph
-from remat.graph.text.parser import parse_joint
-from remat.graph.text.printer import print_joint
+from remat.graph.text.graphs import parse_joint, print_joint
 from remat.graph.text.syntax import MAX_BYTES, check_size
 
 #: What files of joint graphs end with.

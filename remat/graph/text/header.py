@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import sympy
@@ -15,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat.graph.text.expressions import SYMBOL
 from remat.graph.text.fakes import Symbol
-from remat.graph.text.literals import Reader
+from remat.graph.text.literals import ArgumentReader
 from remat.graph.text.syntax import Source, call_name, quoted
 
 #: Version of the text form; a newer one is refused.
@@ -24,40 +23,48 @@ VERSION = 1
 _WIDTH = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
-    """What is said about a graph as a whole.
-
-    Attributes:
-        kind: ``"joint"``, or ``"graph"`` for one half or any other graph.
-        name: what the graph is called.
-        fields: of a joint graph, what a `JointGraph` holds besides the graph.
-        device: where tensors lie that say nothing else.
-    """
-
-    kind: str
-    name: str
-    device: str = "cpu"
-    fields: Mapping[str, Any]
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
-_FIELDS: Mapping[str, type[Any]] = {
-    "lower": str,
-    "num_fwd_outputs": int,
-    "static_inputs": tuple,
-    "received": tuple,
+def _is_list_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is tuple and all(map(is_item, value))
+
+
+#: Fields of a joint graph: what is expected of each, and whether a value is that.
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "lower": (
+        'the name of a lowering, such as "inductor"',
+        lambda value: type(value) is str and value != "",
+    ),
+    "num_fwd_outputs": ("a number of 0 or more", _is_count),
+    "static_inputs": ("a list of positions", _is_list_of(_is_count)),
+    "received": (
+        "a list of three numbers each",
+        _is_list_of(lambda value: _is_list_of(_is_count)(value) and len(value) == 3),
+    ),
 }
 
 
-def write_header(header: Header, symbols: Iterable[Symbol]) -> list[str]:
-    """The lines of a head."""
-    parts = [quoted(header.name), f"version={VERSION}", f"device={quoted(header.device)}"]
-    for key, value in header.fields.items():
+def write_header(
+    kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
+) -> list[str]:
+    """The lines of a head.
+
+    Args:
+        kind: ``"joint"``, or ``"graph"`` for one half or any other graph.
+        name: what the graph is called.
+        device: where tensors lie that say nothing else.
+        fields: of a joint graph, what a `JointGraph` holds besides the graph.
+        symbols: what sizes are made of.
+    """
+    parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
+    for key, value in fields.items():
         if isinstance(value, str):
             parts.append(f"{key}={quoted(value)}")
         elif value != ():
             parts.append(f"{key}={_list(value) if isinstance(value, tuple) else value}")
-    lines = _call(header.kind, parts)
+    lines = _call(kind, parts)
     declared = [f"{s.name}={_write_symbol(s)}" for s in symbols]
     return lines + (_call("symbols", declared) if declared else [])
 
@@ -91,21 +98,21 @@ def _write_symbol(symbol: Symbol) -> str:
 
 def symbols_of(found: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
     """What an environment knows about symbols, in the order of their names."""
-    known = []
-    for symbol in sorted(found, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name)):
-        bounds = None if env is None else env.var_to_range.get(symbol)
-        hint = None if env is None else env.backed_var_to_val.get(symbol)
-        known.append(
-            Symbol(
-                name=symbol.name,
-                hint=None if hint is None else _number(hint),
-                least=None if bounds is None else _number(bounds.lower),
-                most=None if bounds is None else _number(bounds.upper),
-                positive=bool(symbol.is_positive),
-                size_like=env is not None and symbol in env.size_like,
-            )
+    ordered = sorted(found, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
+    if env is None:
+        return [Symbol(name=s.name, positive=bool(s.is_positive)) for s in ordered]
+    ranges = {s: env.var_to_range.get(s) for s in ordered}
+    return [
+        Symbol(
+            name=s.name,
+            hint=_number(env.backed_var_to_val.get(s)),
+            least=_number(getattr(ranges[s], "lower", None)),
+            most=_number(getattr(ranges[s], "upper", None)),
+            positive=bool(s.is_positive),
+            size_like=s in env.size_like,
         )
-    return known
+        for s in ordered
+    ]
 
 
 def _number(value: Any) -> int | float | None:
@@ -117,58 +124,36 @@ def _number(value: Any) -> int | float | None:
     return None
 
 
-def read_header(source: Source, node: ast.stmt | None, kind: str) -> tuple[Header, torch.device]:
-    """Reads the first statement of a text."""
-    literals = Reader(source)
+def read_header(
+    source: Source, node: ast.stmt | None, kind: str
+) -> tuple[str, torch.device, dict[str, Any]]:
+    """Name, device and fields of a graph, by the first statement of a text; see `write_header`."""
+    literals = ArgumentReader(source)
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call) or call_name(call) != kind:
-        raise source.error(node, "the first statement", f'{kind}("name", version={VERSION}, …)')
+        raise source.error(node, f'{kind}("name", version={VERSION}, …)', "the first statement")
     if len(call.args) != 1:
-        raise source.error(call, f"{len(call.args)} unnamed values", "one: the name of the graph")
+        got = f"{len(call.args)} unnamed values"
+        raise source.error(call, "one: the name of the graph", got)
     name = source.string(call.args[0])
     given = {k.arg: k.value for k in call.keywords}
     wanted = {"version", "device", *(_FIELDS if kind == "joint" else ())}
     if not wanted - {"static_inputs", "received"} <= given.keys() <= wanted:
-        raise source.error(
-            call,
-            f"a head with {', '.join(sorted(str(k) for k in given)) or 'nothing'}",
-            f"one with {', '.join(sorted(wanted))}",
-        )
+        got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
+        raise source.error(call, f"one with {', '.join(sorted(wanted))}", got)
     version = source.integer(given["version"])
     if version != VERSION:
-        raise source.error(
-            call, f"a text of version {version}", f"version {VERSION}, as this remat reads"
-        )
+        expected = f"version {VERSION}, as this remat reads"
+        raise source.error(call, expected, f"a text of version {version}")
     device = literals.device(given["device"])
-    fields = {k: _field(source, k, given[k], literals) for k in _FIELDS if k in given}
-    return Header(kind=kind, name=name, device=str(device), fields=fields), device
-
-
-def _field(source: Source, key: str, node: ast.expr, literals: Reader) -> Any:
-    """One value of the head, checked."""
-    value = literals.read(node)
-    if isinstance(value, list):
-        value = tuple(value)
-    if key == "static_inputs":
-        good = type(value) is tuple and all(type(v) is int and v >= 0 for v in value)
-    elif key == "received":
-        good = type(value) is tuple and all(
-            type(v) is tuple and len(v) == 3 and all(type(x) is int and x >= 0 for x in v)
-            for v in value
-        )
-    else:
-        good = type(value) is _FIELDS[key] and value != "" and (type(value) is str or value >= 0)
-    if not good:
-        raise source.error(node, f"{key} as {source.quote(node)}", _EXPECTED[key])
-    return value
-
-
-_EXPECTED = {
-    "lower": 'the name of a lowering, such as "inductor"',
-    "num_fwd_outputs": "a number of 0 or more",
-    "static_inputs": "a list of positions",
-    "received": "a list of three numbers each",
-}
+    fields: dict[str, Any] = {}
+    for key, (expected, is_right) in _FIELDS.items():
+        if key in given:
+            value = literals.read(given[key])
+            fields[key] = tuple(value) if isinstance(value, list) else value
+            if not is_right(fields[key]):
+                raise source.error(given[key], expected, f"{key} as {{}}")
+    return name, device, fields
 
 
 def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
@@ -177,43 +162,37 @@ def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
     if not isinstance(call, ast.Call) or call_name(call) != "symbols":
         return None
     if call.args:
-        raise source.error(call.args[0], source.quote(call.args[0]), "name=symbol(…)")
+        raise source.error(call.args[0], "name=symbol(…)")
     return [_read_symbol(source, k) for k in call.keywords]
 
 
 def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
     name, call = given.arg or "", given.value
     if not SYMBOL.fullmatch(name):
-        raise source.error(
-            given, f"a symbol called {name[:60]!r}", "a name such as s77, u0, zf1 or zuf1"
-        )
+        got = f"a symbol called {name[:60]!r}"
+        raise source.error(given, "a name such as s77, u0, zf1 or zuf1", got)
     if not isinstance(call, ast.Call) or call_name(call) != "symbol" or len(call.args) > 1:
-        raise source.error(call, source.quote(call), "symbol(hint, min=…, max=…)")
-    is_float = name.startswith("z")
-    values: dict[str, Any] = {}
-    if call.args:
-        values["hint"] = _bound(source, call.args[0], is_float)
-    for part in call.keywords:
-        if part.arg in ("min", "max"):
-            key = "least" if part.arg == "min" else "most"
-            values[key] = _bound(source, part.value, is_float)
-        elif part.arg in ("positive", "size_like"):
-            if not isinstance(part.value, ast.Constant) or type(part.value.value) is not bool:
-                raise source.error(part, source.quote(part), "True or False")
-            values[part.arg] = part.value.value
+        raise source.error(call, "symbol(hint, min=…, max=…)")
+    values: dict[str, Any] = {"positive": name.startswith("s")}
+    for key, value in [("", x) for x in call.args] + [(k.arg, k.value) for k in call.keywords]:
+        if key in _BOUNDS:
+            values[_BOUNDS[key]] = _read_bound(source, value, is_float=name.startswith("z"))
+        elif key in ("positive", "size_like"):
+            if not isinstance(value, ast.Constant) or type(value.value) is not bool:
+                raise source.error(value, "True or False")
+            values[key] = value.value
         else:
-            raise source.error(part, f"'{part.arg}'", "min, max, positive or size_like")
-    values.setdefault("positive", name.startswith("s"))
-    order = [values.get(k) for k in ("least", "hint", "most")]
-    known = [v for v in order if v is not None]
+            raise source.error(call, "min, max, positive or size_like", f"'{key}'")
+    known = [v for v in map(values.get, ("least", "hint", "most")) if v is not None]
     if known != sorted(known):
-        raise source.error(
-            given, source.quote(given), "min to be below the hint, and that below max"
-        )
+        raise source.error(given, "min to be below the hint, and that below max")
     return Symbol(name=name, **values)
 
 
-def _bound(source: Source, node: ast.expr, is_float: bool) -> int | float:
+_BOUNDS: Mapping[str | None, str] = {"": "hint", "min": "least", "max": "most"}
+
+
+def _read_bound(source: Source, node: ast.expr, *, is_float: bool) -> int | float:
     if is_float and isinstance(node, ast.Constant) and type(node.value) is float:
         return node.value
     return source.integer(node)

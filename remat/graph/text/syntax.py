@@ -6,10 +6,11 @@ Nothing here or behind it compiles, imports or evaluates what a text says.
 from __future__ import annotations
 
 import ast
-import gc
 import re
+from collections.abc import Iterable
 
 from remat.errors import ProblemError
+from remat.graph.collection import without_collection
 
 #: What is read at most. A Llama of 80 layers takes 3 MiB, 19,000 nodes and 800,000 marks.
 MAX_BYTES = 16 * 2**20
@@ -20,9 +21,12 @@ MAX_STRING = 2**16
 MAX_DEPTH = 40
 MAX_NAME = 256
 INTEGERS = range(-(2**63), 2**64)
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 _MARKS = "\n !%&()*+,-./:;<=>@[^{|~"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\x85\u2028\u2029]")
+_TOO_DEEP = "nesting too deep to be read"
+_LEVELS = f"at most {MAX_DEPTH} levels"
 
 
 def check_size(text: str) -> None:
@@ -59,39 +63,26 @@ class Source:
         self._lines = text.split("\n")
         found = _CONTROL.search(text)
         if found is not None:
-            before = text.count("\n", 0, found.start())
-            column = found.start() - (text.rfind("\n", 0, found.start()) + 1)
-            raise self.error_at(
-                before + 1, column, f"the character {found.group()!r}", "plain text"
-            )
+            before = text[: found.start()].split("\n")
+            got = f"the character {found.group()!r}"
+            raise _error_at(len(before), len(before[-1]), got, "plain text")
         self.body = self._parse(text)
 
+    @without_collection  # a tree is a million small objects that all stay
     def _parse(self, text: str) -> list[ast.stmt]:
-        # A tree is a million small objects that all stay: collections in between only cost time.
-        collects = gc.isenabled()
-        gc.disable()
         try:
             return ast.parse(text).body
         except SyntaxError as error:
             line = min(error.lineno or 1, len(self._lines))
-            cut = line == len(self._lines) or "never closed" in error.msg
-            raise self.error_at(
-                line,
-                (error.offset or 1) - 1,
-                f"what is no Python syntax ({error.msg})",
-                f"one statement a line{'; is the text cut off?' if cut else ''}",
-            ) from None
+            ends = line == len(self._lines) or "never closed" in error.msg
+            got = f"what is no Python syntax ({error.msg})"
+            expected = f"one statement a line{'; is the text cut off?' if ends else ''}"
+            raise _error_at(line, (error.offset or 1) - 1, got, expected) from None
         except ValueError as error:  # lone surrogates
-            raise self.error_at(
-                1, 0, f"text that cannot be read ({error})", "text in UTF-8"
-            ) from None
+            got = f"text that cannot be read ({error})"
+            raise _error_at(1, 0, got, "text in UTF-8") from None
         except (RecursionError, MemoryError):
-            raise self.error_at(
-                self._deepest(), 0, "nesting too deep to be read", f"at most {MAX_DEPTH} levels"
-            ) from None
-        finally:
-            if collects:
-                gc.enable()
+            raise _error_at(self._deepest(), 0, _TOO_DEEP, _LEVELS) from None
 
     def _deepest(self) -> int:
         """The first line that is nested too deeply by itself, else 1."""
@@ -104,25 +95,25 @@ class Source:
                 return number
         return 1
 
-    def error(self, at: ast.AST | None, got: str, expected: str) -> ProblemError:
-        """The refusal of what stands at a place of the tree, at the end of the text for None."""
+    def error(self, at: ast.AST | None, expected: str, got: str = "{}") -> ProblemError:
+        """The refusal of what stands at a place of the tree.
+
+        Args:
+            at: the place; None is the end of the text.
+            expected: what may stand there.
+            got: what stands there; ``{}`` is replaced by the text itself.
+        """
         if at is None:
-            return self.error_at(len(self._lines), len(self._lines[-1]), got, expected)
-        return self.error_at(getattr(at, "lineno", 1), getattr(at, "col_offset", 0), got, expected)
+            return _error_at(len(self._lines), len(self._lines[-1]), got, expected)
+        got = got.replace("{}", self._quote(at))
+        return _error_at(getattr(at, "lineno", 1), getattr(at, "col_offset", 0), got, expected)
 
-    def error_at(self, line: int, offset: int, got: str, expected: str) -> ProblemError:
-        return ProblemError(
-            f"graph text, line {line}, column {offset + 1}: {got}; expected {expected}"
-        )
-
-    def quote(self, at: ast.AST) -> str:
-        """The beginning of what stands at a place of the tree, for messages."""
-        line = self._lines[getattr(at, "lineno", 1) - 1].encode(errors="replace")
-        start = getattr(at, "col_offset", 0)
-        end = getattr(at, "end_col_offset", None)
-        if getattr(at, "end_lineno", None) != getattr(at, "lineno", None):
-            end = None
-        text = line[start:end].decode(errors="replace")
+    def _quote(self, at: ast.AST) -> str:
+        """The beginning of what stands at a place of the tree."""
+        first, last = getattr(at, "lineno", 1), getattr(at, "end_lineno", None)
+        line = self._lines[first - 1].encode(errors="replace")
+        end = getattr(at, "end_col_offset", None) if last == first else None
+        text = line[getattr(at, "col_offset", 0) : end].decode(errors="replace")
         return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}…'"
 
     def comment(self, statement: ast.stmt) -> str:
@@ -137,18 +128,15 @@ class Source:
         """A literal of a plain type, within the limits."""
         value = node.value
         if type(value) is int and value not in INTEGERS:
-            raise self.error(
-                node, f"an integer of {value.bit_length()} bits", "a number of 64 bits at most"
-            )
+            got = f"an integer of {value.bit_length()} bits"
+            raise self.error(node, "a number of 64 bits at most", got)
         if type(value) is str and len(value) > MAX_STRING:
-            raise self.error(
-                node, f"a string of {len(value)} characters", f"{MAX_STRING} characters at most"
-            )
+            got = f"a string of {len(value)} characters"
+            raise self.error(node, f"{MAX_STRING} characters at most", got)
         if value is None or type(value) in (str, int, float, bool, complex):
             return value  # type: ignore[return-value]
-        raise self.error(
-            node, f"a literal of type {type(value).__name__}", "a string, number or None"
-        )
+        got = f"a literal of type {type(value).__name__}"
+        raise self.error(node, "a string, number or None", got)
 
     def integer(self, node: ast.expr) -> int:
         """An integer literal, with its sign."""
@@ -159,7 +147,7 @@ class Source:
             value = self.constant(node)
             if type(value) is int and sign * value in INTEGERS:
                 return sign * value
-        raise self.error(node, self.quote(node), "an integer")
+        raise self.error(node, "an integer")
 
     def string(self, node: ast.expr) -> str:
         """A string literal."""
@@ -167,12 +155,12 @@ class Source:
             value = self.constant(node)
             if type(value) is str:
                 return value
-        raise self.error(node, self.quote(node), "a string in quotes")
+        raise self.error(node, "a string in quotes")
 
     def deeper(self, node: ast.AST, depth: int) -> int:
         """One level more, or a refusal."""
         if depth >= MAX_DEPTH:
-            raise self.error(node, "nesting too deep to be read", f"at most {MAX_DEPTH} levels")
+            raise self.error(node, _LEVELS, _TOO_DEEP)
         return depth + 1
 
     def shallow(self, node: ast.expr) -> None:
@@ -182,19 +170,22 @@ class Source:
             level = [child for x in level for child in ast.iter_child_nodes(x)]
             if not level:
                 return
-        raise self.error(node, "nesting too deep to be read", f"at most {MAX_DEPTH} levels")
+        raise self.error(node, _LEVELS, _TOO_DEEP)
 
     def dotted(self, node: ast.expr) -> str:
-        """A dotted name of two to four parts, as written."""
+        """A dotted name of two to five parts, as written."""
         parts: list[str] = []
         at = node
         while isinstance(at, ast.Attribute) and len(parts) < 4:
             parts.append(at.attr)
             at = at.value
         if not parts or not isinstance(at, ast.Name):
-            raise self.error(node, self.quote(node), "a dotted name, such as aten.mm.default")
-        parts.append(at.id)
-        return ".".join(reversed(parts))
+            raise self.error(node, "a dotted name, such as aten.mm.default")
+        return ".".join(reversed([*parts, at.id]))
+
+
+def _error_at(line: int, offset: int, got: str, expected: str) -> ProblemError:
+    return ProblemError(f"graph text, line {line}, column {offset + 1}: {got}; expected {expected}")
 
 
 def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[ast.expr] | None:
@@ -204,11 +195,16 @@ def arguments(node: ast.AST | None, name: str, least: int, most: int) -> list[as
     return node.args if least <= len(node.args) <= most else None
 
 
-def call_name(node: ast.AST) -> str | None:
+def call_name(node: ast.AST | None) -> str | None:
     """``"f"`` for a call ``f(…)`` of a bare name, else None."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return node.func.id
     return None
+
+
+def written_call(name: str, parts: Iterable[str]) -> str:
+    """The text of a call."""
+    return f"{name}({', '.join(parts)})"
 
 
 def quoted(text: str) -> str:

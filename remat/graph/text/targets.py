@@ -16,6 +16,7 @@ import torch
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.purity import overload_names
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
 
@@ -52,8 +53,12 @@ def _name(target: Any) -> str | None:
     elif isinstance(target, torch_compat.HigherOrderOperator):
         name = f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
     else:
-        return _names().get(target)
-    return name if _NAME.fullmatch(name) and is_target(name) else None
+        return next((name for name, known in _functions().items() if known is target), None)
+    try:
+        read_target(name)
+    except LookupError:
+        return None
+    return name
 
 
 def write_call(name: str) -> str:
@@ -63,31 +68,12 @@ def write_call(name: str) -> str:
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
-    modules: dict[str, Any] = {
-        "operator": operator,
-        "math": math,
-        "torch": torch,
-        "builtins": builtins,
-    }
+    modules: dict[str, Any] = {m.__name__: m for m in (operator, math, torch, builtins)}
     return {
         f"{where}.{name}": getattr(modules[where], name)
         for where, names in _FUNCTIONS.items()
         for name in names.split()
     }
-
-
-@functools.cache
-def _names() -> dict[Any, str]:
-    return {function: name for name, function in reversed(_functions().items())}
-
-
-def is_target(name: str) -> bool:
-    """Whether there is such an operator or function, as far as is known in this process."""
-    try:
-        read_target(name)
-    except LookupError:
-        return False
-    return True
 
 
 def read_target(name: str) -> Any:
@@ -100,41 +86,36 @@ def read_target(name: str) -> Any:
         raise LookupError("a name such as aten.mm.default")
     if name in _functions():
         return _functions()[name]
-    parts = name.split(".")
-    if parts[0] == "higher_order":
-        if len(parts) != 2:
+    library, *rest = name.split(".")
+    if library == "higher_order":
+        if len(rest) != 1:
             raise LookupError("a higher-order operator as higher_order.name")
-        found: Any = _registered(parts[0], lambda: torch_compat.higher_order_ops.get(parts[1]))
+        found: Any = _registered(library, lambda: torch_compat.higher_order_ops.get(rest[0]))
         if isinstance(found, torch_compat.HigherOrderOperator):
             return found
         raise LookupError(
-            f"a higher-order operator that is registered in this process; '{parts[1]}' is none: "
+            f"a higher-order operator that is registered in this process; '{rest[0]}' is none: "
             "import what defines it first"
         )
-    if parts[0] in _FUNCTIONS:
-        raise LookupError(f"one of {parts[0]}.{{{', '.join(_FUNCTIONS[parts[0]].split())}}}")
-    if len(parts) != 3:
+    if library in _FUNCTIONS:
+        raise LookupError(f"one of {library}.{{{', '.join(_FUNCTIONS[library].split())}}}")
+    if len(rest) != 2:
         raise LookupError("an operator as namespace.name.overload")
-    found = _registered(parts[0], lambda: _overload(*parts))
+    found = _registered(library, lambda: _overload(library, *rest))
     if isinstance(found, torch_compat.OpOverload):
         return found
-    there = _overloads(parts[0], parts[1])
+    there = overload_names(library, rest[0])
     if there:
-        raise LookupError(f"one of {parts[0]}.{parts[1]}.{{{', '.join(there)}}}")
+        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(there)}}}")
     raise LookupError(
-        f"an operator that is registered in this process; library '{parts[0]}' has no "
-        f"'{parts[1]}': import what defines it first"
+        f"an operator that is registered in this process; library '{library}' has no "
+        f"'{rest[0]}': import what defines it first"
     )
-
-
-def _overloads(namespace: str, name: str) -> list[str]:
-    schemas = torch_compat.jit_get_schemas_for_operator(f"{namespace}::{name}")
-    return sorted(s.overload_name or "default" for s in schemas)
 
 
 def _overload(namespace: str, name: str, overload: str) -> Any:
     """An operator, if the dispatcher knows its schema; torch.ops is not asked for anything else."""
-    if overload not in _overloads(namespace, name):
+    if overload not in overload_names(namespace, name):
         return None
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)
 

@@ -1,16 +1,42 @@
-"""What writing and reading of values agree on: what need not be said because it follows."""
+"""Values of nodes as types: ``f32[8, 4](1, 8)``, with what shares memory with what; and back.
+
+A type is read as a fake value: a tensor on its own memory, or on that of an earlier one. What follows
+from sizes and schemas is neither written nor needs to be.
+"""
 
 from __future__ import annotations
 
+import ast
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 from torch import fx
 
-from remat.graph.text.expressions import Size
+from remat import torch_compat
+from remat.errors import ProblemError
+from remat.graph.storages import storage_key
+from remat.graph.text.expressions import Expressions, Size, size_of, write_expression
+from remat.graph.text.fakes import Fakes
+from remat.graph.text.literals import (
+    CONSTANTS,
+    SYMBOLIC,
+    ArgumentReader,
+    ArgumentWriter,
+    read_opaque,
+    write_opaque,
+)
+from remat.graph.text.syntax import Source, arguments, call_name, written_call
 from remat.graph.writes import aliased_places
+from remat.torch_compat import dtype_abbrs
+
+_DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
+_SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
+_LARGEST = 2**63 - 1
+_MAX_RANK = 64
 
 
 def base_of(node: fx.Node) -> Any:
@@ -51,13 +77,6 @@ def contiguous(sizes: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
-def equal(one: Size, other: Size) -> bool:
-    """Whether two sizes are the same number, whatever form they are in."""
-    if one == other:
-        return True
-    return not (type(one) is int and type(other) is int) and sympy.expand(one - other) == 0
-
-
 def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsize: int) -> Size:
     """Bytes that a tensor needs from the beginning of its memory."""
     if any(type(s) is int and s == 0 for s in sizes):
@@ -71,3 +90,309 @@ def extent(sizes: Sequence[Size], strides: Sequence[Size], offset: Size, itemsiz
     for size, stride in zip(sizes, strides, strict=True):
         last = last + (size - 1) * stride
     return (last + 1) * itemsize
+
+
+class ValueWriter:
+    """Writes the values of the nodes of one graph, in their order.
+
+    Args:
+        literals: writes constants, and takes up symbols.
+        device: the device that need not be said.
+        graph: what the graph is called, with those around it: ``"joint.true_graph_0"``.
+    """
+
+    def __init__(self, literals: ArgumentWriter, device: torch.device, graph: str) -> None:
+        self._literals = literals
+        self._device = device
+        self._graph = graph
+        self._places: dict[int, tuple[str, str]] = {}  # by storage: the first tensor on it
+
+    def nested(self, name: str) -> ValueWriter:
+        """A writer for a subgraph, whose values may share memory with those outside."""
+        inner = ValueWriter(self._literals, self._device, f"{self._graph}.{name}")
+        inner._places = self._places
+        return inner
+
+    def write(self, node: fx.Node) -> str:
+        """The type of a node's value."""
+        return self._write(node.meta["val"], node.name, base_of(node))
+
+    def constant(self, tensor: torch.Tensor) -> str:
+        """The type of a tensor in memory of its own, whatever else is on it."""
+        return self._tensor(tensor, owns=True)
+
+    def _write(self, value: Any, place: str, base: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return self._placed(value, place, base)
+        if isinstance(value, (tuple, list)):
+            parts = [self._write(v, f"{place}[{k}]", element(base, k)) for k, v in enumerate(value)]
+            if isinstance(value, list):
+                return f"[{', '.join(parts)}]"
+            return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+        if value is None or isinstance(value, SYMBOLIC):
+            return self._literals.write(value)
+        if type(value) in (bool, int, float, complex, str, torch.dtype, torch.device):
+            return f"const({self._literals.write(value)})"
+        if isinstance(value, torch_compat.BackwardState):
+            return "backward_state"
+        return write_opaque(value)
+
+    def _placed(self, tensor: torch.Tensor, place: str, base: Any) -> str:
+        """A tensor and the memory it lies in, where that is not what one would expect."""
+        key = storage_key(tensor)
+        if key is None:
+            return self._tensor(tensor, owns=True)
+        expected = storage_key(base)
+        graph, owner = self._places.setdefault(key, (self._graph, place))
+        if (graph, owner) == (self._graph, place):
+            own = self._tensor(tensor, owns=True)
+            return own if expected is None else f"{own} @ None"
+        shared = self._tensor(tensor, owns=False)
+        if key == expected:
+            return shared
+        return f"{shared} @ {owner if graph == self._graph else f'{graph}.{owner}'}"
+
+    def _tensor(self, tensor: torch.Tensor, *, owns: bool) -> str:
+        name = dtype_abbrs.get(tensor.dtype)
+        wrapped = bool(torch_compat.is_traceable_wrapper_subclass(tensor))
+        if name is None or wrapped:
+            raise ProblemError(
+                f"a {type(tensor).__name__} of {tensor.dtype} has no text form: expected a plain "
+                "tensor, as AOTAutograd leaves them in joint graphs"
+            )
+        sizes = [size_of(s) for s in tensor.shape]
+        text = f"{name}[{', '.join(map(self._size, sizes))}]" if sizes else name
+        extra: list[str] = []
+        if tensor.layout is not torch.strided:
+            extra.append(f"layout={tensor.layout}")
+        else:
+            extra += self._memory(tensor, sizes, owns)
+        if tensor.device != self._device:
+            extra.append(f'device="{tensor.device}"')
+        if tensor.requires_grad:
+            extra.append("grad=True")
+        return written_call(text, extra) if extra else text
+
+    def _memory(self, tensor: torch.Tensor, sizes: list[Size], owns: bool) -> list[str]:
+        """Strides, offset and bytes of the memory, where they do not follow from the sizes."""
+        said: list[str] = []
+        strides = tuple(size_of(s) for s in tensor.stride())
+        if strides != contiguous(sizes):
+            said += map(self._size, strides)
+        offset = size_of(tensor.storage_offset())
+        if offset != 0:
+            said.append(f"offset={self._size(offset)}")
+        if owns:
+            nbytes = size_of(tensor.untyped_storage().nbytes())
+            expected = extent(sizes, strides, offset, tensor.element_size())
+            # The same number may be in two forms.
+            if nbytes != expected and sympy.expand(nbytes - expected) != 0:
+                said.append(f"storage={self._size(nbytes)}")
+        return said
+
+    def _size(self, size: Size) -> str:
+        return write_expression(size, self._literals.symbols)
+
+
+@dataclass(slots=True)
+class _Type:
+    """A type of a tensor, as far as it is written."""
+
+    dtype: torch.dtype
+    sizes: list[Size]
+    device: torch.device
+    strides: tuple[Size, ...] = ()
+    offset: Size = 0
+    storage: Size | None = None
+    layout: torch.layout = torch.strided
+    grad: bool = False
+
+
+class ValueReader:
+    """Reads the values of the nodes of one graph, in their order.
+
+    Args:
+        source: the text.
+        fakes: makes fake values.
+        expressions: reads sizes.
+        device: the device that need not be said.
+        graph: what the graph is called, with those around it: ``"joint.true_graph_0"``.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        fakes: Fakes,
+        expressions: Expressions,
+        device: torch.device,
+        graph: str,
+    ) -> None:
+        self._source = source
+        self._fakes = fakes
+        self._expressions = expressions
+        self._device = device
+        self._graph = graph
+        self._places: dict[str, torch.Tensor] = {}
+        self._literals = ArgumentReader(source, symbolic=self.symbolic)
+
+    def nested(self, name: str) -> ValueReader:
+        """A reader for a subgraph, whose values may share memory with those outside."""
+        graph = f"{self._graph}.{name}"
+        inner = ValueReader(self._source, self._fakes, self._expressions, self._device, graph)
+        inner._places = self._places
+        return inner
+
+    def read(self, node: fx.Node, written: ast.expr) -> Any:
+        """The value that a node is written with; the node has its target and arguments."""
+        return self._read(written, f"{self._graph}.{node.name}", base_of(node), 0)
+
+    def constant(self, written: ast.expr) -> torch.Tensor:
+        """A tensor in memory of its own."""
+        return self._tensor(written, None)
+
+    def symbolic(self, node: ast.Subscript) -> Any:
+        """The symbolic number that ``SymInt[…]`` and its like stand for."""
+        if not isinstance(node.value, ast.Name) or node.value.id not in _SYMBOLIC:
+            raise self._source.error(node, "SymInt[…], SymFloat[…], SymBool[…]")
+        expression = self._expressions.read(node.slice)
+        if isinstance(expression, sympy.Expr) is (node.value.id == "SymBool"):
+            raise self._source.error(node, "the type of what it computes")
+        try:
+            return self._fakes.number(node.value.id, expression)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise self._source.error(node, str(error), "{}, which has no value") from error
+
+    def _read(self, node: ast.expr, place: str, base: Any, depth: int) -> Any:
+        depth = self._source.deeper(node, depth)
+        match node:
+            case ast.Tuple(elts=elts) | ast.List(elts=elts):
+                items = [
+                    self._read(x, f"{place}[{k}]", element(base, k), depth)
+                    for k, x in enumerate(elts)
+                ]
+                return items if isinstance(node, ast.List) else tuple(items)
+            case ast.Constant(value=None):
+                return None
+            case ast.Name(id="backward_state"):
+                return torch_compat.BackwardState()
+            case ast.Subscript(value=ast.Name(id=name)) if name in _SYMBOLIC:
+                return self.symbolic(node)
+        if call_name(node) == "opaque":
+            return read_opaque(self._source, node)
+        written = arguments(node, "const", 1, 1)
+        if written is not None:
+            return self._literals.read(written[0])
+        made = self._placed(node, base)
+        if storage_key(made) is not None:
+            self._places[place] = made
+        return made
+
+    def _placed(self, node: ast.expr, base: Any) -> torch.Tensor:
+        """A tensor in the memory that is written, or that it lies in unless something is."""
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)):
+            return self._tensor(node, None if storage_key(base) is None else base)
+        if isinstance(node.right, ast.Constant) and node.right.value is None:
+            return self._tensor(node.left, None)
+        self._source.shallow(node.right)
+        place = ast.unparse(node.right)
+        owner = self._places.get(f"{self._graph}.{place}", self._places.get(place))
+        if owner is None:
+            expected = "that of a tensor above, such as mm or split[1]"
+            raise self._source.error(node.right, expected, "the memory of {}")
+        return self._tensor(node.left, owner)
+
+    def _type(self, node: ast.expr) -> _Type:
+        """What is written about a tensor."""
+        inner = node.func if isinstance(node, ast.Call) else node
+        name = inner.value if isinstance(inner, ast.Subscript) else inner
+        if not isinstance(name, ast.Name) or name.id not in _DTYPES:
+            expected = "one such as f32[8, 4], SymInt[s0], const(1), None, or a tuple of such"
+            raise self._source.error(node, expected, "the type {}")
+        sizes: list[Size] = []
+        if isinstance(inner, ast.Subscript):
+            listed = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
+            sizes = [self._size(x) for x in listed]
+        if len(sizes) > _MAX_RANK:
+            raise self._source.error(node, f"{_MAX_RANK} at most", f"{len(sizes)} dimensions")
+        found = _Type(_DTYPES[name.id], sizes, self._device)
+        if isinstance(node, ast.Call):
+            self._details(node, found)
+        if not found.strides:
+            found.strides = contiguous(sizes)
+        return found
+
+    def _details(self, node: ast.Call, found: _Type) -> None:
+        """What stands in parentheses behind the sizes."""
+        found.strides = tuple(self._size(x) for x in node.args)
+        if found.strides and len(found.strides) != len(found.sizes):
+            expected = f"{len(found.sizes)}, one for each dimension"
+            raise self._source.error(node, expected, f"{len(found.strides)} strides")
+        for given in node.keywords:
+            match given.arg:
+                case "offset" | "storage":
+                    setattr(found, given.arg, self._size(given.value))
+                case "device":
+                    found.device = self._literals.device(given.value)
+                case "grad":
+                    differentiable = found.dtype.is_floating_point or found.dtype.is_complex
+                    if getattr(given.value, "value", None) is not True or not differentiable:
+                        raise self._source.error(given.value, "True, for a floating-point type")
+                    found.grad = True
+                case "layout":
+                    layout = CONSTANTS.get(self._source.dotted(given.value))
+                    if not isinstance(layout, torch.layout):
+                        expected = "a layout, such as torch.sparse_coo"
+                        raise self._source.error(given.value, expected)
+                    found.layout = layout
+                case _:
+                    expected = "offset, storage, device, grad or layout"
+                    raise self._source.error(given, expected, f"'{given.arg}'")
+
+    def _size(self, node: ast.expr) -> Size:
+        size = self._expressions.size(node)
+        known = self._hint(node, size)
+        if known is not None and not 0 <= known <= _LARGEST:
+            raise self._source.error(node, "one of 0 to 2**63 - 1", f"the size {known}")
+        return size
+
+    def _hint(self, node: ast.expr, size: Size) -> int | None:
+        try:
+            return self._fakes.hint(size)
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise self._source.error(node, f"one with a value ({error})", "the size {}") from error
+
+    def _tensor(self, node: ast.expr, base: Any) -> torch.Tensor:
+        """A tensor of a written type, in the memory of another one or in its own."""
+        t = self._type(node)
+        if t.layout is not torch.strided:
+            return self._made(
+                node, lambda: self._fakes.sparse(t.dtype, t.sizes, t.layout, t.device)
+            )
+        needed = extent(t.sizes, t.strides, t.offset, t.dtype.itemsize)
+        there = needed if t.storage is None else t.storage
+        if base is not None:
+            if t.storage is not None:
+                expected = "it where the memory is made"
+                raise self._source.error(node, expected, "storage=… on shared memory")
+            there = size_of(base.untyped_storage().nbytes())
+        least, most = self._hint(node, needed), self._hint(node, there)
+        if least is not None and least > _LARGEST:
+            raise self._source.error(node, "at most 2**63 - 1", f"a tensor of {least} bytes")
+        if least is not None and most is not None and least > most:
+            got = f"a tensor that needs {least} bytes of memory"
+            raise self._source.error(node, f"no more than its {most}", got)
+
+        def make() -> torch.Tensor:
+            memory = self._fakes.memory(there) if base is None else base.untyped_storage()
+            return self._fakes.tensor(
+                t.dtype, t.sizes, t.strides, t.offset, memory, device=t.device, grad=t.grad
+            )
+
+        return self._made(node, make)
+
+    def _made(self, node: ast.expr, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        try:
+            return make()
+        except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise self._source.error(node, f"a tensor that PyTorch makes: {reason}") from error

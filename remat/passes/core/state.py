@@ -22,8 +22,8 @@ from remat.graph.costs import CostModel, node_costs
 from remat.graph.index import GraphIndex, index_graph
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision, Lowered, lower
+from remat.graph.ownership import Storages, find_storages
 from remat.graph.roles import Roles, classify
-from remat.graph.storages import Storages, find_storages
 from remat.passes.core.choice import BanRules, Choice
 from remat.passes.packing.pairs import SavedTensorHooks
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from remat.graph.lowering import Kind, Lowered
+from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.roles import UNREACHABLE
 from remat.passes.core.analyses import Distances
 from remat.passes.core.state import State
@@ -38,9 +38,9 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
     state_bytes: dict[int, int] = {}
     forced = 0
     for i, kind in enumerate(lowered.kind):
-        if kind is Kind.SNAPSHOT:
+        if kind is SavedKind.SNAPSHOT:
             forced += problem.size[i]
-        if kind is not Kind.VALUE or distance[lowered.position[i]] >= UNREACHABLE:
+        if kind is not SavedKind.VALUE or distance[lowered.position[i]] >= UNREACHABLE:
             continue
         producer = _producer(nodes, lowered, i)
         if not problem.recomputable[i] or not problem.recomputable[producer]:
@@ -49,7 +49,7 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> Items:
             weight[producer] = weight.get(producer, 0) + problem.size[i]
     for i in weight:
         for j in problem.inputs[i]:
-            if lowered.kind[j] is Kind.GENERATOR_STATE:
+            if lowered.kind[j] is SavedKind.GENERATOR_STATE:
                 state_bytes[i] = problem.size[j]
     chosen: list[tuple[int, int]] = []
     for i, nbytes in weight.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torch import fx
 
 from remat.graph import ops, purity
-from remat.graph.lowering import Kind, Lowered, must_save
+from remat.graph.lowering import Lowered, SavedKind, must_save
 from remat.graph.replays import maker_of
 from remat.passes.core.state import State
 
@@ -35,13 +35,13 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
     for i in found:
         at = lowered.position[i]
         maker = maker_of(state.index.nodes[at])
-        if lowered.kind[i] is Kind.GENERATOR_STATE:
+        if lowered.kind[i] is SavedKind.GENERATOR_STATE:
             reasons["random operators need the state of their generator"] = ""
-        elif lowered.kind[i] is Kind.SNAPSHOT and at in state.storages.refilled:
+        elif lowered.kind[i] is SavedKind.SNAPSHOT and at in state.storages.refilled:
             reasons["reread_inputs=False keeps backward from reading inputs"] = (
                 "leave reread_inputs at True where nobody refills them"
             )
-        elif lowered.kind[i] is Kind.SNAPSHOT:
+        elif lowered.kind[i] is SavedKind.SNAPSHOT:
             reasons["forward writes to inputs that backward reads as they were"] = ""
         elif at in tagged:
             reasons["values are tagged MUST_SAVE"] = "loosen what is tagged MUST_SAVE"

@@ -11,7 +11,7 @@ from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.collection import without_collection
 from remat.graph.joint import Role
-from remat.graph.lowering import Kind, Lowered
+from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.source import located
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import BanRules, Choice
@@ -102,12 +102,12 @@ class Weights(Analysis[tuple[int, ...]]):
         size = [0] * len(state.index)
         rows = list(zip(lowered.kind, lowered.position, lowered.problem.size, strict=True))
         for kind, at, nbytes in rows:
-            if kind is Kind.VALUE or (kind is Kind.SNAPSHOT and at in refilled):
+            if kind is SavedKind.VALUE or (kind is SavedKind.SNAPSHOT and at in refilled):
                 size[at] = nbytes
         scaled = cut_weights(state, state.get(Fusibility()), size)
         # The copy of an input is written for backward alone, like a value that would fuse.
         return tuple(
-            scaled[at] if kind is Kind.VALUE else 2 * scaled[at] if at in refilled else nbytes
+            scaled[at] if kind is SavedKind.VALUE else 2 * scaled[at] if at in refilled else nbytes
             for kind, at, nbytes in rows
         )
 
@@ -128,7 +128,7 @@ class RuntimeOptimalCut(Analysis[tuple[int, ...]]):
     def compute(self, state: State) -> tuple[int, ...]:
         lowered, ban = state.lowered(), state.get(Banned(self.rules))
         fixed = [
-            kind is Kind.VALUE and bool(ban[at])
+            kind is SavedKind.VALUE and bool(ban[at])
             for kind, at in zip(lowered.kind, lowered.position, strict=True)
         ]
         return find_cut(state, lowered, fixed, biased=True)

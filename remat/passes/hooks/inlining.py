@@ -17,7 +17,7 @@ from torch import fx
 from remat import torch_compat
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
-from remat.graph.sizes import Sizes
+from remat.graph.storages import Sizes
 from remat.passes.hooks.tracing import Traced
 
 _UNCHECKED = "saved_tensor_with_no_vc_check"

@@ -15,8 +15,7 @@ from remat.errors import BudgetError
 from remat.graph import ops
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness import saved_storages
-from remat.graph.sizes import Sizes
-from remat.graph.storages import hint, storage_key, tensor_bytes
+from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
 from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State

@@ -17,8 +17,7 @@ from remat import torch_compat
 from remat.errors import PlanError, RematError
 from remat.graph import ops
 from remat.graph.joint import output_node
-from remat.graph.sizes import Sizes
-from remat.graph.storages import hint
+from remat.graph.storages import Sizes, hint
 from remat.passes.packing.pairs import SavedTensorHooks
 from remat.torch_compat import pytree
 

@@ -15,7 +15,7 @@ from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
-from remat.graph.memories import Memories
+from remat.graph.storages import Memories
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.torch_compat import pytree

@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from remat.report.memory_plot import write_picture
+from remat.report.pictures import write_picture
 from remat.sac.estimate.stats import (
     PS_PER_MS,
     SACGreedyOrderMeta,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from remat import torch_compat
-from remat.graph.memories import storage_of
+from remat.graph.storages import storage_of
 from remat.running.measure import run_backward, run_forward
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.module_calls import ModuleCall, in_backward, watching

@@ -11,8 +11,7 @@ import torch
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from remat import torch_compat
-from remat.graph.memories import storage_of
-from remat.graph.storages import hint, tensor_bytes
+from remat.graph.storages import hint, storage_of, tensor_bytes
 from remat.torch_compat import pytree
 
 #: Operators beside PyTorch's that are neither counted nor decided about.

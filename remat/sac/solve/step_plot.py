@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat.report.memory_plot import write_picture
+from remat.report.pictures import write_picture
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.solve.choices import Choice
 from remat.sac.solve.peaks import Simulated, simulate

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from remat.errors import ProblemError
-from remat.graph.text import parse_graph, parse_joint, parser, print_joint
+from remat.graph.text import graphs, parse_graph, parse_joint, print_joint
 from remat.graph.text.syntax import MAX_BYTES, MAX_MARKS
 from tests.graph.text.steps import captured
 from tests.graph.text.test_text_first import EVERYTHING
@@ -200,7 +200,7 @@ def test_a_text_is_refused(text: str, says: str) -> None:
 
 
 def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser, "MAX_NODES", 3)
+    monkeypatch.setattr(graphs, "MAX_NODES", 3)
     nested = "with subgraph('g'):\n    a = placeholder()\n    b = placeholder()\n    return 1\n"
     parse_graph(HEAD + nested + "c = placeholder()\nreturn 1")
     said = refusal(HEAD + nested + "c = placeholder()\nd = placeholder()\nreturn 1")

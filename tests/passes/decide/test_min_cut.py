@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import remat
 from benchmarks.models import build
 from remat.errors import PlanError, ProblemError
-from remat.graph.lowering import Kind
+from remat.graph.lowering import SavedKind
 from remat.passes.core.state import State
 from remat.passes.decide.min_cut import Banned, MinCut
 from remat.planning.pipelines import prepare
@@ -143,7 +143,7 @@ def test_cuts_of_real_graphs(name: str) -> None:
     assert cut.value == oracle(problem, list(problem.size), [0] * len(problem))
     assert cut.value == sum(problem.size[i] for i in cut.saved)
     kinds = [state.lowered().kind[i] for i in cut.saved]
-    assert Kind.VALUE in kinds
+    assert SavedKind.VALUE in kinds
 
 
 def test_prices_past_64_bits_are_refused() -> None:

@@ -1,8 +1,10 @@
-"""What stands on a node's line besides the call: marks that steer passes, and where it comes from."""
+"""What stands on a node's line besides type and call: descriptors, marks, and where it comes from."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,9 +13,11 @@ from torch import fx
 from torch.fx.traceback import MEMORY_BUDGET_ANNOTATION_KEY
 from torch.utils.checkpoint import CheckpointPolicy
 
+from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.source import source_line
-from remat.graph.text.syntax import Source, arguments
+from remat.graph.text.literals import read_opaque, write_opaque
+from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
 
 _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
 #: Marks without a value, and the metadata they stand for.
@@ -27,6 +31,55 @@ PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward
 _COMMENT = re.compile(r"(?P<file>.*?):(?P<line>\d{1,9})(?: (?P<code>.*))?")
 
 
+@functools.cache
+def _descriptors() -> dict[str, type[Any]]:
+    """AOTAutograd's descriptors of inputs and outputs, by the names of their classes."""
+    roots = (torch_compat.descriptors.AOTInput, torch_compat.descriptors.AOTOutput)
+    return {
+        name: kind
+        for name, kind in sorted(vars(torch_compat.descriptors).items())
+        if isinstance(kind, type) and issubclass(kind, roots) and dataclasses.is_dataclass(kind)
+    }
+
+
+def write_descriptor(desc: Any) -> str:
+    """A descriptor as a call of its class; one of somebody else's class as an opaque object."""
+    if isinstance(desc, (int, str)):
+        return quoted(desc) if isinstance(desc, str) else str(desc)
+    kind = type(desc)
+    if _descriptors().get(kind.__name__) is not kind:
+        return write_opaque(desc)
+    values = (getattr(desc, f.name) for f in dataclasses.fields(kind))
+    return written_call(kind.__name__, map(write_descriptor, values))
+
+
+def read_descriptor(source: Source, node: ast.expr, depth: int = 0) -> Any:
+    """A descriptor, built from literals and other descriptors only."""
+    depth = source.deeper(node, depth)
+    if call_name(node) == "opaque":
+        return read_opaque(source, node)
+    kind = _descriptors().get(call_name(node) or "")
+    if kind is None or not isinstance(node, ast.Call) or node.keywords:
+        raise source.error(node, "a descriptor of AOTAutograd, such as PlainAOTInput(0)")
+    fields = dataclasses.fields(kind)
+    if len(node.args) != len(fields):
+        expected = f"{len(fields)}: {', '.join(f.name for f in fields) or 'none'}"
+        raise source.error(node, expected, f"{len(node.args)} values for {kind.__name__}")
+    values: list[Any] = []
+    for field, value in zip(fields, node.args, strict=True):
+        if field.type in (int, "int"):
+            values.append(source.integer(value))
+        elif field.type in (str, "str"):
+            values.append(source.string(value))
+        else:
+            values.append(read_descriptor(source, value, depth))
+    try:
+        return kind(*values)
+    except AssertionError as error:  # the classes check what they are given
+        got = f"{kind.__name__} of what it cannot be of"
+        raise source.error(node, str(error), got) from error
+
+
 def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
     """Numbers for checkpointed regions, in their order; AOTAutograd counts those of a process."""
     met = {region for n in nodes if type(region := n.meta.get("ac_graph_id")) is int}
@@ -34,7 +87,7 @@ def number_regions(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 
 def write_marks(node: fx.Node, regions: Mapping[int, int]) -> list[str]:
-    """The marks of a node, as they stand behind the call.
+    """The marks that steer passes, as they stand behind the call.
 
     Args:
         node: the node.
@@ -74,11 +127,11 @@ def read_mark(source: Source, node: ast.expr, meta: dict[str, Any]) -> None:
     elif (args := arguments(node, "memory_budget", 1, 1)) is not None:
         value = args[0].value if isinstance(args[0], ast.Constant) else None
         if type(value) not in (int, float):
-            raise source.error(node, source.quote(node), "memory_budget(0.5)")
+            raise source.error(node, "memory_budget(0.5)")
         meta["custom"] = {MEMORY_BUDGET_ANNOTATION_KEY: value}
     else:
         known = ", ".join([*_POLICIES, *_FLAGS, "region(…)", "memory_budget(…)"])
-        raise source.error(node, f"the mark {source.quote(node)}", f"one of {known}")
+        raise source.error(node, f"one of {known}", "the mark {}")
 
 
 def write_comment(node: fx.Node) -> str:

@@ -1,0 +1,132 @@
+"""Which node owns each storage of a joint graph, and which storages are alive anyway.
+
+What the step keeps alive whatever is decided (inputs it does not mutate, the user's own outputs)
+costs nothing to save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from remat.graph import ops
+from remat.graph.index import GraphIndex
+from remat.graph.joint import JointGraph, Role, is_input_mutation, overwritten_after, split_outputs
+from remat.graph.roles import Roles, belongs_to_backward
+from remat.graph.storages import hint, storage_bytes
+from remat.graph.writes import aliased_arguments, is_destination, written_by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Storages:
+    """Memory of the values of a joint graph; every tuple is indexed by position.
+
+    Attributes:
+        owner: the first node on the same storage (a node that is no tensor owns itself).
+        nbytes: bytes of the storage for its owner, 0 for every other node.
+        alive: for owners, whether the memory outlives forward whatever is decided.
+        mutated: what forward mutates, by position of the owner: as it was before, it may not be read
+            again in backward.
+        rewritten: of those, what is read again behind the last write, with the position of that
+            write: backward is handed what forward made of it. (AOTAutograd writes to primals when all
+            is done, and to nothing else, unless it was told not to make functions of writes.)
+        refilled: primals that the user may refill before backward, by position; where they may not
+            be read again either.
+    """
+
+    owner: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    alive: tuple[bool, ...]
+    mutated: frozenset[int]
+    rewritten: Mapping[int, int] = field(default_factory=dict)
+    refilled: frozenset[int] = frozenset()
+
+
+def find_storages(
+    joint: JointGraph,
+    index: GraphIndex,
+    roles: Roles,
+    *,
+    count_outputs: bool = False,
+    refilled: Iterable[str] = (),
+) -> Storages:
+    """Groups the nodes of a joint graph by storage.
+
+    Two nodes share a storage where their fake tensors do, or where an operator's schema says that
+    its result aliases an argument.
+
+    Args:
+        joint: the joint graph.
+        index: its positions.
+        roles: its classification.
+        count_outputs: count forward's outputs at their bytes instead of as free.
+        refilled: names of primals that backward may not read again: the user may refill them.
+    """
+    n = len(index)
+    owner = list(range(n))
+    nbytes = [0] * n
+    first: dict[int | None, int] = {}
+    bases, memories = aliased_arguments(index.nodes), joint.memories.of_all(index.values)
+    for i, (base, (key, storage, value)) in enumerate(zip(bases, memories, strict=True)):
+        if base is not None and base in index.position:
+            owner[i] = owner[index.position[base]]
+            continue
+        if storage is None:
+            nbytes[i] = storage_bytes(value)
+            continue
+        at = first.setdefault(key, i)
+        if at == i:
+            nbytes[i] = hint(storage.nbytes())
+        else:
+            owner[i] = owner[at]
+    mutated = _mutated(joint, index, owner)
+    rewritten = _rewritten(index, owner, mutated)
+    gone = mutated.keys() | {index.by_name[name] for name in refilled if name in index.by_name}
+    alive = [False] * n
+    for i, role in roles.placeholders.items():
+        if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
+            alive[i] = True
+    for node in joint.graph.find_nodes(op="get_attr", sort=False):
+        alive[owner[index.position[node]]] = True
+    if not count_outputs:
+        outputs, _, descs, _ = split_outputs(joint)
+        for value, desc in zip(outputs, descs, strict=True):
+            if isinstance(value, fx.Node) and not is_input_mutation(desc):
+                position = owner[index.position[value]]
+                if position not in gone or position in rewritten:
+                    alive[position] = True
+    return Storages(
+        owner=tuple(owner),
+        nbytes=tuple(nbytes),
+        alive=tuple(alive),
+        mutated=frozenset(mutated),
+        rewritten=rewritten,
+        refilled=frozenset(gone - mutated.keys()),
+    )
+
+
+def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
+    """What holds another value in backward than forward read from it, with its last write's position."""
+    mutated: dict[int, int] = {}
+    for i, (node, plain) in enumerate(zip(index.nodes, index.plain, strict=True)):
+        if not plain and ops.is_mutating(node) and not belongs_to_backward(node):
+            mutated.update((owner[index.position[value]], i) for value in written_by(node))
+    for node in overwritten_after(joint, index.nodes):
+        mutated[owner[index.position[node]]] = len(index)
+    return mutated
+
+
+def _rewritten(index: GraphIndex, owner: list[int], mutated: dict[int, int]) -> dict[int, int]:
+    """Of what forward mutates, what somebody reads behind the last write, and all that it made itself."""
+    found = {at for at in mutated if index.nodes[at].op != "placeholder"}
+    if mutated:
+        for i, node in enumerate(index.nodes):
+            for j in index.inputs[i]:
+                behind = i > mutated.get(owner[j], len(index))
+                if behind and not (
+                    is_destination(index.nodes[j], node) or ops.ignores_content(node)
+                ):
+                    found.add(owner[j])
+    return {at: last for at, last in mutated.items() if at in found}

@@ -1,0 +1,101 @@
+"""What all pictures share: files written whole, one look, units on axes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import PlanError, ProblemError
+from remat.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Formats of a picture, by suffix.
+FORMATS = (".svg", ".png")
+RED, INK = "#b3261e", "#333333"
+_SETTINGS: dict[str, Any] = {
+    "svg.hashsalt": "remat",
+    "svg.fonttype": "path",
+    "font.size": 9,
+    "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
+}
+_BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+_PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
+_COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What a number on an axis stands for: ``size`` bytes or units of cost."""
+
+    size: int
+    unit: str
+
+    @classmethod
+    def of(cls, most: float, unit: str) -> Scale:
+        """The scale on which numbers up to ``most`` of a unit are short: bytes are ``"B"``."""
+        units = {"B": _BYTES, "ps": _PS}.get(unit, _COUNTS)
+        name, size = next(((n, s) for n, s in units if most >= s), units[-1])
+        return cls(size=size, unit=f"{name}{unit}" if units is _COUNTS else name)
+
+    def text(self, amount: float) -> str:
+        return f"{amount / self.size:.3g} {self.unit}"
+
+
+def figure_of(
+    size: tuple[float, float], box: tuple[float, float, float, float], title: str
+) -> tuple[Figure, Axes]:
+    """A figure of its own with axes in it, under a title; nothing global is touched.
+
+    Args:
+        size: width and height in inches.
+        box: left, bottom, width and height of the axes, as shares of the figure.
+        title: what is drawn.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size)
+    axes = figure.add_axes(box)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.text(box[0], 0.945, shortened(title, 75), fontsize=11, fontweight="bold")
+    return figure, axes
+
+
+def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
+    """Writes what ``draw`` draws to a file, whole or not at all; the same bytes every time.
+
+    Raises:
+        ProblemError: the path ends with something else than ``.svg`` or ``.png``.
+        PlanError: Matplotlib is not installed, or the file cannot be written.
+    """
+    target = Path(path)
+    suffix = target.suffix.lower()
+    if suffix not in FORMATS:
+        raise ProblemError(
+            f"a picture cannot be written to '{path}': its suffix is '{target.suffix}'; "
+            f"expected {' or '.join(FORMATS)}"
+        )
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise PlanError(
+            "drawing needs Matplotlib, which is not installed; pip install 'remat[plot]'"
+        ) from error
+    picture = io.BytesIO()
+    with matplotlib.rc_context(_SETTINGS):
+        metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
+        draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
+    try:
+        write_whole(target, picture.getvalue())
+    except OSError as error:
+        raise PlanError(f"picture '{path}' cannot be written: {error.strerror}") from error
+
+
+def shortened(text: str, width: int) -> str:
+    """A text of at most so many characters, the last of which says that some are missing."""
+    return text if len(text) <= width else text[: width - 1] + "…"

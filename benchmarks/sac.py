@@ -49,7 +49,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from remat.checkpointing import estimate, plan
-from remat.report.step_plot import simulate_plan
+from remat.sac.solve.step_plot import simulate_plan
 
 from benchmarks.machine import header
 from benchmarks.torch_sac import Theirs, estimator_says, their_plan

@@ -174,9 +174,11 @@ def test_the_suite_runs_from_an_empty_folder(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=MINE)
     result = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Mine")
     outcomes = result.parseoutcomes()
-    assert outcomes["passed"] > 150
+    assert outcomes["passed"] > 120
     assert set(outcomes) <= {"passed", "skipped", "deselected"}  # those of graph solvers
-    liar = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Liar")
+    liar = pytester.runpytest_subprocess(
+        "--pyargs", "remat.testing", "--solver=mine:Liar", "-k", "test_case"
+    )
     assert liar.ret == pytest.ExitCode.TESTS_FAILED
 
 

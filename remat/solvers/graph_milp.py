@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.highs import milp
 from remat.solvers.lagrangian import TOLERANCE, Found, Search
-from remat.solvers.quiet import quiet_stdout
 from remat.solvers.solution import Answer
 
 #: HiGHS proves its bounds in floating point, with tolerances of 1e-6 on scaled rows.
@@ -50,16 +50,15 @@ class GraphMilp(Solver):
         limit: dict[str, Any] = {"node_limit": self.nodes}
         if search.deadline is not None:
             limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
 
-        with quiet_stdout(noise="HighsMipSolverData::"):
-            result = milp(
-                program.objective,
-                constraints=LinearConstraint(program.rows, program.low, math.inf),
-                integrality=program.integral,
-                bounds=Bounds(0, program.most),
-                options={"mip_rel_gap": self.gap, **limit},
-            )
+        result = milp(
+            program.objective,
+            constraints=LinearConstraint(program.rows, program.low, math.inf),
+            integrality=program.integral,
+            bounds=Bounds(0, program.most),
+            options={"mip_rel_gap": self.gap, **limit},
+        )
         by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
         bound = best.bound
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):

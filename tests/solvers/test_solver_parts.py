@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from fractions import Fraction
 from functools import cmp_to_key
 
@@ -13,8 +15,8 @@ from hypothesis import strategies as st
 from remat.solvers import Answer, KnapsackProblem
 from remat.solvers.bounds import efficiency_order, relax, relax_in_python
 from remat.solvers.cover_cuts import cover
+from remat.solvers.highs import quiet_stdout
 from remat.solvers.kernel import kernel
-from remat.solvers.quiet import quiet_stdout
 from remat.solvers.reduction import reduce
 from remat.solvers.scaling import repair, scale_down
 from remat.solvers.variable_fixing import peel
@@ -121,10 +123,35 @@ def test_a_cover_cuts_off_the_choice_and_nothing_that_fits(problem: KnapsackProb
 
 
 def test_quiet_drops_noise_and_nothing_else(capfd) -> None:
-    with quiet_stdout(noise="NOISE::"):
-        os.write(1, b"before\nNOISE::x\nafter\n")
+    with quiet_stdout():
+        os.write(1, b"before\nHighsMipSolverData::x\nafter\n")
         os.write(1, b"unfinished")
     assert capfd.readouterr().out == "before\nafter\nunfinished"
+
+
+FORKED = """
+import os
+from remat.solvers.highs import quiet_stdout
+
+done, ended = os.pipe()
+with quiet_stdout():
+    child = os.fork()
+    if child == 0:
+        os.close(ended)
+        os.read(done, 1)  # until the parent is out of the block
+        with quiet_stdout():
+            os.write(1, b"a child's\\n")
+        os._exit(0)
+os.close(ended)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_process_forked_meanwhile_has_the_true_standard_output() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "a child's\n", done.stderr
 
 
 @pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")

@@ -53,6 +53,16 @@ def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]
     return taken
 
 
+def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
+    """Drop the least efficient picks until the rest fits, then fill up; in integers, sorted."""
+    order = efficiency_order(problem)
+    chosen = set(picked)
+    kept = fill(problem, (i for i in order if i in chosen), problem.capacity)
+    room = problem.capacity - problem.weight_of(kept)
+    added = fill(problem, (i for i in order if i not in chosen), room)
+    return tuple(sorted((*kept, *added)))
+
+
 def relax(problem: KnapsackProblem) -> Relaxation:
     """Solve the linear relaxation exactly and round it greedily."""
     compiled = kernel()

@@ -12,16 +12,15 @@ from typing import ClassVar
 from remat.errors import ProblemError
 from remat.solvers.bounds import relax
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import reduce
+from remat.solvers.reduction import CoreSolver, reduce
 from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
 
 _VALUE_LIMIT = 2**50
 _WEIGHT_LIMIT = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BranchAndBound(PeelingSolver):
+class BranchAndBound(CoreSolver):
     """OR-Tools' branch and bound: fast where values and weights are unrelated.
 
     Attributes:

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.solvers.bounds import relax
+from remat.solvers.bounds import relax, repair
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.scaling import repair
+from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DynamicProgram(PeelingSolver):
+class DynamicProgram(CoreSolver):
     """Dynamic programming over the capacity in steps; exact where the steps are fine enough.
 
     Attributes:

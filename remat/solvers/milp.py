@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.solvers.cover_cuts import Attempt, Cover, rounds
+from remat.solvers.cover_cuts import Attempt, Cover, ToleranceSolver
 from remat.solvers.highs import milp
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
-
-_VALUE_LIMIT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Milp(PeelingSolver):
+class Milp(ToleranceSolver):
     """HiGHS: branch and cut in floating point, checked and repaired in integers.
 
     Attributes:
@@ -33,13 +29,10 @@ class Milp(PeelingSolver):
     name: ClassVar[str] = "milp"
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
-    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run HiGHS to a gap of zero, or to its limit."""
-        return rounds(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
-
-    def _attempt(
+    def attempt(
         self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
     ) -> Attempt:
+        """Run it to a gap of zero, or to its limit."""
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint
 

@@ -23,7 +23,7 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
     """Solve a problem with a solver and check the answer.
 
     The solver gets the problem as it is, so that what is refused is what it was given; solvers
-    that want the easy part taken out derive from `remat.solvers.reduction.ReducingSolver`.
+    that want the easy part taken out derive from `remat.solvers.reduction.CoreSolver`.
 
     Args:
         solver: whom to ask.

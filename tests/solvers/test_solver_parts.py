@@ -13,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
-from remat.solvers.bounds import efficiency_order, relax, relax_in_python
-from remat.solvers.cover_cuts import cover
+from remat.solvers.bounds import efficiency_order, relax, relax_in_python, repair
+from remat.solvers.cover_cuts import cover, scale_down
 from remat.solvers.highs import quiet_stdout
 from remat.solvers.kernel import kernel
-from remat.solvers.reduction import reduce
-from remat.solvers.scaling import repair, scale_down
-from remat.solvers.variable_fixing import peel
+from remat.solvers.reduction import fix_variables, reduce
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
@@ -72,30 +70,30 @@ def test_an_optimum_of_the_core_lifts_to_an_optimum(problem: KnapsackProblem) ->
 
 
 @given(problems())
-def test_what_is_peeled_off_needs_no_search(problem: KnapsackProblem) -> None:
+def test_what_is_fixed_needs_no_search(problem: KnapsackProblem) -> None:
     core = reduce(problem).core
     if not len(core):
         return
     relaxed = relax(core)
-    peeled = peel(core, relaxed)
-    lifted = peeled.lift(Answer((), brute_force(peeled.core))).bound
+    fixed = fix_variables(core, relaxed)
+    lifted = fixed.lift(Answer((), brute_force(fixed.core))).bound
     assert max(relaxed.value, lifted) == brute_force(core)
-    assert not set(peeled.always) & set(peeled.kept)
-    assert core.weight_of(peeled.always) <= core.capacity
+    assert not set(fixed.always) & set(fixed.kept)
+    assert core.weight_of(fixed.always) <= core.capacity
 
 
-def test_peeling_leaves_little_of_a_large_problem() -> None:
+def test_fixing_leaves_little_of_a_large_problem() -> None:
     problem = family("uncorrelated", items=10_000, span=10**7, share=50, seed=1)
     core = reduce(problem).core
-    assert len(peel(core, relax(core)).kept) < 500
+    assert len(fix_variables(core, relax(core)).kept) < 500
 
 
 @given(problems(), st.integers(9, 40))
 def test_scaling_down_relaxes(problem: KnapsackProblem, limit: int) -> None:
-    scaled = scale_down(problem, weight_limit=limit, value_limit=limit)
-    assert scaled.problem.total_weight <= limit
-    assert scaled.problem.total_value <= limit
-    assert scaled.value_unit * brute_force(scaled.problem) >= brute_force(problem)
+    scaled, value_unit = scale_down(problem, weight_limit=limit, value_limit=limit)
+    assert scaled.total_weight <= limit
+    assert scaled.total_value <= limit
+    assert value_unit * brute_force(scaled) >= brute_force(problem)
 
 
 @given(problems(), st.data())

@@ -1,4 +1,4 @@
-"""What makes a registered class usable. Each check returns the first fault, in words, or None."""
+"""Checks of what plugins offer. Each returns the first fault, in words, or None."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ def identity(thing: object) -> str:
 
 
 def described(value: Any) -> Any:
-    """A value as JSON can hold it, such that equal descriptions mean the same in every process.
+    """A value as JSON can hold it; equal descriptions mean the same in every process.
 
-    What cannot be told from outside (a function, a class that keeps its state to itself, or anything
-    that is defined outside of remat) is described for this process alone; see `is_known_elsewhere`.
+    Functions and instances of classes outside of remat are described for this process alone, as their
+    state cannot be read; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

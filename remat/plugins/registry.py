@@ -1,4 +1,4 @@
-"""Who is there: discovery, registration, and foreign code kept from spoiling the rest."""
+"""Plugins: discovery and registration. One that fails is refused; the others keep working."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class PluginWarning(RuntimeWarning):
 class Registry:
     """Everything that is registered, by kind and name.
 
-    Each kind is asked for when it is first wanted, so that solvers come without torch. A plugin
-    that fails or offers something unusable is refused by name: the reason is a `PluginWarning`
-    once, and stays in `problems`.
+    Plugins are asked for a kind when it is first wanted, so solvers come without importing torch. A
+    plugin that fails or offers something unusable is refused by name: a `PluginWarning` says why,
+    once, and `problems` keeps the reason.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Registry:
 
     @property
     def problems(self) -> tuple[PluginError, ...]:
-        """Why plugins were refused, as far as they have been asked."""
+        """Why plugins were refused; those of kinds that nobody wanted yet are missing."""
         offered = (problem for found in self._offer_problems.values() for problem in found)
         return (*self._load_problems, *offered)
 
@@ -307,7 +307,7 @@ class Registry:
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
-        """Asks every plugin anew; what the planner had learnt about operators it learns again now."""
+        """Asks all plugins again when a kind is next wanted; operators, if they were learnt, at once."""
         learnt = _OPERATORS in self._found
         while self._unlearn:
             self._unlearn.pop()()

@@ -1,7 +1,7 @@
-"""What every knapsack tells for the price of one sort: a good answer and a proven upper bound.
+"""The linear relaxation of a knapsack: a good answer and a proven upper bound for one sort.
 
-The compiled kernel computes the same, item for item, about ten times as fast; this is the
-definition, and what runs where there was no compiler.
+The compiled kernel computes the same, item for item, about ten times as fast; the Python here defines
+it, and runs where there was no compiler.
 
 Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """

@@ -1,7 +1,7 @@
 """OR-Tools' branch and bound for knapsacks, its ``knapsack_solver``.
 
-It computes in 64-bit integers, but its bounds divide products that do not fit into them, and it does
-those in doubles rounded to the nearest: that is safe as long as values stay well below 2**53.
+It computes in 64-bit integers, but its bounds divide products that do not fit into them, so it computes
+those in doubles, rounded to the nearest. That is safe as long as values stay well below 2**53.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Making a solver with tolerances meet an integer capacity, round by round.
 
-To a solver that takes a row as met within a millionth, a choice that is one byte too heavy fits. Its
-answer then says nothing about the best choice that does fit. So a choice that is too heavy is
-answered with a cover cut, which says in coefficients of one that these items do not fit together,
-and the solver is asked again.
+A solver that takes a row as met within a millionth may return a choice that is one byte too heavy, and
+then says nothing about the best choice that fits. So such a choice gets a cover cut, which states in
+coefficients of one that these items do not fit together, and the solver is asked again.
 
 Numbers that are too large are counted more coarsely: weights and the capacity rounded down, values up.
 What fits the real problem fits the coarse one and is worth no less there, so its bounds hold; a choice

@@ -1,9 +1,9 @@
 """Dynamic programming over capacity, in a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
-``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget; here weights
-round up and the capacity down, so a choice always fits, and nothing is rounded where the capacity,
-in units of the weights' common divisor, has no more steps than allowed.
+``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget. Here weights are
+rounded up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, in units
+of the weights' common divisor, has no more steps than allowed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The graph problem as a mixed-integer program, for HiGHS through ``scipy.optimize.milp``.
 
-One variable says that a node is saved, one that it is recomputed; the latter may be continuous, as
-it follows from the former. What the hull knows goes in: choices that lose more than the gap at its
-price are fixed, and nothing dearer than the decision that is known already counts.
+One binary variable per node says that it is saved, a second one that it is recomputed; the second may be
+continuous, as it follows from the first. The hull makes the program smaller: choices that lose more than
+the gap at its price are fixed, and the cost may not exceed that of the decision known already.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Found) -> Found:
-        """What HiGHS makes of a decision that is known."""
+        """A decision no worse than ``best``, and a better bound, by HiGHS."""
         if best.gap <= self.gap or search.late():
             return best
         program = _Program(search, best)
@@ -64,7 +64,7 @@ class GraphMilp(Solver):
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
             bound = max(bound, min(best.cost, math.ceil(dual * program.unit)))  # costs are integers
-        elif result.status == 2:  # nothing is cheaper than what is known
+        elif result.status == 2:  # infeasible: nothing is cheaper than what is known
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:

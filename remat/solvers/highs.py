@@ -1,4 +1,4 @@
-"""HiGHS, through ``scipy.optimize.milp``, without what it prints by the way.
+"""HiGHS, through ``scipy.optimize.milp``, without its stray debug output.
 
 HiGHS prints debug lines from C++ whatever its options say, and standard output is where machines read. So
 while it runs, file descriptor 1 leads into a temporary file, **for all threads of this process**: only

@@ -1,10 +1,10 @@
 """CBC, through PuLP and the binary that it brings; PuLP's other solvers by option.
 
-They compute in floating point, like HiGHS, and get the same treatment. PuLP hands numbers over as
-text of thirteen digits, so sums stay below that, and passes on no bound but a claim of optimality.
+They compute in floating point, as HiGHS does, and are asked in the same rounds. PuLP writes numbers with
+thirteen digits, so sums stay below that; of bounds it returns only whether the answer is optimal.
 
-PuLP imports ``highspy`` where it finds it. Its ``libhighs`` and the one of OR-Tools have the same
-name, and whichever is loaded second fails; remat cannot do without OR-Tools, so PuLP is kept from it.
+PuLP imports ``highspy`` if it is there. The ``libhighs`` of ``highspy`` and that of OR-Tools have the
+same name, and whichever is loaded second fails. remat needs OR-Tools, so PuLP may not import ``highspy``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who was best: solved cases in, a table out."""
+"""The comparison of solvers: a table made from solved cases."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from remat.testing.families import FAMILIES, Draw, family
 from remat.testing.laws import any_order, any_problem, holds
 from remat.testing.oracle import brute_force
 
-#: What these tests are about: only solvers of knapsacks are drawn, unless others are asked for.
+#: Run on knapsack solvers only.
 SOLVES = "knapsack"
 
 _DRAWS = 40
@@ -58,12 +58,20 @@ def assert_honest(solver: Solver, solution: Solution, optimum: int, label: str) 
 
 
 def _claimed(solution: Solution) -> int:
-    """The bound that the solver answers for, whether or not it could be proven here."""
+    """The bound that the solver claims, proven here or not."""
     return solution.bound if solution.claimed_bound is None else solution.claimed_bound
 
 
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
-    """Check what two answers say about problems of which the other's optimum is no smaller."""
+    """Check two answers against each other; the optimum of ``other``'s problem is no smaller.
+
+    Args:
+        solver: who gave both.
+        one: the answer to the problem with the smaller optimum.
+        other: the answer to the other problem.
+        factor: units of value of ``other`` in one unit of ``one``.
+        label: what to call the problems in messages.
+    """
     assert factor * one.value <= _claimed(other), (
         f"{label}: {solver.name} claims that nothing beats {_claimed(other)}, but its own answer of "
         f"{factor * one.value} does"
@@ -81,7 +89,7 @@ def test_is_usable(solver: Solver) -> None:
 
 
 def test_takes_problems_at_all(solver: Solver) -> None:
-    """It may refuse what it cannot hold, but not everything: then nothing would be tested."""
+    """It takes at least half of the small problems, so that something is tested."""
     small = [
         case.problem
         for case in cases()
@@ -122,7 +130,7 @@ def test_any_problem(solver: Solver) -> None:
 
 
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
-    """It can hold what it says it can: sums at ``integer_limit``, or at 2**63 - 1."""
+    """It solves problems with sums at its ``integer_limit``, or at 2**63 - 1."""
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
     unit = limit // 25
     problem = KnapsackProblem(
@@ -150,7 +158,7 @@ def test_answers_repeat(solver: Solver) -> None:
 
 
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
-    """Nothing that it proves of the items in one order is wrong of them in another."""
+    """What it proves for items in one order holds for them in another order."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
@@ -211,7 +219,7 @@ def test_takes_a_time_limit(solver: Solver, time_limit: float) -> None:
 
 @pytest.mark.parametrize("name", ["strongly-correlated", "circle"])
 def test_keeps_its_time_limit(solver: Solver, name: str) -> None:
-    """It is back soon after the limit; where it is not, its process is killed."""
+    """It returns soon after its limit; otherwise its process is killed and the test fails."""
     if not solver.time_limit:
         pytest.skip(f"solver '{solver.name}' declares time_limit = False")
     problem = family(name, items=2_000, span=10**7, share=50, seed=8)
@@ -225,7 +233,7 @@ def test_keeps_its_time_limit(solver: Solver, name: str) -> None:
 
 
 def test_leaves_standard_output_alone(solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
-    """Whoever pipes a plan into another program must be able to read it."""
+    """Nothing is printed to standard output, where other programs read plans."""
     solved(solver, family("weakly-correlated", items=60, span=10**7, share=50, seed=6))
     assert capfd.readouterr().out == ""
 

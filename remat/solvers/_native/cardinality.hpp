@@ -1,6 +1,6 @@
-// Two branches on how many items an improving solution holds, after COMBO's cardinality bound
-// (Martello, Pisinger, Toth 1999), each with Lagrangian multipliers for capacity and cardinality. Items
-// are decided in the order of their reduced profits.
+// Two branches on the number of items of an improving solution, after COMBO's cardinality bound (Martello,
+// Pisinger, Toth 1999), each with Lagrangian multipliers for capacity and cardinality. Items are decided
+// in the order of their reduced profits.
 #pragma once
 
 #include <algorithm>
@@ -184,10 +184,10 @@ class Cardinality : public Halves {
     return b;
   }
 
-  // A choice with about as many items and as much weight as the branch allows: what is worth taking,
-  // and of what is nearly indifferent a run of items, sorted by weight, that comes closest. `order`
-  // names the items to exchange first: indifferent ones close to the ends of the run, so that a few
-  // exchanges can make up for the room that is left, those in the run and those out of it in turns.
+  // A choice with about as many items and as much weight as the branch allows: the items worth taking,
+  // and of the nearly indifferent ones, sorted by weight, the run that comes closest. `order` names the
+  // items to exchange first: indifferent ones near the ends of the run, in turns inside and outside of
+  // it, so that a few exchanges can fill the room that is left.
   struct Filling {
     std::vector<char> chosen;
     std::vector<std::int32_t> order;

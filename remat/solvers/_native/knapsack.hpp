@@ -1,16 +1,16 @@
 // Exact 0/1 knapsack in 64-bit integers.
 //
-// Four stages, each exact where it ends by itself, in a header of its own where it is long:
+// Four stages, each exact if no limit ends it:
 //
 //   core      MINKNAP (Pisinger 1997): undominated states around the break item, widened by one item to
 //             the right and one to the left in turn, pruned by linear bounds.
 //   lift      two lists of exchanges around the break solution, joined in one sweep (lists.hpp). Lifts
 //             the incumbent; on correlated items mostly to the bound.
-//   deepen    the room that the break solution leaves has a price, by Gomory's group relaxation; what is
-//             within a budget of that is enumerated, from both ends (residual.hpp, halves.hpp).
+//   deepen    Gomory's group relaxation prices the room that the break solution leaves; the solutions
+//             within a budget of that bound are enumerated from both ends (residual.hpp, halves.hpp).
 //   close     two branches on how many items an improving solution holds (cardinality.hpp).
 //
-// Work is counted in states, so that an answer repeats; a clock, where one is set, ends the search too.
+// Work is counted in states, so that an answer repeats; a clock may be set as well.
 #pragma once
 
 #include <algorithm>

@@ -188,7 +188,6 @@ class Search {
     out.bound = free + bound_ * value_unit_;
     out.optimal = bound_ == z_;
     out.by_clock = by_clock_ && !out.optimal;
-    out.work = work_;
     return out;
   }
 };

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from remat.solvers.isolation import Isolated
+
 #: Stands for what no other process can know.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"
 #: Libraries that may decide, by the names of their distributions.
@@ -22,7 +24,8 @@ _LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
 
 def identity(thing: object) -> str:
     """Where a solver or cost model comes from, in which version, with which options."""
-    thing = getattr(thing, "inner", thing)  # a process of its own changes no answer
+    if isinstance(thing, Isolated):  # a process of its own changes no answer
+        thing = thing.inner
     kind = type(thing)
     state = json.dumps([[name, described(value)] for name, value in _state(thing)])
     return f"{kind.__module__}:{kind.__qualname__} {state} {_origin(kind.__module__)}"

@@ -194,8 +194,9 @@ KNOWN = """
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
-@pytest.mark.parametrize("option", ["known_failures.txt", "list.txt"])
+@pytest.mark.parametrize(
+    ("option", "workers"), [("known_failures.txt", ()), ("list.txt", ("-n", "1"))]
+)
 def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option, workers) -> None:
     pytester.makepyfile(KNOWN, mine=MINE)
     given = () if option == "known_failures.txt" else (f"--known-failures={option}",)

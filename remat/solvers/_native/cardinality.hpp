@@ -244,14 +244,10 @@ class Cardinality : public Halves {
       });
       // Every attempt draws other items, from pools of other sizes.
       const double reach = static_cast<double>((c_ - w) >> (attempt % 4 + 1));
-      const std::uint64_t salt = static_cast<std::uint64_t>(attempt) * 0xD1342543DE82EF95ull;
       std::size_t pool = std::min<std::size_t>(side.size(), 24 << (attempt % 3));
       while (pool < side.size() && far(side[pool]) <= reach) ++pool;
-      std::sort(side.begin(), side.begin() + static_cast<std::ptrdiff_t>(pool),
-                [&](std::int32_t a, std::int32_t b) {
-                  const std::uint64_t p = mix(scramble(items_[a]) ^ salt), q = mix(scramble(items_[b]) ^ salt);
-                  return p != q ? p < q : a < b;
-                });
+      shuffle(side.begin(), side.begin() + static_cast<std::ptrdiff_t>(pool),
+              static_cast<std::uint64_t>(attempt) * 0xD1342543DE82EF95ull);
     }
     // Two at a time, so that each of the two lists, which take every second item, gets both kinds.
     for (std::size_t i = 0; i < std::max(sides[0].size(), sides[1].size()); i += 2)

@@ -128,11 +128,7 @@ class Halves : public Lists {
       const std::size_t pool = std::min<std::size_t>(order.size(), static_cast<std::size_t>(32) << t);
       whole += pool == order.size();
       std::vector<std::int32_t> some(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(pool));
-      const std::uint64_t salt = static_cast<std::uint64_t>(t + 1) * 0xD1342543DE82EF95ull;
-      std::sort(some.begin(), some.end(), [&](std::int32_t a, std::int32_t b) {
-        const std::uint64_t p = mix(scramble(items_[a]) ^ salt), q = mix(scramble(items_[b]) ^ salt);
-        return p != q ? p < q : a < b;
-      });
+      shuffle(some.begin(), some.end(), static_cast<std::uint64_t>(t + 1) * 0xD1342543DE82EF95ull);
       const i128 budget = at.relaxed - goal(at, target);
       auto affordable = [&](const State& s) { return -at.scaled(s.p, -s.w) <= budget; };
       Arena left_arena, right_arena;

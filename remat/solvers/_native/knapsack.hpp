@@ -82,7 +82,6 @@ class Solver : private Cardinality {
     };
     while (!list.empty() && (t < n || s >= 0)) {
       if (out_of_work() || list.size() > most) return false;
-      Found found;
       bool grown = false;
       const i64 before = z_;
       auto keep = [&](const State& x) {
@@ -95,27 +94,17 @@ class Solver : private Cardinality {
         const Item& l = items_[static_cast<std::size_t>(s)];
         return static_cast<i128>(x.p - z_ - 1) * l.w >= static_cast<i128>(x.w - c_) * l.p;
       };
-      if (t < n) {
-        const std::size_t at = t++;
-        if (worth(items_[at], 1)) {
-          expand(list, next, arena, static_cast<std::int32_t>(at), items_[at].w, items_[at].p, 0, true, found,
-                 keep);
-          list.swap(next);
-          grown = true;
-        }
-      }
-      note(base, arena, found);
-      found = {};
-      if (s >= 0) {
-        const std::size_t at = static_cast<std::size_t>(s--);
-        if (worth(items_[at], -1)) {
-          expand(list, next, arena, static_cast<std::int32_t>(at), -items_[at].w, -items_[at].p, 0, true, found,
-                 keep);
-          list.swap(next);
-          grown = true;
-        }
-      }
-      note(base, arena, found);
+      auto widen = [&](std::size_t at, int sign) {
+        if (!worth(items_[at], sign)) return;
+        Found found;
+        expand(list, next, arena, static_cast<std::int32_t>(at), sign * items_[at].w, sign * items_[at].p, 0, true,
+               found, keep);
+        list.swap(next);
+        note(base, arena, found);
+        grown = true;
+      };
+      if (t < n) widen(t++, 1);
+      if (s >= 0) widen(static_cast<std::size_t>(s--), -1);
       if (z_ > before && z_ >= bound_) return true;
       if (grown) arena.tidy(list);
     }

@@ -43,9 +43,10 @@ _SAME_NAME = (
 MOVED = {
     **{f"{old}.{n}": f"{new}.{n}" for old, new, names in _SAME_NAME for n in names.split()},
     "remat.graph.budget": "remat.units",
-    "remat.solvers.peeling": "remat.solvers.variable_fixing",
+    "remat.solvers.peeling": "remat.solvers.reduction",
     "remat.solvers.covers": "remat.solvers.cover_cuts",
-    "remat.solvers.doubles": "remat.solvers.scaling",
+    "remat.solvers.doubles": "remat.solvers.cover_cuts",
+    "remat.solvers.quiet": "remat.solvers.highs",
     "remat.plugins.worker": "remat.solvers.isolation_worker",
     "remat.graph.stamp": "remat.graph.snapshot",
     "remat.graph.outline": "remat.graph.rank_fingerprint",

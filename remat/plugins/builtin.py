@@ -1,4 +1,4 @@
-"""What remat itself registers, through the same hooks as everybody else."""
+"""What remat itself registers, through the hooks that plugins use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def remat_solvers() -> list[type[Solver]]:
     from remat.solvers.auto import Auto
     from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
-    from remat.solvers.cut import Cut
+    from remat.solvers.cut import CutSolver
     from remat.solvers.dp import DynamicProgram
     from remat.solvers.graph_exact import GraphExact
     from remat.solvers.graph_milp import GraphMilp
@@ -39,7 +39,7 @@ def remat_solvers() -> list[type[Solver]]:
         CpSat,
         BranchAndBound,
         DynamicMemoryBudget,
-        Cut,
+        CutSolver,
         Lagrangian,
         GraphExact,
         GraphMilp,
@@ -49,7 +49,7 @@ def remat_solvers() -> list[type[Solver]]:
 
 @hookimpl
 def remat_passes() -> list[type[Pass]]:
-    """Our passes."""
+    """Our passes; importing them imports torch."""
     from remat.passes.builtin import builtin_passes
 
     return list(builtin_passes())

@@ -1,10 +1,10 @@
-"""What makes a registered class usable. Each check returns the first fault, in words, or None."""
+"""Checks of what plugins offer. Each returns the first fault, in words, or None."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from remat.solvers.base import Solver
@@ -65,6 +65,20 @@ def check_pass(offered: Any) -> str | None:
     return None
 
 
+def check_analysis(offered: object) -> str | None:
+    """Find what keeps ``offered`` from being a usable analysis class."""
+    from remat.passes.core.state import Analysis
+
+    return check_class(offered, Analysis) or check_options(offered)
+
+
+def check_cost_model(offered: object) -> str | None:
+    """Find what keeps ``offered`` from being a usable cost model class."""
+    from remat.graph.costs import CostModel
+
+    return check_class(offered, CostModel)
+
+
 def check_operators(offered: object) -> str | None:
     """Find what keeps ``offered`` from telling the planner about operators."""
     from remat.graph.ops import OpTaxonomy
@@ -91,6 +105,16 @@ def check_solver(offered: object) -> str | None:
         return fault
     solver: Any = offered
     return _check_capabilities(solver) or _check_methods(solver)
+
+
+#: By hook, the check of each thing that plugins return from it.
+CHECKS: Mapping[str, Callable[[object], str | None]] = {
+    "remat_solvers": check_solver,
+    "remat_passes": check_pass,
+    "remat_analyses": check_analysis,
+    "remat_operators": check_operators,
+    "remat_cost_models": check_cost_model,
+}
 
 
 def _check_capabilities(solver: type[Solver]) -> str | None:

@@ -1,4 +1,4 @@
-"""The hooks through which solvers, passes, analyses, operators and cost models come in, ours and anyone's.
+"""The hooks that register solvers, passes, analyses, operators and cost models, ours and anyone's.
 
 A plugin is a module named by an entry point of the group ``remat``::
 

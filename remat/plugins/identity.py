@@ -1,4 +1,4 @@
-"""Where code and options come from, for the keys of caches: another version is another key."""
+"""What the keys of caches are made of: code, versions and options; if one differs, so does the key."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from remat.solvers.isolation import Isolated
+
 #: Stands for what no other process can know.
 _OF_THIS_PROCESS = f"process-{uuid4().hex}"
 #: Libraries that may decide, by the names of their distributions.
@@ -21,17 +23,19 @@ _LIBRARIES = ("highspy", "networkx", "numpy", "ortools", "pulp", "scipy")
 
 
 def identity(thing: object) -> str:
-    """Where a solver or cost model comes from, with the version of the distribution it is in."""
+    """Where a solver or cost model comes from, in which version, with which options."""
+    if isinstance(thing, Isolated):  # a process of its own changes no answer
+        thing = thing.inner
     kind = type(thing)
-    package = kind.__module__.partition(".")[0]
-    return f"{kind.__module__}:{kind.__qualname__} {_versions_of(package)}"
+    state = json.dumps([[name, described(value)] for name, value in _state(thing)])
+    return f"{kind.__module__}:{kind.__qualname__} {state} {_origin(kind.__module__)}"
 
 
 def described(value: Any) -> Any:
-    """A value as JSON can hold it, such that equal descriptions mean the same in every process.
+    """A value as JSON can hold it; equal descriptions mean the same in every process.
 
-    What cannot be told from outside (a function, a class that keeps its state to itself, or anything
-    that is defined outside of remat) is described for this process alone; see `is_known_elsewhere`.
+    Functions and instances of classes outside of remat are described for this process alone, as their
+    state cannot be read; see `is_known_elsewhere`.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -81,17 +85,23 @@ def surroundings() -> dict[str, Any]:
     from remat.graph.ops import default_taxonomy
     from remat.plugins.registry import registry
 
-    registry().learn_operators()
+    known = registry()
+    known.learn_operators()
     declarations = {
         name: described(list(module.declared()))
         for name, module in sorted(sys.modules.items())
         if name.startswith("remat.") and callable(getattr(module, "declared", None))
     }
     taxonomy = default_taxonomy()
+    offered = (known.solvers, known.passes, known.analyses, known.cost_models)
+    classes = {kind for found in offered for kind in found.values()}
+    modules = {*known.plugin_modules(), *(kind.__module__ for kind in classes)}
     return {
-        "code": _code(),
+        "code": _origin("remat"),
         "libraries": _versions(),
-        "solvers": registry().solver_names(),
+        "solvers": known.solver_names(),
+        "classes": sorted(f"{kind.name}={kind.__module__}:{kind.__qualname__}" for kind in classes),
+        "plugins": {module: _origin(module) for module in sorted(modules)},
         "operators": {
             f.name: sorted(map(_operator, getattr(taxonomy, f.name))) for f in fields(taxonomy)
         },
@@ -106,15 +116,33 @@ def _operator(target: Any) -> str:
     return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', '')}"
 
 
+def _origin(module: str) -> str:
+    """Versions and code of the top-level package that a module is in."""
+    return _origin_of(module.partition(".")[0])
+
+
 @functools.cache
-def _code() -> str:
-    """A digest of remat itself: a version alone does not tell what somebody has edited."""
-    root = Path(__file__).parents[1]
+def _origin_of(package: str) -> str:
+    """The distributions of a package, and a digest of its code: a version alone does not tell edits.
+
+    For this process alone where there is no file to read, as for what was typed in.
+    """
+    from importlib.metadata import packages_distributions, version
+
+    loaded = sys.modules.get(package)
+    file = getattr(loaded, "__file__", None)
+    files = {Path(file).name: Path(file)} if file else {}
+    for folder in map(Path, getattr(loaded, "__path__", ())):
+        for kind in ("*.py", "*.so", "*.pyd"):
+            files |= {str(path.relative_to(folder)): path for path in folder.rglob(kind)}
+    if not files:
+        return _OF_THIS_PROCESS
     digest = hashlib.sha256()
-    for path in sorted((*root.rglob("*.py"), *root.rglob("*.so"), *root.rglob("*.pyd"))):
-        digest.update(f"\n{path.relative_to(root)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    for name in sorted(files):
+        digest.update(f"\n{name}\n".encode())
+        digest.update(files[name].read_bytes())
+    distributions = sorted(set(packages_distributions().get(package, [])))
+    return " ".join([*(f"{d}=={version(d)}" for d in distributions), digest.hexdigest()])
 
 
 @functools.cache
@@ -128,13 +156,3 @@ def _versions() -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
-
-
-@functools.cache
-def _versions_of(package: str) -> str:
-    """The distributions that a top-level package comes from; finding them reads all that are installed."""
-    from importlib.metadata import packages_distributions, version
-
-    return " ".join(
-        f"{d}=={version(d)}" for d in sorted(set(packages_distributions().get(package, [])))
-    )

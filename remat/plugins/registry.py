@@ -1,4 +1,4 @@
-"""Who is there: discovery, registration, and foreign code kept from spoiling the rest."""
+"""Plugins: discovery and registration. One that fails is refused; the others keep working."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import functools
 import importlib
 import importlib.metadata
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,22 +17,18 @@ import pluggy
 
 from remat.errors import PluginError, ProblemError, SolverError
 from remat.plugins import builtin, hooks
-from remat.plugins.checks import (
-    check_class,
-    check_operators,
-    check_options,
-    check_pass,
-    check_solver,
-)
+from remat.plugins.checks import CHECKS, check_solver
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.isolation import isolated, obstacle
 
 if TYPE_CHECKING:
     from remat.graph.costs import CostModel
+    from remat.graph.ops import OpTaxonomy
     from remat.passes.core.base import Pass
     from remat.passes.core.state import Analysis
 
 _OURS = hooks.PROJECT
+_OPERATORS = "remat_operators"
 _ISOLATION = (None, "process", "foreign")
 
 
@@ -42,20 +39,21 @@ class PluginWarning(RuntimeWarning):
 class Registry:
     """Everything that is registered, by kind and name.
 
-    Each kind is asked for when it is first wanted, so that solvers come without torch. A plugin
-    that fails or offers something unusable is refused by name: the reason is a `PluginWarning`
-    once, and stays in `problems`.
+    Plugins are asked for a kind when it is first wanted, so solvers come without importing torch. A
+    plugin that fails or offers something unusable is refused by name: a `PluginWarning` says why,
+    once, and `problems` keeps the reason.
     """
 
     def __init__(self) -> None:
         self._manager = pluggy.PluginManager(hooks.PROJECT)
         self._manager.add_hookspecs(hooks)
         self._manager.register(builtin, name=_OURS)
-        self._found: dict[str, dict[str, Any]] = {}
+        self._found: dict[str, Mapping[str, Any]] = {}
         self._load_problems: list[PluginError] = []
         self._offer_problems: dict[str, list[PluginError]] = {}
         self._refused: dict[str, str] = {}
         self._warned: set[str] = set()
+        self._unlearn: list[Callable[[], None]] = []
         self._discover()
 
     @property
@@ -76,10 +74,20 @@ class Registry:
     def learn_operators(self) -> None:
         """Adds what plugins know about their operators to the taxonomy that planning uses.
 
-        It happens once for every plugin; what was learnt stays when the plugin is unregistered.
+        Once for every plugin; what was learnt from a plugin goes when it is unregistered.
         """
-        for _ in self._kind("remat_operators"):
-            pass
+        if _OPERATORS in self._found:
+            return
+        problems: list[PluginError] = []
+        for plugin, offer in self._offers(_OPERATORS, problems):
+            fault = CHECKS[_OPERATORS](offer)
+            if fault is None:
+                self._unlearn.append(_extend_taxonomy(offer))
+            else:
+                problems.append(
+                    PluginError(f"plugin '{plugin}': its operators are refused: {fault}")
+                )
+        self._keep(_OPERATORS, {}, problems)
 
     @property
     def cost_models(self) -> Mapping[str, type[CostModel]]:
@@ -88,9 +96,14 @@ class Registry:
 
     @property
     def problems(self) -> tuple[PluginError, ...]:
-        """Why plugins were refused, as far as they have been asked."""
+        """Why plugins were refused; those of kinds that nobody wanted yet are missing."""
         offered = (problem for found in self._offer_problems.values() for problem in found)
         return (*self._load_problems, *offered)
+
+    def plugin_modules(self) -> tuple[str, ...]:
+        """The modules of all hook implementations, sorted: ours and those of every plugin."""
+        hooks = (getattr(self._manager.hook, name) for name in CHECKS)
+        return tuple(sorted({c.function.__module__ for h in hooks for c in h.get_hookimpls()}))
 
     def solver_names(self) -> tuple[str, ...]:
         """The names of the solvers that can be used here and now."""
@@ -249,10 +262,7 @@ class Registry:
             others: dict[str, Any] = {}
             problems: list[PluginError] = []
             for plugin, offer in self._offers(hook, problems):
-                fault = _check(hook, offer)
-                if fault is None and hook == "remat_operators":
-                    _extend_taxonomy(offer)
-                    continue
+                fault = CHECKS[hook](offer)
                 if fault is None and (offer.name in ours or offer.name in others):
                     fault = f"the name '{offer.name}' of {offer.__qualname__} is taken"
                 if fault is None:
@@ -262,25 +272,31 @@ class Registry:
                 if isinstance(name, str):
                     self._refused.setdefault(name, fault)
                 problems.append(PluginError(f"plugin '{plugin}': a class is refused: {fault}"))
-            self._found[hook] = {**ours, **dict(sorted(others.items()))}
-            self._offer_problems[hook] = problems
-            self._warn()
-        return MappingProxyType(self._found[hook])
+            self._keep(hook, {**ours, **dict(sorted(others.items()))}, problems)
+        return self._found[hook]
+
+    def _keep(self, hook: str, found: Mapping[str, Any], problems: list[PluginError]) -> None:
+        self._found[hook] = MappingProxyType(found)
+        self._offer_problems[hook] = problems
+        self._warn()
 
     def _offers(self, hook: str, problems: list[PluginError]) -> Iterator[tuple[str, Any]]:
-        """Everything that plugins offer, ours first, with the plugin's name."""
+        """What plugins return from a hook, ours first, with the plugin's name.
+
+        The implementations are called one by one: pluggy's own call of a hook ends with the first
+        that raises.
+        """
         calls = getattr(self._manager.hook, hook).get_hookimpls()
         for call in sorted(calls, key=lambda c: (c.plugin_name != _OURS, c.plugin_name)):
-            if call.plugin_name == _OURS:
-                yield from ((_OURS, offer) for offer in call.function())
-                continue
             try:
                 offers = call.function()
-                if hook == "remat_operators":
+                if hook == _OPERATORS:
                     offers = [offers]
                 if not isinstance(offers, (list, tuple)):
                     raise TypeError(f"it returned {offers!r}: return a list of classes")
             except (Exception, SystemExit) as error:  # the plugin border
+                if call.plugin_name == _OURS:
+                    raise
                 problem = PluginError(
                     f"plugin '{call.plugin_name}' is refused: its {hook} raised "
                     f"{type(error).__name__}: {error}"
@@ -291,9 +307,15 @@ class Registry:
             yield from ((call.plugin_name, offer) for offer in offers)
 
     def _forget(self) -> None:
+        """Asks all plugins again when a kind is next wanted; operators, if they were learnt, at once."""
+        learnt = _OPERATORS in self._found
+        while self._unlearn:
+            self._unlearn.pop()()
         self._found.clear()
         self._offer_problems.clear()
         self._refused.clear()
+        if learnt:
+            self.learn_operators()
 
     def _warn(self) -> None:
         fresh = [str(p) for p in self.problems if str(p) not in self._warned]
@@ -316,31 +338,20 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {what} '{name}': known are {', '.join(names)}{meant}"
 
 
-def _check(hook: str, offer: object) -> str | None:
-    if hook == "remat_solvers":
-        return check_solver(offer)
-    if hook == "remat_passes":
-        return check_pass(offer)
-    if hook == "remat_analyses":
-        from remat.passes.core.state import Analysis
-
-        return check_class(offer, Analysis) or check_options(offer)
-    if hook == "remat_operators":
-        return check_operators(offer)
-    from remat.graph.costs import CostModel
-
-    return check_class(offer, CostModel)
-
-
-def _extend_taxonomy(more: Any) -> None:
+def _extend_taxonomy(offer: OpTaxonomy) -> Callable[[], None]:
+    """Adds a plugin's operators to the planner's; returns what takes out those that were new."""
     from remat.graph.ops import default_taxonomy
 
-    default_taxonomy().extend(
-        recomputable=more.recomputable,
-        compute_intensive=more.compute_intensive,
-        views=more.views,
-        pure=more.pure,
-    )
+    taxonomy, kinds = default_taxonomy(), [f.name for f in fields(offer)]
+    before = {kind: set(getattr(taxonomy, kind)) for kind in kinds}
+    taxonomy.extend(**{kind: getattr(offer, kind) for kind in kinds})
+    added = {kind: getattr(taxonomy, kind) - before[kind] for kind in kinds}
+
+    def unlearn() -> None:
+        for kind in kinds:
+            getattr(taxonomy, kind).difference_update(added[kind])
+
+    return unlearn
 
 
 def _load(path: str) -> type[Solver]:

@@ -1,7 +1,8 @@
-"""A portfolio: the cheap proof first, then the strong searches, the best of all answers."""
+"""A portfolio of solvers: cheap proofs first, then strong searches; the best of all answers."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
@@ -22,16 +23,18 @@ from remat.solvers.run import run
 from remat.solvers.solution import Answer, Solution, Status
 from remat.solvers.verify import verify
 
-_TABLE_CELLS = 50_000_000  # items times capacities that dynamic programming fills in a blink
-_MOST_ITEMS = 3_000  # beyond, engines for general programs take 100 MB and more, and prove nothing
-#: How hard to look at a graph, turn by turn: prefixes that a beam keeps, and units of work for each
-#: of the kernel's searches; some hundred million take a second.
+#: Items times capacities: tables up to this size are filled in well under a second.
+_TABLE_CELLS = 50_000_000
+#: With more items, engines for general programs take 100 MB and more, and prove nothing.
+_MOST_ITEMS = 3_000
+#: For each turn at a graph: the prefixes that a beam keeps, and the work of each search of the kernel.
+#: A few hundred million units of work take a second.
 _TURNS = ((500, 200_000), (1_500, 1_000_000), (4_000, 4_000_000))
-#: One more turn where there are more nodes than can be expected to be decided within a second.
+#: One more turn for graphs of more than `_MOST_NODES` nodes.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000
-#: What HiGHS takes at its root for every node and edge, in the kernel's units; for each further node
-#: of its tree it takes about an eighth.
+#: Work of HiGHS at its root, for every node and edge, in the kernel's units. Each further node of its
+#: tree takes about an eighth of the root.
 _ROOT_WORK = 12_000
 
 
@@ -53,11 +56,11 @@ class Auto(Solver):
         deadline = None if time_limit is None else time.monotonic() + time_limit
         answer = _kernel_answer(problem, None if time_limit is None else 0.6 * time_limit)
         if answer is not None and answer.status is Status.OPTIMAL:
-            return answer
-        try:
-            first = None if answer is None else verify(problem, Native(), answer)
-        except SolverError:
-            first = None
+            return answer  # whoever runs `auto` checks it
+        first = None
+        if answer is not None:
+            with contextlib.suppress(SolverError):
+                first = verify(problem, Native(), answer)
         reduction = reduce(problem)
         if not reduction.kept:
             return reduction.lift(Answer((), 0))
@@ -76,10 +79,9 @@ class Auto(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Take turns at the same problem, each turn with more work: beams, the kernel, HiGHS.
 
-        What one member takes seconds to prove, another proves in hundredths: the kernel where few
-        values are alive at a time, HiGHS where a graph is wide. So none gets much before all had
-        a little, and HiGHS, which cannot be stopped at its root, waits until a turn is worth its
-        program's size.
+        The kernel is fast where few values are alive at a time, HiGHS where a graph is wide; the other
+        one then takes a hundred times as long. So every member gets a little work before any gets
+        much. HiGHS cannot be stopped at its root, so it waits for a turn with enough work for that.
         """
         search = Search(problem, time_limit=time_limit)
         with_highs, best = unavailable(GraphMilp) is None, search.start()
@@ -97,7 +99,7 @@ class Auto(Solver):
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """What the kernel says, not yet checked: whoever ran `auto` checks it as `auto`'s own."""
+    """What the kernel says, not yet checked; None where it cannot run, refuses or fails."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return None
@@ -124,7 +126,7 @@ def _best(
                 break
         solution = _try(member, core, limit)
         if solution is not None:
-            best = max(best, solution, key=_rank)
+            best = max(best, solution, key=lambda s: (s.value, -s.weight))
             bound = min(bound, solution.bound)
             by_clock |= not solution.deterministic
     return Answer(best.saved, bound, by_clock=by_clock)
@@ -135,7 +137,7 @@ def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, fl
 
     Args:
         core: the problem.
-        again: the kernel refused the whole problem, and may not refuse what is left of it.
+        again: ask the kernel again: it refused the whole problem, but may take what is left of it.
     """
     if again:
         yield Native(), 0.6
@@ -154,7 +156,3 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
         return run(member, core, time_limit=limit)
     except SolverError:
         return None
-
-
-def _rank(solution: Solution) -> tuple[int, int]:
-    return solution.value, -solution.weight

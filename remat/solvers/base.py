@@ -13,7 +13,7 @@ from remat.solvers.solution import Answer
 
 
 class Solver:
-    """Decides what to save. Subclass it, name it, and give it one method.
+    """Decides what to save. Derive from it, give it a name and one method.
 
     Capabilities are class data, so that a table of solvers can be drawn without running or
     importing any back end; import the back end inside ``solve``. Solvers hold no run state: their
@@ -22,17 +22,18 @@ class Solver:
     Attributes:
         name: the name to ask for it by, kebab-case.
         summary: one line for tables; the docstring's first line if not given.
-        exact: unless it says otherwise, its answer is optimal.
+        exact: its answers are optimal, unless an `Answer` says otherwise.
         deterministic: the same problem gets the same answer in every process, unless an answer
             says that a clock decided.
         time_limit: it returns soon after the time limit that it is given.
-        integer_limit: the largest number that it can hold, be it a sum of weights or of values
-            or the capacity; problems beyond it are refused. None: as far as a problem goes.
+        integer_limit: the largest sum of weights, sum of values or capacity that it can hold; larger
+            problems are refused. None: whatever a problem can hold.
         requires: importable modules that it needs.
         extra: what to ``pip install`` for them, such as ``"my-package[highs]"``; the missing
             module's own name if not given.
-        knapsack: it has ``solve``. Filled in.
-        graph: it has ``solve_graph``, a method like ``solve`` for the graph problem. Filled in.
+        knapsack: it has ``solve``. Set when the class is made.
+        graph: it has ``solve_graph``, which does for the graph problem what ``solve`` does for
+            knapsacks. Set when the class is made.
     """
 
     __slots__ = ()
@@ -90,9 +91,9 @@ class Solver:
         raise NotImplementedError(f"solver '{self.name}' does not solve graph problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
-        """Return why this problem is not for this solver, or None. Called before ``solve``.
+        """Return why the solver does not take this problem, or None. Called before ``solve``.
 
-        By default it holds the problem against ``integer_limit``.
+        By default it refuses what exceeds ``integer_limit``.
         """
         limit = self.integer_limit
         if limit is None:
@@ -123,9 +124,9 @@ class Solver:
 
 
 def built_in(solver: Solver) -> bool:
-    """Whether a solver is remat's own, so that what it has proven is proven.
+    """Whether a solver is remat's own, so that its bounds are taken as proven.
 
-    What derives from one of ours elsewhere is not; what only runs in a process of its own is.
+    A class elsewhere that derives from one of ours is not; one of ours in a process of its own is.
     """
     kind = type(solver)
     if kind.__module__ == "remat.solvers.isolation":  # made by `isolated` around another

@@ -1,7 +1,7 @@
-"""What every knapsack tells for the price of one sort: a good answer and a proven upper bound.
+"""The linear relaxation of a knapsack: a good answer and a proven upper bound for one sort.
 
-The compiled kernel computes the same, item for item, about ten times as fast; this is the
-definition, and what runs where there was no compiler.
+The compiled kernel computes the same, item for item, about ten times as fast; the Python here defines
+it, and runs where there was no compiler.
 
 Source: G. B. Dantzig, "Discrete-variable extremum problems", Operations Research 5 (1957).
 """
@@ -51,6 +51,16 @@ def fill(problem: KnapsackProblem, order: Iterable[int], room: int) -> list[int]
             room -= weights[i]
             taken.append(i)
     return taken
+
+
+def repair(problem: KnapsackProblem, picked: Iterable[int]) -> tuple[int, ...]:
+    """Drop the least efficient picks until the rest fits, then fill up; in integers, sorted."""
+    order = efficiency_order(problem)
+    chosen = set(picked)
+    kept = fill(problem, (i for i in order if i in chosen), problem.capacity)
+    room = problem.capacity - problem.weight_of(kept)
+    added = fill(problem, (i for i in order if i not in chosen), room)
+    return tuple(sorted((*kept, *added)))
 
 
 def relax(problem: KnapsackProblem) -> Relaxation:

@@ -1,7 +1,7 @@
 """OR-Tools' branch and bound for knapsacks, its ``knapsack_solver``.
 
-It computes in 64-bit integers, but its bounds divide products that do not fit into them, and it does
-those in doubles rounded to the nearest: that is safe as long as values stay well below 2**53.
+It computes in 64-bit integers, but its bounds divide products that do not fit into them, so it computes
+those in doubles, rounded to the nearest. That is safe as long as values stay well below 2**53.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import ClassVar
 from remat.errors import ProblemError
 from remat.solvers.bounds import relax
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import reduce
+from remat.solvers.reduction import CoreSolver, reduce
 from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
 
 _VALUE_LIMIT = 2**50
 _WEIGHT_LIMIT = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class BranchAndBound(PeelingSolver):
+class BranchAndBound(CoreSolver):
     """OR-Tools' branch and bound: fast where values and weights are unrelated.
 
     Attributes:

@@ -1,8 +1,8 @@
-"""How a solver that knows knapsacks only decides a graph problem.
+"""How a knapsack solver decides a graph problem.
 
-Its items are the nodes that are worth saving; what it picks is kept from recomputation, and a
-minimum cut over plain bytes finds the smallest way to do without recomputing it. That cut can always
-save just what was picked, so the capacity holds whatever the solver answers.
+The items are the nodes worth saving. What the solver picks must not be recomputed, and a minimum cut
+over bytes finds the smallest way to achieve that. Saving just what was picked is one such cut, so the
+capacity holds whatever the solver answers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ def by_knapsack(
 ) -> GraphSolution:
     """Let a knapsack solver decide a graph problem.
 
-    The items are all nodes of the problem's core that cost something; where the problem knows a
-    decision, those that it does not recompute make a second set, as what a compiler's rules take for
-    expensive is often the better half. The cheapest of what comes of both and of what is known is the
-    answer.
+    The items are all nodes of the problem's core that cost something. Where the problem knows decisions,
+    the nodes that one of them does not recompute are tried as a second set of items: what a compiler's
+    rules take for expensive is often the better choice. The answer is the cheapest decision of all.
 
     Args:
         solver: whom to ask.

@@ -1,10 +1,13 @@
 """Making a solver with tolerances meet an integer capacity, round by round.
 
-To a solver that takes a row as met within a millionth, a choice that is one byte too heavy fits. Its
-answer then says nothing about the best choice that does fit. So a choice that is too heavy is
-answered with a cover cut, which says in coefficients of one that these items do not fit together,
-and the solver is asked again. Large weights are counted more coarsely, rounded down, for the same
-cuts to sort out: at weights of a billion CBC was seen to call choices optimal at half the value.
+A solver that takes a row as met within a millionth may return a choice that is one byte too heavy, and
+then says nothing about the best choice that fits. So such a choice gets a cover cut, which states in
+coefficients of one that these items do not fit together, and the solver is asked again.
+
+Numbers that are too large are counted more coarsely: weights and the capacity rounded down, values up.
+What fits the real problem fits the coarse one and is worth no less there, so its bounds hold; a choice
+that is too heavy is cut off. At weights of a billion CBC was seen to call choices optimal at half the
+value.
 
 Source: E. Balas, "Facets of the knapsack polytope", Mathematical Programming 8 (1975).
 """
@@ -13,12 +16,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from remat.solvers.bounds import relax
+from remat.solvers.bounds import relax, repair
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.scaling import Scaled, repair, scale_down
+from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
 
 _ROUNDS = 8
@@ -40,7 +44,7 @@ class Attempt:
 
     Attributes:
         picked: the items that it chose.
-        upper: its upper bound on the value of the scaled problem; infinity if it has none.
+        upper: its upper bound on the value; infinity if it has none.
         finished: no limit ended its search.
     """
 
@@ -49,41 +53,67 @@ class Attempt:
     finished: bool
 
 
-def rounds(
-    core: KnapsackProblem,
-    attempt: Callable[[KnapsackProblem, Sequence[Cover], float | None], Attempt],
-    *,
-    value_limit: int,
-    time_limit: float | None,
-) -> Answer:
-    """Ask a solver until its choice fits, and make an answer of it that does.
+class ToleranceSolver(CoreSolver):
+    """A solver with tolerances, asked until its choice fits: give it ``attempt``.
 
-    Args:
-        core: what to solve.
-        attempt: asks the solver, given a problem, cover cuts and the seconds left.
-        value_limit: the largest sum of values that the solver can hold.
-        time_limit: seconds in all, or None.
+    Attributes:
+        value_limit: the largest sum of values that it can hold.
     """
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    scaled = scale_down(core, weight_limit=_WEIGHT_LIMIT, value_limit=value_limit)
-    relaxed = relax(core)
-    saved, bound, covers = relaxed.saved, relaxed.bound, list[Cover]()
-    left = time_limit
-    for _ in range(_ROUNDS):
-        tried = attempt(scaled.problem, covers, left)
-        bound = min(bound, _trusted(scaled, tried.upper))
-        found = repair(core, tried.picked)
-        saved = max(saved, found, key=core.value_of)
-        fits = core.weight_of(tried.picked) <= core.capacity
-        if fits or core.value_of(saved) == bound or not tried.finished:
-            break
-        covers.append(cover(core, tried.picked))
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            break
-    bound = max(bound, core.value_of(saved))
-    unproven = bound > core.value_of(saved)
-    return Answer(saved, bound, by_clock=unproven and time_limit is not None)
+
+    __slots__ = ()
+
+    value_limit: ClassVar[int] = 2**53
+
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Ask in rounds, each with one more cut, and make an answer that fits of what comes back."""
+        deadline = None if time_limit is None else time.monotonic() + time_limit
+        scaled, value_unit = scale_down(
+            core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
+        )
+        relaxed = relax(core)
+        saved, bound, covers = relaxed.saved, relaxed.bound, list[Cover]()
+        left = time_limit
+        for _ in range(_ROUNDS):
+            tried = self.attempt(scaled, covers, left)
+            if math.isfinite(tried.upper):  # no sharper than a bound in doubles justifies
+                margin = max(0.5, abs(tried.upper) * _RELATIVE_TRUST)
+                bound = min(bound, value_unit * math.floor(tried.upper + margin))
+            found = repair(core, tried.picked)
+            saved = max(saved, found, key=core.value_of)
+            fits = core.weight_of(tried.picked) <= core.capacity
+            if fits or core.value_of(saved) == bound or not tried.finished:
+                break
+            covers.append(cover(core, tried.picked))
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                break
+        bound = max(bound, core.value_of(saved))
+        unproven = bound > core.value_of(saved)
+        return Answer(saved, bound, by_clock=unproven and time_limit is not None)
+
+    def attempt(
+        self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
+    ) -> Attempt:
+        """Solve a problem to a gap of zero, or to a limit; what it picks may be a little too heavy."""
+        raise NotImplementedError
+
+
+def scale_down(
+    problem: KnapsackProblem, *, weight_limit: int, value_limit: int
+) -> tuple[KnapsackProblem, int]:
+    """Count more coarsely until the sums of weights and of values stay within the limits.
+
+    Returns:
+        The same items in coarser units, and what one unit of value there is worth.
+    """
+    weight_unit = -(-max(problem.total_weight, 1) // weight_limit)
+    value_unit = -(-max(problem.total_value, 1) // max(1, value_limit - len(problem)))
+    scaled = KnapsackProblem(
+        weights=tuple(w // weight_unit for w in problem.weights),
+        values=tuple(-(-v // value_unit) for v in problem.values),
+        capacity=problem.capacity // weight_unit,
+    )
+    return scaled, value_unit
 
 
 def cover(problem: KnapsackProblem, picked: Sequence[int]) -> Cover:
@@ -97,10 +127,3 @@ def cover(problem: KnapsackProblem, picked: Sequence[int]) -> Cover:
     most = len(heavy) - 1
     extended = {*heavy, *(i for i, w in enumerate(weights) if w >= weights[heavy[0]])}
     return Cover(items=tuple(sorted(extended)), most=most)
-
-
-def _trusted(scaled: Scaled, upper: float) -> int:
-    """An integer bound, no sharper than a float one justifies."""
-    if not math.isfinite(upper):
-        return 2**63
-    return scaled.value_unit * math.floor(upper + max(0.5, abs(upper) * _RELATIVE_TRUST))

@@ -7,19 +7,17 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.solvers.bounds import relax
+from remat.solvers.bounds import relax, repair
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import reduce
-from remat.solvers.scaling import repair
+from remat.solvers.reduction import CoreSolver, reduce
 from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
 
 _SUM_LIMIT = 2**62 - 1  # CP-SAT calls larger sums a possible overflow
 _DOUBLE_LIMIT = 2**53  # it reports bounds as doubles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class CpSat(PeelingSolver):
+class CpSat(CoreSolver):
     """OR-Tools' CP-SAT: integer arithmetic, clause learning, proven bounds.
 
     One worker and a fixed seed: more workers find more, but not the same twice.

@@ -1,4 +1,4 @@
-"""The minimum cuts of a compiler's rules as a solver: no cost is looked at but by the rules."""
+"""The minimum cuts of a compiler's rules as a solver; costs count only as far as the rules look at them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from remat.solvers.hull import Hull
 from remat.solvers.solution import Answer
 
 
-class Cut(Solver):
+class CutSolver(Solver):
     """The first minimum cut that fits: of the compiler's rules, stricter ones first, then of bytes alone.
 
-    The rules (what is banned from recomputation because it is far apart, reduces, is written anyway,
-    …) are about operators, so a bare problem does not have them: what the cuts by them save comes
-    with the problem (`GraphProblem.known`). Without that it is the cut that recomputes nothing that
-    costs, and where that does not fit, the one that saves the fewest bytes. It proves nothing.
+    The rules ban operators from recomputation, for example reductions. A bare problem knows no
+    operators, so the cuts come with it (`GraphProblem.known`). Without them, the solver tries the cut
+    that recomputes nothing that costs, then the one that saves the fewest bytes. It proves nothing.
     """
 
     __slots__ = ()

@@ -1,9 +1,9 @@
 """Dynamic programming over capacity, in a bounded number of steps.
 
 Source: the textbook recursion over items and capacities, vectorised over capacities. PyTorch's
-``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget; here weights
-round up and the capacity down, so a choice always fits, and nothing is rounded where the capacity,
-in units of the weights' common divisor, has no more steps than allowed.
+``dp`` rounds weights to the nearest of 10,000 steps and so overshoots its budget. Here weights are
+rounded up and the capacity down, so a choice always fits. Nothing is rounded if the capacity, in units
+of the weights' common divisor, has no more steps than allowed.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.solvers.bounds import relax
+from remat.solvers.bounds import relax, repair
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.scaling import repair
+from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class DynamicProgram(PeelingSolver):
+class DynamicProgram(CoreSolver):
     """Dynamic programming over the capacity in steps; exact where the steps are fine enough.
 
     Attributes:

@@ -2,10 +2,11 @@
 
 ``(memory, runtimes, max_memory) -> (total runtime saved, indices to save, indices to allow
 recomputing)``, as in ``torch/_functorch/_activation_checkpointing/knapsack.py``. What differs:
-floats mean the decimals they print as, so three items of 0.1 fit into 0.3; they become integers,
-exactly where those fit into 63 bits, and otherwise so that the choice still fits. And as shares come
-out of divisions that round, a sum that exceeds the room by no more than that rounding fits it: an
-item of 0.5000000000000001 fits into 0.5 (`TOLERANCE`).
+
+- A float means the decimal that it prints as, so three items of 0.1 fit into 0.3. The decimals become
+  integers: exactly, if those fit into 63 bits, and otherwise rounded so that the choice still fits.
+- Shares come out of divisions that round, so a sum may exceed the room by that rounding: an item of
+  0.5000000000000001 fits into 0.5 (`TOLERANCE`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]
 #: By how much a sum of shares may exceed the room, as a share of it: eight halves of a unit in the
-#: last place. A size over 10^9 over the difference of two sums of such, as PyTorch makes its shares,
-#: is off by some five where the inputs weigh little; a byte is more than that of less than 2^50 bytes.
+#: last place. PyTorch's shares (a size over 10^9, over a difference of sums) are off by up to about
+#: five. One byte is more than this tolerance as long as there are fewer than 2^50 bytes.
 TOLERANCE = Fraction(1, 2**50)
-#: Sums of weights and of values where they cannot be exact: fine enough to tell rounding from a byte,
-#: and what a double holds.
+#: Largest sums of weights and of values that were rounded: fine enough to tell rounding from a byte, and
+#: what a double holds.
 _COARSE_WEIGHTS, _COARSE_VALUES = 2**60, 2**53 - 1
 
 

@@ -1,11 +1,10 @@
 """Minimum cuts of a graph problem, on OR-Tools' push-relabel maximum flow in 64-bit integers.
 
-Each node is split into an *in* and an *out* vertex. After the cut a vertex on the sink side means:
-*in*, the node is recomputed in backward; *out*, backward has the value. So the arc in→out, cut,
-saves the node; the arc source→in, cut, recomputes it; and out(u)→in(v), never cut, says that a
-recomputed node needs each of its inputs. A node that must not be recomputed has its *in* merged
-with the source, and one that backward reads has its *out* merged with the sink, which leaves a
-network far smaller than one with infinite arcs.
+Each node is split into an *in* and an *out* vertex. If *in* is on the sink side of the cut, the node is
+recomputed in backward; if *out* is, backward has its value. So cutting the arc in→out saves the node,
+and cutting the arc source→in recomputes it. The arc out(u)→in(v) is never cut: a recomputed node needs
+each of its inputs. If a node must not be recomputed, its *in* is merged with the source; if backward
+reads it, its *out* is merged with the sink. That takes far fewer arcs than infinite capacities.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.solvers.graph_problem import GraphProblem, conflict
+from remat.solvers.problem import INT64_MAX
 
-INT64_MAX = 2**63 - 1
 _SOURCE, _SINK = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class MinimumCut:
     """A minimum cut.
 
     Attributes:
@@ -69,7 +68,7 @@ class InfeasibleCutError(ProblemError):
 
 
 class Network:
-    """The vertices and arcs of one graph problem, built once; every cut brings its own prices.
+    """The vertices and arcs of one graph problem; prices are given for each cut.
 
     Args:
         problem: nodes, edges, and what may be saved and recomputed.
@@ -135,10 +134,10 @@ class Network:
             np.asarray(need_heads, dtype=np.int64),
         )
 
-    def cut(self, weight: Any, penalty: Any = None) -> Cut:
-        """The cheapest way to give backward what it reads: Σ weight saved + Σ penalty recomputed.
+    def cut(self, weight: Any, penalty: Any = None) -> MinimumCut:
+        """The decision of least Σ weight saved + Σ penalty recomputed.
 
-        Of all minimum cuts the one nearest to backward is returned: it recomputes least.
+        Of several, it is the one that recomputes least: the cut nearest to backward.
 
         Args:
             weight: price of saving each node of the problem, ints of 0 or more (sequence or array).
@@ -147,13 +146,19 @@ class Network:
         Raises:
             ProblemError: the prices sum past the range of 64-bit integers.
         """
+        import numpy as np
+
         flow = self._flow(weight, penalty)
         if flow is None:
-            return Cut(value=0, saved=())
-        return Cut(value=int(flow[0].optimal_flow()), saved=self._chosen(flow[0]))
+            return MinimumCut(value=0, saved=())
+        sink_side = np.zeros(self._count, dtype=bool)
+        sink_side[_SINK] = True
+        sink_side[np.asarray(flow[0].get_sink_side_min_cut(), dtype=np.int64)] = True
+        saved = self._saves[sink_side[self._out] & ~sink_side[self._in]]
+        return MinimumCut(value=int(flow[0].optimal_flow()), saved=tuple(sorted(saved.tolist())))
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """What every choice loses against the minimum cut, by the flow that proves it.
+        """What every choice loses against the minimum cut, by the maximum flow.
 
         For any decision, Σ weight saved + Σ penalty recomputed is the value of the cut plus the
         losses of what it does, all of which are 0 or more.
@@ -214,23 +219,3 @@ class Network:
         if status != flow.OPTIMAL:
             raise ProblemError(f"the maximum flow ended with {status.name}, expected OPTIMAL")
         return flow, capacities, paid
-
-    def _chosen(self, flow: Any) -> tuple[int, ...]:
-        import numpy as np
-
-        sink_side = np.zeros(self._count, dtype=bool)
-        sink_side[_SINK] = True
-        sink_side[np.asarray(flow.get_sink_side_min_cut(), dtype=np.int64)] = True
-        chosen = self._saves[sink_side[self._out] & ~sink_side[self._in]]
-        return tuple(sorted(chosen.tolist()))
-
-
-def min_cut(
-    problem: GraphProblem,
-    *,
-    weight: Sequence[int],
-    penalty: Sequence[int] | None = None,
-    fixed: Sequence[bool] | None = None,
-) -> Cut:
-    """One cut of one problem; see `Network`, which serves many cuts of the same problem."""
-    return Network(problem, fixed=fixed).cut(weight, penalty)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Points that a frontier has at most before it is thinned; 32,768 once merging has taken long.
+#: A frontier of more points is thinned; after four million merged points, one of more than 32,768.
 MOST_POINTS = 200_000
 
 
@@ -30,8 +30,8 @@ class KnapsackFrontier:
     Attributes:
         weights: weight of each point, int64, strictly rising.
         values: value of each point, int64, strictly rising.
-        tolerance: 0 where every Pareto-optimal pair is there; otherwise, for each pair that is
-            not, a point that weighs no more is worth at least its value / (1 + tolerance).
+        tolerance: 0 if every Pareto-optimal pair is there. Otherwise each missing pair has a point
+            that weighs no more and is worth at least the pair's value / (1 + tolerance).
     """
 
     weights: npt.NDArray[np.int64]
@@ -88,8 +88,7 @@ def knapsack_frontier(
 
     Args:
         problem: the problem; points heavier than its capacity are left out.
-        most_points: where there would be more points, they are thinned to fewer; the tolerance
-            that this costs is stated in the result.
+        most_points: a frontier of more points is thinned; the result states the tolerance.
 
     Raises:
         ProblemError: ``most_points`` is below 16.
@@ -111,7 +110,7 @@ def knapsack_frontier(
 
 
 def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFrontier:
-    """The same without the kernel: the choices are kept as one parent and one item per point."""
+    """The same without the kernel; each point keeps the point that it came from and its last item."""
     import numpy as np
 
     free = [

@@ -1,4 +1,4 @@
-"""The graph problem to optimality, by going through every decision that could be better."""
+"""The graph problem to optimality, by enumerating every decision that could be better."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remat.solvers.kernel import missing
 from remat.solvers.lagrangian import Search
 from remat.solvers.solution import Answer
 
-#: Work that one search may make, in units of the kernel; some hundred million take a second.
+#: Work of one search, in units of the kernel; a few hundred million take a second.
 WORK = 1_000_000_000
 
 

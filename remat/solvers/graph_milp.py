@@ -1,8 +1,8 @@
 """The graph problem as a mixed-integer program, for HiGHS through ``scipy.optimize.milp``.
 
-One variable says that a node is saved, one that it is recomputed; the latter may be continuous, as
-it follows from the former. What the hull knows goes in: choices that lose more than the gap at its
-price are fixed, and nothing dearer than the decision that is known already counts.
+One binary variable per node says that it is saved, a second one that it is recomputed; the second may be
+continuous, as it follows from the first. The hull makes the program smaller: choices that lose more than
+the gap at its price are fixed, and the cost may not exceed that of the decision known already.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.highs import milp
 from remat.solvers.lagrangian import TOLERANCE, Found, Search
-from remat.solvers.quiet import quiet_stdout
 from remat.solvers.solution import Answer
 
 #: HiGHS proves its bounds in floating point, with tolerances of 1e-6 on scaled rows.
@@ -43,29 +43,28 @@ class GraphMilp(Solver):
         return search.answer(self.improve(search, search.repair(search.start())))
 
     def improve(self, search: Search, best: Found) -> Found:
-        """What HiGHS makes of a decision that is known."""
+        """A decision no worse than ``best``, and a better bound, by HiGHS."""
         if best.gap <= self.gap or search.late():
             return best
         program = _Program(search, best)
         limit: dict[str, Any] = {"node_limit": self.nodes}
         if search.deadline is not None:
             limit = {"time_limit": max(0.1, search.deadline - time.monotonic())}
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
 
-        with quiet_stdout(noise="HighsMipSolverData::"):
-            result = milp(
-                program.objective,
-                constraints=LinearConstraint(program.rows, program.low, math.inf),
-                integrality=program.integral,
-                bounds=Bounds(0, program.most),
-                options={"mip_rel_gap": self.gap, **limit},
-            )
+        result = milp(
+            program.objective,
+            constraints=LinearConstraint(program.rows, program.low, math.inf),
+            integrality=program.integral,
+            bounds=Bounds(0, program.most),
+            options={"mip_rel_gap": self.gap, **limit},
+        )
         by_clock = best.by_clock or (result.status == 1 and search.deadline is not None)
         bound = best.bound
         if result.mip_dual_bound is not None and math.isfinite(result.mip_dual_bound):
             dual = result.mip_dual_bound - _MARGIN * max(1.0, abs(result.mip_dual_bound))
             bound = max(bound, min(best.cost, math.ceil(dual * program.unit)))  # costs are integers
-        elif result.status == 2:  # nothing is cheaper than what is known
+        elif result.status == 2:  # infeasible: nothing is cheaper than what is known
             bound = best.cost
         saved, cost = best.saved, best.cost
         if result.x is not None:

@@ -31,9 +31,9 @@ class GraphProblem:
         needed: the nodes that backward reads.
         unit: unit of ``cost``.
         capacity: bytes that may be saved in total; None: as many as one likes.
-        known: decisions that are known to be legal (positions of the nodes to save), whether or not
-            they fit: what the minimum cuts of a compiler's rules save, the one that recomputes least
-            first. They change nothing of the problem; a solver may start from them.
+        known: legal decisions (positions of the nodes to save) that a solver may start from, whether
+            or not they fit the capacity: the minimum cuts of a compiler's rules, the one that
+            recomputes least first. They are no part of the problem.
     """
 
     names: tuple[str, ...]
@@ -109,7 +109,7 @@ def _check_capacity(capacity: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a decision comes to.
+    """What a decision saves, recomputes, takes and costs.
 
     Attributes:
         saved: the nodes that are saved and that backward really reads, in node order.

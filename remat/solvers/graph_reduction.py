@@ -1,8 +1,7 @@
 """Taking out of a graph problem what needs no search, and putting it back into the answer.
 
-A captured graph has thousands of values, most of which nobody would ever choose to save: views,
-links of a chain whose next link is smaller, what can be had for nothing. Without them a quarter of
-the nodes is left, and every solver is faster for it.
+Most values of a captured graph are never worth saving: views, values in a chain whose next value is
+smaller, values that cost nothing. Without them about a quarter of the nodes is left.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ class GraphReduction:
 
 
 def reduce_graph(problem: GraphProblem) -> GraphReduction:
-    """Removes what an optimal decision never touches; every optimum of the core lifts to one.
+    """Removes what an optimal decision need not touch; every optimum of the core lifts to one.
 
-    - What can be saved without bytes, and what follows from that without cost, is there anyway.
+    - What takes no bytes is saved; what is computed from that alone at no cost is free too.
     - A node that cannot be saved and costs nothing is replaced by its inputs.
-    - A node with one reader is not worth saving where the reader takes no more bytes: saving that
-      gives more. A node that cannot be saved becomes part of its only reader.
-    - A node that follows at no cost from one input of no more bytes is not worth saving.
+    - A node whose only reader takes no more bytes is not worth saving: saving the reader spares more.
+      A node that cannot be saved becomes part of its only reader.
+    - A node that costs nothing and has one input, of no more bytes, is not worth saving.
     """
     work = _Work(problem)
     work.drop_free()
@@ -80,7 +79,7 @@ class _Work:
         self.alive: list[int] = []
 
     def drop_free(self) -> None:
-        """Keeps what backward may read, without what is there anyway."""
+        """Keeps the nodes that backward may read and that are not free."""
         p = self.problem
         free = [s and b == 0 for s, b in zip(p.savable, p.size, strict=True)]
         for i, reads in enumerate(p.inputs):
@@ -93,7 +92,7 @@ class _Work:
         self._drop_unread()
 
     def simplify(self) -> bool:
-        """One round of the other rules; whether anything changed."""
+        """Applies each of the other rules once; returns whether anything changed."""
         changed = self._merge_into_readers()
         changed |= self._skip_worthless()
         changed |= self._inline()
@@ -103,7 +102,7 @@ class _Work:
     def order(self) -> list[int]:
         """What is left, each node outside forward right behind the last of its inputs.
 
-        So few values are waited for at any place, which is what `GraphCore` needs.
+        That keeps few values alive at any place, which `GraphCore` needs.
         """
         anchor: dict[int, int] = {}
         for i in self.alive:

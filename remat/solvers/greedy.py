@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from remat.solvers.bounds import relax
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.reduction import ReducingSolver
+from remat.solvers.reduction import CoreSolver
 from remat.solvers.solution import Answer
 
 
-class Greedy(ReducingSolver):
+class Greedy(CoreSolver):
     """Value per weight, best first; worth at least half the optimum.
 
     The guarantee comes from comparing with the choice built on the most valuable single item.

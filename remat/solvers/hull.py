@@ -1,8 +1,8 @@
-"""The lower convex hull of a graph problem's frontier, by minimum cuts; a proven bound everywhere.
+"""The lower convex hull of a graph problem's frontier, by minimum cuts: a proven bound for every capacity.
 
-With a price on a byte the budget disappears, and what is left is a minimum cut. The decisions that
-are best at some price are the vertices of the lower hull of all (bytes, cost) that any decision
-comes to; between two of them the line is a bound that no decision beats.
+With a price on each byte instead of a capacity, the problem is a minimum cut. The decisions that are
+best at some price are the vertices of the lower hull of the (bytes, cost) of all decisions; no decision
+lies below the line between two neighbours.
 
 Source: H. Everett, "Generalized Lagrange multiplier method", Operations Research 11 (1963), for the
 bound; the search for the price is that of M. J. Eisner and D. G. Severance, Journal of the ACM 23 (1976).
@@ -60,11 +60,12 @@ class Edge:
 
 #: What makes a problem but for its capacity.
 _SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
-_latest: list[tuple[tuple[Any, ...], Hull]] = []
+#: The problem asked for last, and its hull: one tuple, so that threads see both or neither.
+_latest: tuple[tuple[Any, ...], Hull] | None = None
 
 
 class Hull:
-    """The hull of one problem, computed where it is asked for and remembered.
+    """The hull of one problem; each part is computed when it is first asked for.
 
     Args:
         problem: the problem; its capacity plays no part.
@@ -96,23 +97,25 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """The hull of a problem, the one computed last where it is the same but for its capacity."""
-        key = tuple(getattr(problem, f) for f in _SHAPE)
-        if _latest and all(a is b for a, b in zip(_latest[0][0], key, strict=True)):
-            return _latest[0][1]
+        """The hull of a problem; the last one is reused if the problems differ in capacity at most."""
+        global _latest
+        key, latest = tuple(getattr(problem, f) for f in _SHAPE), _latest
+        if latest is not None and all(a is b for a, b in zip(latest[0], key, strict=True)):
+            return latest[1]
         hull = cls(problem)
-        _latest[:] = [(key, hull)]
+        _latest = (key, hull)
         return hull
 
     def compiled(self, edge: Edge) -> Any:
         """The core with its losses at an edge, for the compiled kernel."""
-        key = (edge.price, edge.scale)
-        if self._compiled is None or self._compiled[0] != key:
-            module = kernel()
-            assert module is not None
-            columns = core_columns(self.core, self.losses(edge))
-            self._compiled = (key, module.GraphCore(*columns, edge.price))
-        return self._compiled[1]
+        key, known = (edge.price, edge.scale), self._compiled
+        if known is not None and known[0] == key:
+            return known[1]
+        module = kernel()
+        assert module is not None
+        core = module.GraphCore(*_columns(self.core, self.losses(edge)), edge.price)
+        self._compiled = (key, core)
+        return core
 
     def edge(self, capacity: int) -> Edge:
         """The edge of the hull below a capacity; ``capacity`` is at least `least_bytes`."""
@@ -172,11 +175,11 @@ class Hull:
         """The decision that is best at a price, and its value there."""
         cut = self._network.cut(price * self._size, scale * self._cost)
         saved_bytes = int(self._size[list(cut.saved)].sum()) if cut.saved else 0
-        cost = (cut.value - price * saved_bytes) // scale if scale else self._cost_of(cut.saved)
+        if scale:
+            cost = (cut.value - price * saved_bytes) // scale
+        else:
+            cost = evaluate(self.core, cut.saved).recompute_cost
         return Vertex(saved_bytes=saved_bytes, cost=cost, saved=cut.saved), cut.value
-
-    def _cost_of(self, saved: tuple[int, ...]) -> int:
-        return evaluate(self.core, saved).recompute_cost
 
     def _insert(self, vertex: Vertex) -> bool:
         """Takes a vertex into the hull; False where it changes nothing."""
@@ -199,7 +202,7 @@ def _above(a: Vertex, b: Vertex, c: Vertex) -> bool:
     return left >= (c.cost - a.cost) * (b.saved_bytes - a.saved_bytes)
 
 
-def core_columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
+def _columns(core: GraphProblem, losses: Losses) -> tuple[Any, ...]:
     """A core and its losses as the columns that the compiled kernel reads."""
     needed = set(core.needed)
     flags = [

@@ -1,7 +1,7 @@
-"""The JSON of an instance: written compactly, and read without believing a word of it.
+"""The JSON of an instance: written compactly, read with every entry checked.
 
-One JSON object says what the problem is; the problem itself follows column by column, one line
-each, flags as text of ``0`` and ``1``::
+One JSON object: what the problem is, then the problem column by column, one line each, with flags as
+text of ``0`` and ``1``::
 
     {"remat_instance":1,
     "kind":"graph",
@@ -69,7 +69,7 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def parse(text: str) -> tuple[dict[str, Any], GraphProblem | KnapsackProblem]:
-    """Reads what `dump` wrote: the head, unchecked, and the problem, checked but for its texts.
+    """Reads what `dump` wrote: the head, unchecked, and the problem, with all but its texts checked.
 
     Raises:
         ProblemError: the text is no instance, cut off, of another version, too large, has unknown
@@ -120,7 +120,7 @@ def few(label: str, values: Sequence[Any]) -> None:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The one object of a JSON text, without the liberties that Python's reader takes."""
+    """The one object of a JSON text; NaN, infinities and keys given twice are refused."""
 
     def refuse(constant: str) -> None:
         raise ProblemError(f"{constant} stands where only integers may")

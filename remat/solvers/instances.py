@@ -1,4 +1,4 @@
-"""Instances: problems with what they were made from, as files in which nothing can run."""
+"""Instances: problems with their origin, as files that hold data only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Instance:
     Attributes:
         name: what to call it.
         problem: the problem; a graph's ``capacity`` may be None, and its ``unit`` is `unit`.
-        full_bytes: bytes that the runtime-optimal partition saves: what a ratio budget is a share
-            of. None for a knapsack, where it is a share of the weight of all items.
+        full_bytes: bytes that the runtime-optimal partition saves; a ratio budget is a share of them.
+            None for a knapsack, where a ratio is a share of the weight of all items.
         least_bytes: the least bytes that any plan saves. None for a knapsack.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.

@@ -2,8 +2,8 @@
 
 `isolated` wraps a solver. Its process starts at once and stays between calls, so that what is timed
 is the solver; it is a fresh interpreter, never a fork. What it prints is caught, memory is limited,
-and who does not come back in time is killed, with whatever processes it has started. All of this
-ends in a `SolverError` that says what happened; the next call starts a new process.
+and a process that does not come back in time is killed, with whatever processes it has started. All of
+this ends in a `SolverError` that says what happened; the next call starts a new process.
 
 This keeps accidents apart, not enemies: the process runs with the user's rights.
 """
@@ -11,11 +11,10 @@ This keeps accidents apart, not enemies: the process runs with the user's rights
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
-import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +22,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
 from remat.errors import ProblemError, SolverError
@@ -78,28 +79,14 @@ def isolated(
         "__slots__": (),
         "__module__": __name__,
         "__doc__": kind.__doc__,
-        **{flag: getattr(kind, flag) for flag in _CAPABILITIES},
         "cannot_run": classmethod(lambda cls: kind.cannot_run()),
     }
     wrapper: type[Isolated] = type(f"Isolated{kind.__name__}", (Isolated,), namespace)
-    wrapper.knapsack, wrapper.graph = kind.knapsack, kind.graph
-    return wrapper(
-        _Worker(solver, memory_bytes=memory_bytes, environment=environment),
-        grace_s=grace_s,
-        hang_s=hang_s,
-    )
-
-
-_CAPABILITIES = (
-    "name",
-    "summary",
-    "exact",
-    "deterministic",
-    "time_limit",
-    "integer_limit",
-    "requires",
-    "extra",
-)
+    for capability in Solver.__annotations__:
+        setattr(wrapper, capability, getattr(kind, capability))
+    made = wrapper(solver, memory_bytes, grace_s, hang_s, environment or {})
+    made.start()
+    return made
 
 
 def obstacle(solver: Solver) -> str | None:
@@ -119,88 +106,90 @@ def obstacle(solver: Solver) -> str | None:
 
 
 class Isolated(Solver):
-    """A solver in a process of its own; made by `isolated`."""
+    """A solver in a process of its own; made by `isolated`.
 
-    __slots__ = ("_grace_s", "_hang_s", "_worker")
+    Attributes:
+        inner: the solver that runs in the process.
+    """
+
+    __slots__ = (
+        "_environment",
+        "_grace_s",
+        "_hang_s",
+        "_lock",
+        "_memory_bytes",
+        "_process",
+        "inner",
+    )
 
     name: ClassVar[str] = "isolated"
 
-    def __init__(self, worker: _Worker, *, grace_s: float, hang_s: float | None) -> None:
-        self._worker = worker
+    def __init__(
+        self,
+        inner: Solver,
+        memory_bytes: int | None,
+        grace_s: float,
+        hang_s: float | None,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.inner = inner
+        self._memory_bytes = memory_bytes
         self._grace_s = grace_s
         self._hang_s = hang_s
-        worker.start()
-
-    @property
-    def inner(self) -> Solver:
-        """The solver that runs in the process."""
-        return self._worker.solver
+        self._environment = dict(environment)
+        self._process: _Process | None = None
+        self._lock = threading.Lock()
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Ask the solver, in its process."""
-        reply = self._worker.ask("refuses", problem, None, within_s=_ASK_S)
-        reason: str | None = reply["reason"]
+        reason: str | None = self._ask("refuses", problem, None, _ASK_S)["reason"]
         return reason
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Let the solver work in its process, and end it if it does not come back."""
-        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
-        reply = self._worker.ask("solve", problem, time_limit, within_s=within_s)
-        return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
+        return self._solve("solve", problem, time_limit)
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Let the solver work on a graph in its process, and end it if it does not come back."""
-        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
-        reply = self._worker.ask("solve_graph", problem, time_limit, within_s=within_s)
-        return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
-
-    def close(self) -> None:
-        """End the process; the next call starts a new one."""
-        self._worker.stop()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return isolated, (self.inner,)
-
-
-class _Worker:
-    """One solver's process: started, asked, and ended when it misbehaves."""
-
-    def __init__(
-        self, solver: Solver, *, memory_bytes: int | None, environment: Mapping[str, str] | None
-    ) -> None:
-        self.solver = solver
-        self._memory_bytes = memory_bytes
-        self._environment = dict(environment or {})
-        self._process: _Process | None = None
-        self._lock = threading.Lock()
+        return self._solve("solve_graph", problem, time_limit)
 
     def start(self) -> None:
         """Start the process, unless it runs."""
         with self._lock:
             self._running()
 
-    def stop(self) -> None:
-        """End the process."""
+    def close(self) -> None:
+        """End the process; the next call starts a new one."""
         with self._lock:
             self._end()
 
-    def ask(
+    def __reduce__(self) -> tuple[Any, ...]:
+        return isolated, (self.inner,)
+
+    def _solve(
+        self, method: str, problem: KnapsackProblem | GraphProblem, time_limit: float | None
+    ) -> Answer:
+        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
+        reply = self._ask(method, problem, time_limit, within_s)
+        return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
+
+    def _ask(
         self,
-        what: str,
+        method: str,
         problem: KnapsackProblem | GraphProblem,
         time_limit: float | None,
         within_s: float | None,
     ) -> dict[str, Any]:
-        """Put a question to the process and return the reply.
+        """The reply to a question.
 
         Raises:
-            SolverError: it raised, answered wrongly, died or was killed.
+            SolverError: the solver raised, answered wrongly, died or was killed.
         """
         with self._lock:
             process = self._running()
-            request = pickle.dumps((what, problem, time_limit))
-            limit = f" (time limit {time_limit:g} s)" if time_limit is not None else ""
-            return self._exchange(process, request, within_s, limit)
+            question = pickle.dumps((method, problem, time_limit))
+            limit = "" if time_limit is None else f" (time limit {time_limit:g} s)"
+            return self._exchange(process, question, within_s, limit)
 
     def _running(self) -> _Process:
         process = self._process
@@ -208,53 +197,42 @@ class _Worker:
             return process
         self._end()
         self._process = process = _Process(self._environment)
-        setup = {
-            "name": self.solver.name,
-            "path": sys.path,
-            "main": _main_file() if type(self.solver).__module__ == "__main__" else None,
-            "memory_bytes": self._memory_bytes,
-        }
-        request = json.dumps(setup).encode() + b"\n" + pickle.dumps(self.solver)
-        self._exchange(process, request, _START_S, " while starting")
+        main = _main_file() if type(self.inner).__module__ == "__main__" else None
+        setup = (self.name, main, self._memory_bytes, pickle.dumps(self.inner))
+        self._exchange(process, pickle.dumps(setup), _START_S, " while starting")
         return process
 
     def _exchange(
-        self, process: _Process, request: bytes, within_s: float | None, when: str
+        self, process: _Process, message: bytes, within_s: float | None, when: str
     ) -> dict[str, Any]:
         try:
-            data = process.exchange(request, within_s)
-            reply: dict[str, Any] = json.loads(data)
+            reply: dict[str, Any] = json.loads(process.exchange(message, within_s))
         except TimeoutError:
             self._fail(process, f"did not return within {within_s:g} s{when} and was killed")
-        except EOFError:
+        except (EOFError, OSError):
             self._fail(process, f"killed its process{when}: {process.death()}")
         except ValueError as error:
             self._fail(process, f"garbled the reply of its process{when}: {error}")
-        except (
-            BaseException
-        ):  # an interrupt: the reply would be taken for that to the next question
+        except BaseException:  # an interrupt: this reply must not answer the next question
             self._end()
             raise
         if reply.get("exhausted"):
-            self._fail(process, f"ran out of memory{when}: {self._room()}")
+            room = "there is none left"
+            if self._memory_bytes is not None:
+                room = f"it may have {self._memory_bytes / 2**20:,.0f} MiB"
+            self._fail(process, f"ran out of memory{when}: {room}")
         if "error" in reply:
-            failure = SolverError(self.solver.name, reply["error"])
+            failure = SolverError(self.name, reply["error"])
             for note in reply["notes"]:
                 failure.add_note(note)
             raise failure
         return reply
 
-    def _room(self) -> str:
-        if self._memory_bytes is None:
-            return "there is none left"
-        return f"it may have {self._memory_bytes / 2**20:,.0f} MiB"
-
     def _fail(self, process: _Process, what: str) -> NoReturn:
         self._end()
-        name = self.solver.name
         printed = process.tail()
         last = f"; it printed last: {printed.splitlines()[-1][:200]!r}" if printed else ""
-        error = SolverError(name, f"solver '{name}' {what}{last}")
+        error = SolverError(self.name, f"solver '{self.name}' {what}{last}")
         if printed:
             error.add_note(printed)
         raise error from None
@@ -266,84 +244,67 @@ class _Worker:
 
 
 class _Process:
-    """A fresh interpreter that answers length-prefixed messages on pipes of its own."""
+    """A fresh interpreter that answers messages on a connection of its own."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        theirs_in, self._requests = os.pipe()
-        self._replies, theirs_out = os.pipe()
+        self._connection, theirs = Pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from remat.solvers.isolation_worker import main; main({theirs_in}, {theirs_out})"
+            f"from remat.solvers.isolation_worker import main; main({theirs.fileno()})"
         )
-        try:
+        with theirs:
             self._child = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(theirs_in, theirs_out),
+                pass_fds=(theirs.fileno(),),
                 env={**os.environ, **environment},
                 start_new_session=True,
             )
-        finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
-        os.set_blocking(self._requests, False)
         self._owner = os.getpid()
-        self._printed: deque[bytes] = deque(maxlen=_TAIL_BYTES)
+        self._printed = deque[int](maxlen=_TAIL_BYTES)
         assert self._child.stdout is not None
         self._drain = threading.Thread(
             target=_drain, args=(self._child.stdout, self._printed), daemon=True
         )
         self._drain.start()
-        self._finalizer = weakref.finalize(
-            self, _kill, self._child, self._owner, (self._requests, self._replies)
-        )
+        self._finalizer = weakref.finalize(self, _end, self._child, self._owner, self._connection)
 
     def alive(self) -> bool:
         """Whether it runs, and is ours: after a fork it belongs to the parent."""
         return self._owner == os.getpid() and self._child.poll() is None
 
-    def exchange(self, request: bytes, within_s: float | None) -> bytes:
+    def exchange(self, message: bytes, within_s: float | None) -> bytes:
         """Send a message and wait for one.
 
         Raises:
             TimeoutError: the time is over.
-            EOFError: the process is gone.
+            EOFError, OSError: the process is gone.
         """
-        deadline = None if within_s is None else time.monotonic() + within_s
-        head = struct.pack("<Qd", len(request), within_s or 0.0)
-        self._send(head + request, deadline)
-        (length,) = struct.unpack("<Q", self._receive(8, deadline))
-        return self._receive(length, deadline)
-
-    def _send(self, data: bytes, deadline: float | None) -> None:
-        view = memoryview(data)
-        while view:
-            _wait((), (self._requests,), deadline)
-            try:
-                view = view[os.write(self._requests, view) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:
-                raise EOFError from None
-
-    def _receive(self, count: int, deadline: float | None) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            _wait((self._replies,), (), deadline)
-            part = os.read(self._replies, min(count - len(data), 2**20))
-            if not part:
-                raise EOFError
-            data += part
-        return bytes(data)
+        deadline = math.inf if within_s is None else time.monotonic() + within_s
+        # Ends a process that does not read, or that stops in the middle of its reply.
+        watchdog = threading.Timer(within_s or 0.0, _kill, (self._child,))
+        watchdog.daemon = True
+        if within_s is not None:
+            watchdog.start()
+        try:
+            self._connection.send((within_s, message))
+            if self._connection.poll(within_s):
+                return self._connection.recv_bytes()
+        except (EOFError, OSError):
+            if time.monotonic() < deadline:
+                raise
+        finally:
+            watchdog.cancel()
+        raise TimeoutError
 
     def death(self) -> str:
-        """How it ended, once its pipe is closed."""
+        """How it ended, once its connection is closed."""
         try:
             code = self._child.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            return "it closed its pipes"
+            return "it closed its connection"
         if code >= 0:
             return f"exit status {code}"
         try:
@@ -354,40 +315,31 @@ class _Process:
     def tail(self) -> str:
         """The last of what it printed; complete once it is dead."""
         self._drain.join(timeout=1)
-        return b"".join(self._printed).decode(errors="replace").strip()
+        return bytes(self._printed).decode(errors="replace").strip()
 
     def kill(self) -> None:
         """End it and all that it has started."""
         self._finalizer()
 
 
-def _wait(read: tuple[int, ...], write: tuple[int, ...], deadline: float | None) -> None:
-    poll = select.poll()
-    for fd in read:
-        poll.register(fd, select.POLLIN)
-    for fd in write:
-        poll.register(fd, select.POLLOUT)
-    left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
-    if not poll.poll(left_ms):
-        raise TimeoutError
-
-
-def _drain(stream: BinaryIO, into: deque[bytes]) -> None:
+def _drain(stream: BinaryIO, into: deque[int]) -> None:
     with stream:
         while data := os.read(stream.fileno(), 2**16):
-            into.extend(data[i : i + 1] for i in range(max(0, len(data) - _TAIL_BYTES), len(data)))
+            into.extend(data[-_TAIL_BYTES:])
 
 
-def _kill(child: subprocess.Popen[bytes], owner: int, pipes: tuple[int, ...]) -> None:
-    for fd in pipes:
-        os.close(fd)
-    if owner != os.getpid():
-        return
+def _end(child: subprocess.Popen[bytes], owner: int, connection: Connection[Any, Any]) -> None:
+    connection.close()
+    if owner == os.getpid():
+        _kill(child)
+        child.wait()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
     try:
         os.killpg(child.pid, signal.SIGKILL)  # a session of its own, so a group of its own
     except (ProcessLookupError, PermissionError):
         child.kill()
-    child.wait()
 
 
 def _main_file() -> str | None:

@@ -1,7 +1,7 @@
 """What runs inside a solver's own process; the other end is in `remat.solvers.isolation`.
 
-Standard output and error belong to the solver. Questions come and replies go through two pipes, one
-length-prefixed message each; a question is trusted and pickled, a reply is JSON.
+Standard output and error belong to the solver. Questions come and replies go through one connection; a
+question is trusted and pickled, a reply is JSON.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import gc
 import json
 import os
 import pickle
-import runpy
 import signal
-import struct
-import sys
 import traceback
-import types
+from multiprocessing import spawn
+from multiprocessing.connection import Connection
 from typing import Any
 
 from remat.errors import SolverError
@@ -29,46 +27,44 @@ _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is n
 _ORPHAN_S = 30.0
 
 
-def main(requests: int, replies: int) -> None:
+def main(fd: int) -> None:
     """Set up the solver, then answer questions until the other side goes away."""
-    for fd in (requests, replies):
-        os.set_inheritable(fd, False)  # what the solver starts must not hold them open
+    os.set_inheritable(fd, False)  # what the solver starts must not hold it open
     faulthandler.enable()
-    message = _receive(requests)
-    if message is None:
-        return
-    solver, reply = _set_up(message)
-    while True:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        _send(replies, reply)
-        message = _receive(requests)
-        if message is None or solver is None:
-            return
-        reply = _answer(solver, message)
+    connection: Connection[Any, Any] = Connection(fd)
+    with contextlib.suppress(EOFError):
+        solver, reply = _set_up(_receive(connection))
+        connection.send_bytes(reply)
+        while solver is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            reply = _answer(solver, _receive(connection))
+            connection.send_bytes(reply)
+
+
+def _receive(connection: Connection[Any, Any]) -> bytes:
+    """The next message. Sets the alarm that ends this process should the other side be gone by then."""
+    within_s, message = connection.recv()
+    if within_s is not None:  # the kernel's alarm ends even what hangs in C
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, within_s + _ORPHAN_S)
+    data: bytes = message
+    return data
 
 
 def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
-    head, _, pickled = message.partition(b"\n")
-    setup = json.loads(head)
+    name, main_file, memory_bytes, pickled = pickle.loads(message)
     try:
-        if setup["main"] is not None:
-            _load_main(setup["main"])
+        if main_file is not None:  # the script whose classes are wanted, not run as a script
+            spawn.import_main_path(main_file)
         solver: Solver = pickle.loads(pickled)
     except (Exception, SystemExit) as error:
         return None, _fault(
-            f"solver '{setup['name']}' cannot be loaded in a process of its own: "
+            f"solver '{name}' cannot be loaded in a process of its own: "
             f"{type(error).__name__}: {error}"
         )
-    if setup["memory_bytes"] is not None:
-        _limit_memory(setup["memory_bytes"])
+    if memory_bytes is not None:
+        _limit_memory(memory_bytes)
     return solver, b"{}"
-
-
-def _load_main(path: str) -> None:
-    """Load the script whose classes are wanted, as multiprocessing does, without running it."""
-    module = types.ModuleType("__mp_main__")
-    module.__dict__.update(runpy.run_path(path, run_name="__mp_main__"))
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 
 def _limit_memory(more: int) -> None:
@@ -92,7 +88,8 @@ def _answer(solver: Solver, message: bytes) -> bytes:
     try:
         what, problem, time_limit = pickle.loads(message)
         if what == "refuses":
-            return json.dumps({"reason": _text(solver.refuses(problem))}).encode()
+            reason = solver.refuses(problem)
+            return json.dumps({"reason": None if reason is None else str(reason)}).encode()
         ask: Any = run_graph if what == "solve_graph" else run
         solution = ask(solver, problem, time_limit=time_limit)
         claimed = solution.claimed_bound
@@ -117,37 +114,5 @@ def _answer(solver: Solver, message: bytes) -> bytes:
     return _EXHAUSTED
 
 
-def _text(reason: object) -> str | None:
-    return None if reason is None else str(reason)
-
-
 def _fault(error: str, notes: list[str] | None = None) -> bytes:
     return json.dumps({"error": error, "notes": notes or []}).encode()
-
-
-def _receive(fd: int) -> bytes | None:
-    """The next message, or None if the other side is gone. Arms the alarm that ends an orphan."""
-    head = _read(fd, 16)
-    if head is None:
-        return None
-    length, within_s = struct.unpack("<Qd", head)
-    if within_s:  # the kernel ends the process, even one that hangs in C, should the parent not
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, within_s + _ORPHAN_S)
-    return _read(fd, length)
-
-
-def _read(fd: int, count: int) -> bytes | None:
-    data = bytearray()
-    while len(data) < count:
-        part = os.read(fd, min(count - len(data), 2**20))
-        if not part:
-            return None
-        data += part
-    return bytes(data)
-
-
-def _send(fd: int, reply: bytes) -> None:
-    view = memoryview(struct.pack("<Q", len(reply)) + reply)
-    while view:
-        view = view[os.write(fd, view) :]

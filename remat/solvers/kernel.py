@@ -1,4 +1,4 @@
-"""The compiled kernel, where it was built."""
+"""The compiled kernel, if it was built."""
 
 from __future__ import annotations
 

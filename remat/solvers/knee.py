@@ -1,4 +1,4 @@
-"""Saving only as much as pays: the knee of the frontier instead of the whole capacity (SPEC B)."""
+"""Saving only as much as pays: the knee of the frontier instead of the whole capacity."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ class DynamicMemoryBudget(Solver):
     __slots__ = ()
 
     name: ClassVar[str] = "dynamic_memory_budget_dp"
-    exact: ClassVar[bool] = False
-    deterministic: ClassVar[bool] = True
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
         # Enough points for a knee, and no more than can be merged in a second or so, or in time.

@@ -1,8 +1,8 @@
-"""The graph problem at a price: the hull of its frontier, and plans repaired from it.
+"""The graph problem at a price: the hull of its frontier, and better decisions near it.
 
-The hull gives a bound for every budget and a decision that fits; what that leaves of the budget
-is where the work is. With the compiled kernel the decisions that lose little at the hull's price
-are gone through in topological order, all of them where they are few, otherwise a choice of them.
+The hull gives a bound for every budget and a decision that fits, but may not use all of the budget. The
+compiled kernel then enumerates the decisions that lose little at the hull's price, node by node in
+topological order: all of them if they are few, otherwise a beam of them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
 
-#: Prefixes that are kept at a time while a choice of decisions is gone through.
+#: Prefixes that a beam keeps at a time.
 BEAM = 4_000
-#: Losses, as shares of the bound, up to which they count: one beam after the other.
+#: The largest loss that a beam looks at, as a share of the bound: one beam after the other.
 BEAM_SHARES = (0.002, 0.01)
-#: A gap, as a share of the cost, below which nobody looks on.
+#: The gap, as a share of the cost, at which a search ends.
 TOLERANCE = 0.001
-#: Cores of up to so many nodes are searched for the last unit, as far as so many prefixes go; it takes
-#: milliseconds.
+#: Cores of up to `SMALL` nodes are searched to a gap of zero, within `LAST_WORK`: some milliseconds.
 SMALL, LAST_WORK = 500, 1_000_000
 
 
@@ -35,7 +34,7 @@ class Found:
 
     Attributes:
         saved: nodes of the core.
-        cost: their cost, with what lies outside forward counted as free.
+        cost: their cost, where nodes outside forward cost nothing.
         bound: no decision within the capacity costs less.
         by_clock: a clock ended the search.
     """
@@ -47,7 +46,7 @@ class Found:
 
     @property
     def gap(self) -> float:
-        """How far from optimal it can be at most, as a share of its cost."""
+        """The difference between cost and bound, as a share of the cost."""
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
 
 
@@ -66,7 +65,7 @@ class Lagrangian(Solver):
 
 
 class Search:
-    """Everything that is computed once for one graph problem, and the ways to decide it.
+    """One graph problem with its hull, and the ways to search it.
 
     Args:
         problem: the problem, with its capacity.
@@ -91,7 +90,7 @@ class Search:
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
     def start(self) -> Found:
-        """The vertex of the hull that fits: nothing searched yet."""
+        """The vertex of the hull that fits; nothing is searched."""
         fits = self.edge.fits
         return Found(
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
@@ -109,18 +108,18 @@ class Search:
         for share in BEAM_SHARES:
             if best.gap <= TOLERANCE or self.late():
                 break
-            best = self.within(best, share=share, most=most)
+            best, _, _ = self._run(best, share=share, most=most, work=2**40)
         return best
 
     def exact(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
-        """Goes through all decisions that could be better, as far as ``work`` goes.
+        """Enumerates all decisions that could be better, as far as ``work`` goes.
 
         Args:
             best: what is known so far.
             work: how much, in units of the kernel.
             tolerance: the gap, as a share of the cost, that is small enough.
         """
-        # In steps: each proves that nothing better loses less, and most of what is better is found early.
+        # The largest loss grows in steps: better decisions are found early, and each step is a proof.
         floor, share = max(1, self.edge.bound(self.capacity)), 0.0
         while kernel() is not None and best.gap > 0 and work > 0 and not self.late():
             all_of_it = (best.cost - floor) / floor
@@ -135,11 +134,11 @@ class Search:
         return best
 
     def tightened(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
-        """A better bound, where what the budget leaves over cannot be used.
+        """A better bound, where no decision can use what is left of the budget.
 
-        Bytes are counted modulo the step by which the two decisions at the price differ (in a model
-        of equal layers that of one layer), so that a prefix is not told apart by how many layers
-        have taken the step: far fewer prefixes, and nearly always the same bound.
+        Bytes are counted modulo the step by which the two decisions at the price differ; in a model of
+        equal layers that is the step of one layer. Prefixes then differ no longer by how many layers
+        have taken the step, so there are far fewer, and the bound is nearly always the same.
 
         Args:
             best: what is known so far.
@@ -155,7 +154,7 @@ class Search:
             if best.gap <= tolerance or limit <= 0 or self.late():
                 break
             core = self.hull.compiled(edge)
-            complete, loss, _, by_clock = core.bound(
+            complete, loss, by_clock = core.bound(
                 self.capacity, limit, step, work, self._seconds_left()
             )
             best = replace(best, by_clock=best.by_clock or by_clock)
@@ -184,14 +183,10 @@ class Search:
     def _seconds_left(self) -> float:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
-    def within(self, best: Found, *, share: float, most: int) -> Found:
-        """Goes through a choice of the decisions that lose no more than a share of the bound."""
-        return self._run(best, share=share, most=most, work=2**40)[0]
-
     def answer(self, found: Found) -> Answer:
-        """What was found, for the whole problem; who stopped looking in time says so.
+        """What was found, for the whole problem.
 
-        On a small core the last unit is looked for too, so that more budget never costs more.
+        A small core is searched to a gap of zero first, so that more budget never costs more.
         """
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)
@@ -203,12 +198,14 @@ class Search:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _run(self, best: Found, *, share: float, most: int, work: int) -> tuple[Found, int, bool]:
-        edge, compiled = self.edge, kernel()
-        assert compiled is not None
-        bound = edge.bound(self.capacity)
-        limit = int(max(1, bound) * share) * edge.scale
-        core = self.hull.compiled(edge)
-        found, complete, saved_bytes, loss, saved, spent, by_clock = core.run(
+        """Enumerates decisions that lose at most a share of the bound, ``most`` prefixes at a time.
+
+        Returns:
+            The best decision known then, the work done, and whether no such decision was left out.
+        """
+        edge = self.edge
+        limit = int(max(1, edge.bound(self.capacity)) * share) * edge.scale
+        found, complete, saved_bytes, loss, saved, spent, by_clock = self.hull.compiled(edge).run(
             self.capacity, limit, work, most, self._seconds_left()
         )
         cost, proven = best.cost, best.bound

@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.solvers.cover_cuts import Attempt, Cover, rounds
+from remat.solvers.cover_cuts import Attempt, Cover, ToleranceSolver
+from remat.solvers.highs import milp
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.quiet import quiet_stdout
-from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
-
-_VALUE_LIMIT = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Milp(PeelingSolver):
+class Milp(ToleranceSolver):
     """HiGHS: branch and cut in floating point, checked and repaired in integers.
 
     Attributes:
@@ -33,31 +29,26 @@ class Milp(PeelingSolver):
     name: ClassVar[str] = "milp"
     requires: ClassVar[tuple[str, ...]] = ("scipy", "numpy")
 
-    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run HiGHS to a gap of zero, or to its limit."""
-        return rounds(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
-
-    def _attempt(
+    def attempt(
         self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
     ) -> Attempt:
+        """Run it to a gap of zero, or to its limit."""
         import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
 
         rows = np.zeros((1 + len(covers), len(problem)))
         rows[0] = problem.weights
         for row, cover in zip(rows[1:], covers, strict=True):
             row[list(cover.items)] = 1.0
         limit = {"node_limit": self.nodes} if time_limit is None else {"time_limit": time_limit}
-        with quiet_stdout(noise="HighsMipSolverData::"):
-            result = milp(
-                -np.array(problem.values, dtype=np.float64),
-                constraints=LinearConstraint(
-                    rows, ub=[problem.capacity + 0.5, *(cover.most for cover in covers)]
-                ),
-                integrality=np.ones(len(problem)),
-                bounds=Bounds(0, 1),
-                options={"mip_rel_gap": 0.0, **limit},
-            )
+        most = [problem.capacity + 0.5, *(cover.most for cover in covers)]
+        result = milp(
+            -np.array(problem.values, dtype=np.float64),
+            constraints=LinearConstraint(rows, ub=most),
+            integrality=np.ones(len(problem)),
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 0.0, **limit},
+        )
         picked = () if result.x is None else tuple(np.flatnonzero(result.x > 0.5).tolist())
         bound = result.mip_dual_bound
         upper = float("inf") if bound is None else -bound

@@ -10,30 +10,27 @@ from remat.solvers.kernel import kernel, missing
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer, Status
 
-#: States that one search may make, and keep: with its copy and its history, a search stays under
-#: 100 MB.
+#: States that one search may make, and those that it may keep at a time: at most 100 MB.
 WORK = 400_000_000
 STATES = 400_000
-#: Sums up to here leave the kernel room for its products and shifts.
+#: With sums up to this, the kernel's products and shifts fit its integers.
 LARGEST_SUM = 2**60
 
 
 class Native(Solver):
     """MINKNAP's expanding core, joined lists, and branches on the number of items, in C++.
 
-    Identical items are grouped and the greatest common divisor taken out; undominated states grow
-    around the break item and are pruned by upper bounds (Pisinger 1997); what outgrows that is
-    bounded by capacity and cardinality together (after Martello, Pisinger, Toth 1999), and by what
-    the room that no set of items can fill must cost (a group relaxation, after Gomory 1969). What is
-    still open is enumerated from both ends of the core. Limits count work, so that the answer is the
-    same every time unless a clock is set.
+    Identical items are grouped, and the greatest common divisor is taken out. Undominated states grow
+    around the break item and are pruned by upper bounds (Pisinger 1997). Larger problems are bounded by
+    capacity and cardinality together (after Martello, Pisinger, Toth 1999), and by the cost of room that
+    no set of items can fill (a group relaxation, after Gomory 1969). The rest is enumerated from both
+    ends of the core. Limits count work, so the answer repeats unless a clock is set.
     """
 
     __slots__ = ()
 
     name: ClassVar[str] = "native"
     exact: ClassVar[bool] = True
-    deterministic: ClassVar[bool] = True
     integer_limit: ClassVar[int | None] = LARGEST_SUM
 
     @classmethod
@@ -57,7 +54,7 @@ class Native(Solver):
         compiled = kernel()
         if compiled is None:
             raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
-        saved, value, bound, optimal, by_clock, _ = compiled.solve(
+        saved, value, bound, optimal, by_clock = compiled.solve(
             problem.weights,
             problem.values,
             min(problem.capacity, problem.total_weight),

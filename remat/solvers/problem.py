@@ -1,7 +1,7 @@
 """The 0/1 knapsack problem, in plain integers.
 
-An item is one expensive candidate of a joint graph: it weighs the bytes that saving it takes and is
-worth the recompute cost that saving it avoids.
+An item is an expensive candidate of a joint graph. Its weight is the bytes that saving it takes, its
+value the recompute cost that saving it avoids.
 """
 
 from __future__ import annotations

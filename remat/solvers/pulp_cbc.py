@@ -1,10 +1,10 @@
 """CBC, through PuLP and the binary that it brings; PuLP's other solvers by option.
 
-They compute in floating point, like HiGHS, and get the same treatment. PuLP hands numbers over as
-text of thirteen digits, so sums stay below that, and passes on no bound but a claim of optimality.
+They compute in floating point, as HiGHS does, and are asked in the same rounds. PuLP writes numbers with
+thirteen digits, so sums stay below that; of bounds it returns only whether the answer is optimal.
 
-PuLP imports ``highspy`` where it finds it. Its ``libhighs`` and the one of OR-Tools have the same
-name, and whichever is loaded second fails; remat cannot do without OR-Tools, so PuLP is kept from it.
+PuLP imports ``highspy`` if it is there. The ``libhighs`` of ``highspy`` and that of OR-Tools have the
+same name, and whichever is loaded second fails. remat needs OR-Tools, so PuLP may not import ``highspy``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.solvers.cover_cuts import Attempt, Cover, rounds
+from remat.solvers.cover_cuts import Attempt, Cover, ToleranceSolver
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer
-from remat.solvers.variable_fixing import PeelingSolver
 
-_VALUE_LIMIT = 10**12
 _CBC = "COIN_CMD"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PulpCbc(PeelingSolver):
+class PulpCbc(ToleranceSolver):
     """CBC: branch and cut in floating point, in a process of its own.
 
     Attributes:
@@ -42,6 +39,7 @@ class PulpCbc(PeelingSolver):
 
     name: ClassVar[str] = "pulp"
     requires: ClassVar[tuple[str, ...]] = ("pulp",)
+    value_limit: ClassVar[int] = 10**12
 
     @classmethod
     def cannot_run(cls) -> str | None:
@@ -61,13 +59,10 @@ class PulpCbc(PeelingSolver):
             return f"PuLP's solver '{self.solver}' is not installed here"
         return None
 
-    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Run it to a gap of zero, or to its limit."""
-        return rounds(core, self._attempt, value_limit=_VALUE_LIMIT, time_limit=time_limit)
-
-    def _attempt(
+    def attempt(
         self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
     ) -> Attempt:
+        """Run it to a gap of zero, or to its limit."""
         started = time.monotonic()
         pulp = load_pulp()
         model = pulp.LpProblem("knapsack", pulp.LpMaximize)

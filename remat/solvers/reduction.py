@@ -6,16 +6,14 @@ import math
 from dataclasses import dataclass, replace
 
 from remat.solvers.base import Solver
+from remat.solvers.bounds import Relaxation, relax
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A knapsack without its easy part. Exact: an optimum of the core lifts to an optimum.
-
-    Items that weigh nothing are saved; items that fit nowhere or are worth nothing are not; if the
-    rest fits together it is saved. Common divisors of weights and of values are divided out.
+    """A knapsack without some items that are decided.
 
     Attributes:
         core: what is left to decide; without items if nothing is.
@@ -42,7 +40,11 @@ class Reduction:
 
 
 def reduce(problem: KnapsackProblem) -> Reduction:
-    """Split a problem into what is decided and the core that is not."""
+    """Split a problem into what is decided and the core that is not; an optimum lifts to an optimum.
+
+    Items that weigh nothing are saved; items that fit nowhere or are worth nothing are not; if the
+    rest fits together it is saved. Common divisors of weights and of values are divided out.
+    """
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     always = [i for i, w in enumerate(weights) if w == 0]
     kept = [
@@ -67,8 +69,53 @@ def reduce(problem: KnapsackProblem) -> Reduction:
     )
 
 
-class ReducingSolver(Solver):
-    """A solver that sees only cores: give it ``solve_core`` instead of ``solve``.
+def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction:
+    """Decide every item that cannot be decided otherwise in an answer better than ``relaxed``.
+
+    With the break item's value per weight as the price of room, every item has a loss: what the
+    relaxation loses at least if the item is decided against that price. An item whose loss leaves no
+    more than a known answer is decided. On problems of ten thousand items some dozens remain. An
+    optimum of those lifts to an optimum, unless ``relaxed.saved`` is one already.
+
+    Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
+    Operations Research 36 (1980).
+
+    Args:
+        core: what `reduce` left over.
+        relaxed: its relaxation.
+    """
+    weights, values = core.weights, core.values
+    room, worth, prefix = core.capacity, 0, set[int]()
+    for i in relaxed.order:
+        if weights[i] > room:
+            break
+        room -= weights[i]
+        worth += values[i]
+        prefix.add(i)
+    weight, value = weights[i], values[i]  # of the break item, which a core has
+    top = worth * weight + value * room  # the relaxation's optimum, times that weight
+    most_loss = top - (relaxed.value + 1) * weight  # what leaves a better answer possible
+    kept = [
+        j
+        for j, (w, v) in enumerate(zip(weights, values, strict=True))
+        if abs(v * weight - w * value) <= most_loss
+    ]
+    always = tuple(sorted(prefix.difference(kept)))
+    return Reduction(
+        core=KnapsackProblem(
+            weights=tuple(weights[j] for j in kept),
+            values=tuple(values[j] for j in kept),
+            capacity=core.capacity - core.weight_of(always),
+        ),
+        kept=tuple(kept),
+        always=always,
+        always_value=core.value_of(always),
+        value_unit=1,
+    )
+
+
+class CoreSolver(Solver):
+    """A solver that sees only what bounds leave undecided: give it ``search`` instead of ``solve``.
 
     In a core every item weighs something, is worth something and fits on its own, not all items
     fit together, and there are at least two.
@@ -84,5 +131,24 @@ class ReducingSolver(Solver):
         return reduction.lift(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Solve a problem that `reduce` left over; as ``solve`` otherwise."""
+        """Fix variables, search what is left, and keep the better of that and the greedy answer."""
+        relaxed = relax(core)
+        if relaxed.value == relaxed.bound:
+            return Answer(relaxed.saved, relaxed.value)
+        fixed = fix_variables(core, relaxed)
+        inner = reduce(fixed.core)
+        found = Answer((), 0)
+        if inner.kept:
+            found = self.search(inner.core, time_limit=time_limit)
+        answer = fixed.lift(inner.lift(found))
+        bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
+        bound = max(bound, relaxed.value)
+        if core.value_of(answer.saved) < relaxed.value:
+            answer = replace(answer, saved=relaxed.saved)
+        if core.value_of(answer.saved) == bound:
+            return Answer(answer.saved, bound)
+        return replace(answer, bound=bound)
+
+    def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
+        """Solve a core that is left undecided; as ``solve_core`` otherwise."""
         raise NotImplementedError

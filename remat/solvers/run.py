@@ -1,4 +1,4 @@
-"""The one way in which remat runs a solver: ask whether it can, let it, believe nothing."""
+"""The one way in which remat runs a solver: ask whether it can, run it, check its answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
     """Solve a problem with a solver and check the answer.
 
     The solver gets the problem as it is, so that what is refused is what it was given; solvers
-    that want the easy part taken out derive from `remat.solvers.reduction.ReducingSolver`.
+    that want the easy part taken out derive from `remat.solvers.reduction.CoreSolver`.
 
     Args:
         solver: whom to ask.
@@ -37,19 +37,11 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
         ProblemError: an argument is not what it must be.
         SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
     """
-    if not isinstance(solver, Solver):
-        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
-    if not isinstance(problem, KnapsackProblem):
-        raise ProblemError(f"problem must be a KnapsackProblem, got {type(problem).__name__}")
-    check_time_limit(time_limit)
+    check_question(solver, problem, KnapsackProblem, time_limit)
     if not solver.knapsack:
         raise SolverError(
             solver.name, f"solver '{solver.name}' solves the graph problem only, not knapsacks"
         )
-    reason = unavailable(type(solver))
-    if reason is not None:
-        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
-
     given = (problem.weights, problem.values, problem.capacity)
 
     def ask() -> object:
@@ -68,9 +60,26 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
         return verify(problem, solver, answer, elapsed_s=elapsed_s)
 
 
+def check_question(solver: object, problem: object, kind: type[object], time_limit: object) -> None:
+    """Check what `run` and `remat.solvers.run_graph.run_graph` are given, and that the solver can run.
+
+    Raises:
+        ProblemError: an argument is not what it must be.
+        SolverError: the solver cannot run here.
+    """
+    if not isinstance(solver, Solver):
+        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
+    if not isinstance(problem, kind):
+        raise ProblemError(f"problem must be a {kind.__name__}, got {type(problem).__name__}")
+    check_time_limit(time_limit)
+    reason = unavailable(type(solver))
+    if reason is not None:
+        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
+
+
 @contextlib.contextmanager
 def noting(problem: object) -> Iterator[None]:
-    """Lets an error say which problem it came of, so that somebody can look into it."""
+    """Notes the problem on solver errors, for crash reports."""
     try:
         yield
     except SolverError as error:
@@ -80,12 +89,12 @@ def noting(problem: object) -> Iterator[None]:
 
 
 def asked(solver: Solver, ask: Callable[[], T]) -> tuple[T, float]:
-    """What a solver answers, and the seconds that it takes; whatever it raises names it."""
+    """What a solver answers, and the seconds that it takes; errors name the solver."""
     started = time.perf_counter()
     try:
         answer = ask()
     except SolverError as error:
-        if error.solver == solver.name:  # says all there is to say, such as why a process died
+        if error.solver == solver.name:  # its own account, such as why its process died
             raise
         raise _raised(solver, error) from error
     except BudgetError:
@@ -114,7 +123,7 @@ def _raised(solver: Solver, error: BaseException) -> SolverError:
 
 
 def drawn(answer: object, count: int) -> object:
-    """Draw the indices out of a lazy answer while errors are caught; no more than tell."""
+    """The answer with its indices drawn from a lazy iterable: one too many at most, as some never end."""
     if isinstance(answer, Answer):
         saved = drawn(answer.saved, count)
         return dataclasses.replace(answer, saved=saved)  # type: ignore[arg-type]

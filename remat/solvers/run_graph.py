@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from remat.errors import ProblemError, SolverError
-from remat.solvers.base import Solver, unavailable
+from remat.solvers.base import Solver
 from remat.solvers.completion import by_knapsack
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.run import asked, check_time_limit, drawn, noting
+from remat.solvers.run import asked, check_question, drawn, noting
 from remat.solvers.solution import GraphSolution
 from remat.solvers.verify import verify_graph
 
@@ -30,14 +29,7 @@ def run_graph(
         ProblemError: an argument is not what it must be, or no decision keeps to the capacity.
         SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
     """
-    if not isinstance(solver, Solver):
-        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
-    if not isinstance(problem, GraphProblem):
-        raise ProblemError(f"problem must be a GraphProblem, got {type(problem).__name__}")
-    check_time_limit(time_limit)
-    reason = unavailable(type(solver))
-    if reason is not None:
-        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
+    check_question(solver, problem, GraphProblem, time_limit)
     if not solver.graph:
         return by_knapsack(solver, problem, time_limit=time_limit)
 

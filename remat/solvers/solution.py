@@ -20,10 +20,10 @@ class Answer:
 
     Attributes:
         saved: indices of the items (for a graph problem: nodes) to save, in any order.
-        bound: what the solver has proven about any choice: for a knapsack an upper bound on the
-            value, for a graph problem a lower bound on the cost.
-        value: what the solver thinks ``saved`` is worth (for a graph problem: costs); compared
-            with what it is.
+        bound: for a knapsack an upper bound on the value of any choice, for a graph problem a lower
+            bound on the cost of any decision, as far as the solver has proven one.
+        value: what the solver takes ``saved`` to be worth (for a graph problem: to cost); it must
+            be right.
         status: ``OPTIMAL`` if the solver has proven its answer optimal. Without a status and
             without a bound, a solver that declares ``exact`` is taken to say ``OPTIMAL``.
         by_clock: a clock, not counted work, ended the search, so that the next run may differ.
@@ -37,25 +37,21 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Solution:
-    """A checked answer to a knapsack problem.
+class CheckedAnswer:
+    """What holds of a solution of either problem; nothing in it is taken from the solver's word.
 
     Attributes:
-        saved: indices of the items to save, sorted.
-        value: their value, recomputed.
-        weight: their weight, recomputed; at most the capacity.
-        bound: upper bound on the value of any choice, proven here; never below ``value``.
+        saved: indices of the items, or of the nodes that are saved and read, sorted.
+        bound: proven here: no choice is worth more, or no decision costs less.
         status: ``OPTIMAL`` if it is proven here that nothing better exists.
         solver: name of the solver.
         elapsed_s: seconds the solver took.
-        deterministic: False if a clock ended the search or the solver declares no better.
+        deterministic: False if a clock ended the search or the solver does not promise to repeat.
         claimed_bound: the bound that a solver from outside claims, where it is tighter than
-            ``bound``: nobody here has proven it. None where there is no such claim.
+            ``bound`` and nobody here has proven it; otherwise None.
     """
 
     saved: tuple[int, ...]
-    value: int
-    weight: int
     bound: int
     status: Status
     solver: str
@@ -65,28 +61,27 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSolution:
-    """A checked answer to a graph problem.
+class Solution(CheckedAnswer):
+    """A checked answer to a knapsack problem; see `CheckedAnswer` for the other attributes.
 
     Attributes:
-        saved: positions of the nodes that are saved and read, sorted.
-        cost: the summed cost of what runs a second time, recomputed, in the problem's unit.
-        saved_bytes: their bytes, recomputed; at most the capacity.
-        bound: lower bound on the cost of any decision, proven here; never above ``cost``.
-        status: ``OPTIMAL`` if it is proven here that nothing better exists.
-        solver: name of the solver.
-        elapsed_s: seconds the solver took.
-        deterministic: False if a clock ended the search or the solver declares no better.
-        claimed_bound: the bound that a solver from outside claims, where it is tighter than
-            ``bound``: nobody here has proven it. None where there is no such claim.
+        value: value of the saved items, recomputed; never above ``bound``.
+        weight: their weight, recomputed; at most the capacity.
     """
 
-    saved: tuple[int, ...]
+    value: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSolution(CheckedAnswer):
+    """A checked answer to a graph problem; see `CheckedAnswer` for the other attributes.
+
+    Attributes:
+        cost: the summed cost of what runs a second time, recomputed, in the problem's unit; never
+            below ``bound``.
+        saved_bytes: bytes of the saved nodes, recomputed; at most the capacity.
+    """
+
     cost: int
     saved_bytes: int
-    bound: int
-    status: Status
-    solver: str
-    elapsed_s: float
-    deterministic: bool = True
-    claimed_bound: int | None = None

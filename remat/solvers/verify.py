@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sized
 from itertools import islice, pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver, built_in, unavailable
@@ -15,8 +15,8 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, as_integer
 from remat.solvers.solution import Answer, GraphSolution, Solution, Status
 
-#: Work that a claim from outside is worth, in units of each kernel, and states of the knapsack's: some
-#: hundredths of a second, which prove nearly every claim on problems of up to some hundred items.
+#: Limits for checking a bound that a solver from outside claims: work of either kernel, and states of
+#: the knapsack's. Some hundredths of a second; enough for nearly all problems of a few hundred items.
 _WORK = 2_000_000
 _STATES = 50_000
 
@@ -34,15 +34,14 @@ def verify(
 
     Returns:
         The solution. Its bound is that of the linear relaxation, or a tighter one that one of our
-        solvers claims. A tighter one from elsewhere is looked into, for a little while; as far as
-        that proves nothing it becomes the solution's ``claimed_bound``.
+        solvers claims. A tighter one from elsewhere is checked by a short search; what that does not
+        prove becomes the solution's ``claimed_bound``.
 
     Raises:
         SolverError: the answer is malformed, overweight, or claims what is not so; the message
             names the solver and the first thing wrong.
     """
-    claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
-    saved = _indices(problem, solver, claim.saved)
+    claim, saved = _read(problem, solver, answer, "item")
     weight, value = problem.weight_of(saved), problem.value_of(saved)
     if weight > problem.capacity:
         _refuse(
@@ -53,11 +52,17 @@ def verify(
     claimed = _number(solver, "value", claim.value)
     if claimed is not None and claimed != value:
         _refuse(solver, f"claims a value of {claimed}, but its items are worth {value}")
-    if claim.status is not None and not isinstance(claim.status, Status):
-        _refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
 
     relaxed = relax(problem)
     bound = _bound(solver, claim, value)
+    if claim.status is Status.OPTIMAL and claim.bound is None and not solver.exact:
+        _refuse(
+            solver,
+            "claims OPTIMAL without a bound and without declaring exact = True: "
+            "return Answer(saved, bound) with the bound that proves it",
+        )
+    if claim.status is None and bound is None and solver.exact:
+        bound = value
     if bound is not None and bound < max(value, relaxed.value):
         known = "its own items are" if bound < value else "a greedy choice is"
         _refuse(
@@ -94,15 +99,14 @@ def verify_graph(
         elapsed_s: seconds the solver took.
 
     Returns:
-        The solution. Its bound is what one of our solvers claims; what one from elsewhere claims is
-        looked into as by `verify`.
+        The solution. Its bound is what one of our solvers claims; a claim from elsewhere is checked
+        as by `verify`.
 
     Raises:
         SolverError: the answer is malformed, cannot run, takes more bytes than there are, or claims
             what is not so; the message names the solver and the first thing wrong.
     """
-    claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
-    saved = _indices(problem, solver, claim.saved, "node")
+    claim, saved = _read(problem, solver, answer, "node")
     try:
         done = evaluate(problem, saved)
     except ProblemError as error:
@@ -117,18 +121,12 @@ def verify_graph(
     claimed = _number(solver, "cost", claim.value)
     if claimed is not None and claimed != cost:
         _refuse(solver, f"claims a cost of {claimed}, but its decision costs {cost}")
-    if claim.status is not None and not isinstance(claim.status, Status):
-        _refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
-    bound = _number(solver, "bound", claim.bound)
+    bound = _bound(solver, claim, cost)
     if bound is not None and bound > cost:
         _refuse(
             solver,
             f"claims that every decision costs at least {bound}, but its own costs {cost}",
         )
-    if claim.status is Status.OPTIMAL:
-        if bound is not None and bound != cost:
-            _refuse(solver, f"claims OPTIMAL at {cost} and in the same breath a bound of {bound}")
-        bound = cost
     proven = claimed = max(0, bound or 0)
     if proven > 0 and not built_in(solver):
         proven = _proven_cost(problem, cost)
@@ -146,7 +144,7 @@ def verify_graph(
 
 
 def _proven_value(problem: KnapsackProblem) -> int:
-    """What the kernel proves in a short while that no choice is worth more than."""
+    """An upper bound on the value of any choice, by a short search of the kernel."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return problem.total_value
@@ -155,7 +153,7 @@ def _proven_value(problem: KnapsackProblem) -> int:
 
 
 def _proven_cost(problem: GraphProblem, cost: int) -> int:
-    """What is proven here in a short while that no decision costs less than; at most ``cost``."""
+    """A lower bound on the cost of any decision, by a short search; at most ``cost``."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)
@@ -163,40 +161,26 @@ def _proven_cost(problem: GraphProblem, cost: int) -> int:
     return search.exact(known, work=_WORK, tolerance=0.0).bound
 
 
-def _bound(solver: Solver, claim: Answer, value: int) -> int | None:
-    """The bound that the answer claims, in words or in numbers; a proof of optimality is one."""
-    bound = _number(solver, "bound", claim.bound)
-    if claim.status is Status.OPTIMAL:
-        if bound is not None and bound != value:
-            _refuse(solver, f"claims OPTIMAL at {value} and in the same breath a bound of {bound}")
-        if bound is None and not solver.exact:
-            _refuse(
-                solver,
-                "claims OPTIMAL without a bound and without declaring exact = True: "
-                "return Answer(saved, bound) with the bound that proves it",
-            )
-        return value
-    if claim.status is None and bound is None and solver.exact:
-        return value
-    return bound
-
-
-def _indices(
-    problem: Sized, solver: Solver, returned: object, what: str = "item"
-) -> tuple[int, ...]:
-    if not isinstance(returned, Iterable):
+def _read(
+    problem: Sized, solver: Solver, answer: object, what: str
+) -> tuple[Answer, tuple[int, ...]]:
+    """The answer and its indices, sorted, each a valid one."""
+    claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
+    if claim.status is not None and not isinstance(claim.status, Status):
+        _refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
+    if not isinstance(claim.saved, Iterable):
         _refuse(
             solver,
-            f"returned {type(returned).__name__} where indices are due: "
+            f"returned {type(claim.saved).__name__} where indices are due: "
             f"return an iterable of {what} indices, or Answer(saved, bound)",
         )
     count, saved = len(problem), []
     article = "an" if what == "item" else "a"
-    items = list(islice(returned, count + 1))  # an endless generator must show itself by then
+    items: list[Any] = list(islice(claim.saved, count + 1))  # a generator may be endless
     if items and set(map(type, items)) == {int}:  # the loop below costs three times as much
         items.sort()
         if items[0] >= 0 and items[-1] < count and len(set(items)) == len(items):
-            return tuple(items)
+            return claim, tuple(items)
     for item in items:
         index = as_integer(item)
         if index is None:
@@ -209,7 +193,17 @@ def _indices(
     for index, following in pairwise(saved):
         if index == following:
             _refuse(solver, f"returned index {index} twice")
-    return tuple(saved)
+    return claim, tuple(saved)
+
+
+def _bound(solver: Solver, claim: Answer, reached: int) -> int | None:
+    """The bound that the answer claims; with the status OPTIMAL it is what the answer reaches."""
+    bound = _number(solver, "bound", claim.bound)
+    if claim.status is not Status.OPTIMAL:
+        return bound
+    if bound is not None and bound != reached:
+        _refuse(solver, f"claims OPTIMAL at {reached} and, with it, a bound of {bound}")
+    return reached
 
 
 def _number(solver: Solver, what: str, claimed: object) -> int | None:

@@ -1,4 +1,4 @@
-"""Which solvers a test run is about."""
+"""Which solvers a test run tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Candidate:
     """A solver to test, or why it cannot be.
 
     Attributes:
@@ -31,7 +31,7 @@ class Choice:
     reason: str | None
 
     def solves(self, what: str) -> bool:
-        """Whether it is for ``"knapsack"`` or ``"graph"`` problems; both where that is not known."""
+        """Whether it solves ``"knapsack"`` or ``"graph"`` problems; True where that is not known."""
         return self.kind is None or bool(getattr(self.kind, what))
 
     def solver(self) -> Solver:
@@ -41,7 +41,7 @@ class Choice:
         return self.kind()
 
 
-def choose(names: Iterable[str], folder: Path) -> tuple[Choice, ...]:
+def choose(names: Iterable[str], folder: Path) -> tuple[Candidate, ...]:
     """Look up what ``--solver`` asks for, each once, in order.
 
     Args:
@@ -51,22 +51,22 @@ def choose(names: Iterable[str], folder: Path) -> tuple[Choice, ...]:
     Raises:
         pytest.UsageError: a name is unknown, or a class is no usable solver.
     """
-    chosen: dict[str, Choice] = {}
+    chosen: dict[str, Candidate] = {}
     for name in names:
         for each in registry().solvers if name == ALL else (name,):
-            chosen.setdefault(each, _choice(each, folder))
+            chosen.setdefault(each, _candidate(each, folder))
     return tuple(chosen.values())
 
 
-def available() -> tuple[Choice, ...]:
+def available() -> tuple[Candidate, ...]:
     """Return every registered solver that can run here."""
     solvers = registry().solvers
     return tuple(
-        Choice(name=name, kind=solvers[name], reason=None) for name in registry().solver_names()
+        Candidate(name=name, kind=solvers[name], reason=None) for name in registry().solver_names()
     )
 
 
-def _choice(name: str, folder: Path) -> Choice:
+def _candidate(name: str, folder: Path) -> Candidate:
     if ":" in name and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))  # as ``python -m pytest`` does
     try:
@@ -75,8 +75,8 @@ def _choice(name: str, folder: Path) -> Choice:
         missing = _missing_module(error)
         if missing is None or name.partition(":")[0].partition(".")[0] == missing.partition(".")[0]:
             raise pytest.UsageError(f"--solver={name}: {error}") from None
-        return Choice(name=name, kind=None, reason=f"module '{missing}' is not installed")
-    return Choice(name=name, kind=kind, reason=unavailable(kind))
+        return Candidate(name=name, kind=None, reason=f"module '{missing}' is not installed")
+    return Candidate(name=name, kind=kind, reason=unavailable(kind))
 
 
 def _missing_module(error: SolverError) -> str | None:

@@ -1,4 +1,4 @@
-"""Families of random knapsacks that are the same on every machine.
+"""Families of random knapsacks, the same on every machine.
 
 Source: D. Pisinger, "Where are the hard knapsack problems?", Computers & Operations Research 32
 (2005).

@@ -1,10 +1,10 @@
-"""Small graph problems, and every decision there is for one: the oracle of the graph solvers."""
+"""Small graph problems with all their decisions: the oracle of the graph solvers."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Iterator
 
 from remat.errors import ProblemError
 from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
@@ -73,14 +73,9 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
 
 
 def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """What every decision comes to that can run."""
-    return list(_decisions(problem))
-
-
-def _decisions(problem: GraphProblem) -> Iterator[Evaluation]:
-    may = [i for i in range(len(problem)) if problem.savable[i]]
+    """What every decision that can run comes to."""
+    may, found = [i for i in range(len(problem)) if problem.savable[i]], []
     for picks in itertools.product((False, True), repeat=len(may)):
-        try:
-            yield evaluate(problem, [i for i, p in zip(may, picks, strict=True) if p])
-        except ProblemError:
-            continue
+        with contextlib.suppress(ProblemError):
+            found.append(evaluate(problem, list(itertools.compress(may, picks))))
+    return found

@@ -1,10 +1,10 @@
-"""Failures that a solver's author knows of: listed in a file, and strict.
+"""Known failures: listed in a file by a solver's author, and strict.
 
 One test per line, by the name that pytest prints behind ``::``; what follows ``#`` is the reason::
 
     test_case[beyond-doubles-mine:Mine]   # computes in float64
 
-A listed test must fail: one that passes fails the run, so that the list never hides what is fixed.
+A listed test must fail: one that passes fails the run, so the list cannot hide a test that was fixed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read(path: Path) -> Mapping[str, str]:
 
 
 def mark(items: Iterable[pytest.Item], known: Mapping[str, str]) -> set[str]:
-    """Mark the listed tests as failing, strictly; return the names that no test has."""
+    """Mark the listed tests as expected to fail; return the listed names that no test has."""
     left = set(known)
     for item in items:
         if item.name in known:

@@ -1,4 +1,4 @@
-"""Laws that hold for every problem, tried on many: by Hypothesis, or on fixed draws without it."""
+"""Laws that hold for every problem, tried on many: by Hypothesis, or without it on fixed draws."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SPANS = (3, 20, 10**4, 10**9, 2**50)
 
 
 def holds(law: Callable[[Draw], None], *, draws: int) -> None:
-    """Try a law that draws what it needs; the same draws in every run.
+    """Try a law on problems that it draws; the same ones in every run.
 
-    Hypothesis, where it is installed, looks for corners and shrinks what it finds.
+    Hypothesis, if it is installed, looks for corner cases and shrinks what it finds.
     """
     try:
         from hypothesis import HealthCheck, Phase, given, settings

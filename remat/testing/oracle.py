@@ -1,4 +1,4 @@
-"""The optimum of a knapsack by means that are too simple to be wrong, in integers of any size."""
+"""The optimum of a knapsack by the simplest means, in integers of any size."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def brute_force(problem: KnapsackProblem) -> int:
 def by_dominance(problem: KnapsackProblem) -> int:
     """Return the greatest value of any choice that fits, item by item.
 
-    Keeps every weight that can be reached with the most value there, less those that something
-    lighter beats. Time and memory grow with the number of such weights: for sums up to millions.
+    Keeps every weight that can be reached, with the most value there, unless something lighter is worth
+    as much. Time and memory grow with the number of such weights: for sums up to millions.
 
     Source: G. L. Nemhauser, Z. Ullmann, "Discrete dynamic programming and capital allocation",
     Management Science 15 (1969).

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from remat.solvers.base import Solver
     from remat.solvers.solution import Solution
     from remat.testing.cases import Case
-    from remat.testing.choices import Choice
+    from remat.testing.choices import Candidate
     from remat.testing.scoreboard import Solved
 
 FIXTURE = "solver"
-_CHOSEN = pytest.StashKey["tuple[Choice, ...]"]()
+_CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
 _KNOWN = pytest.StashKey["Mapping[str, str]"]()
-_RECORDER = pytest.StashKey["_Recorder"]()
+_SOLVED = pytest.StashKey["_SolvedCases"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,8 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Look up the chosen solvers before anything is collected."""
-    config.stash[_RECORDER] = recorder = _Recorder()
-    config.pluginmanager.register(recorder, "remat-recorder")
+    config.stash[_SOLVED] = solved = _SolvedCases()
+    config.pluginmanager.register(solved, "remat-solved-cases")
     names = config.getoption("remat_solvers")
     if names:
         from remat.testing.choices import choose
@@ -79,10 +79,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         from remat.testing.choices import available
 
         chosen = available()
-    # A module may say what its tests are about: knapsacks or graphs.
+    # A module may say that its tests are for solvers of "knapsack" or of "graph" problems only.
     about = getattr(metafunc.module, "SOLVES", None)
     chosen = tuple(c for c in chosen if about is None or c.solves(about))
-    ids = [choice.name for choice in chosen]
+    ids = [candidate.name for candidate in chosen]
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
@@ -92,11 +92,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     known = config.stash[_KNOWN]
     if _CHOSEN not in config.stash and not known:
         return
-    from remat.testing.choices import Choice
+    from remat.testing.choices import Candidate
 
     def is_solver_test(item: pytest.Item) -> bool:
         callspec = getattr(item, "callspec", None)
-        return callspec is not None and isinstance(callspec.params.get(FIXTURE), Choice)
+        return callspec is not None and isinstance(callspec.params.get(FIXTURE), Candidate)
 
     mine = [item for item in items if is_solver_test(item)]
     if known:
@@ -114,9 +114,9 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
     left = mark(items, known)
     if any("::" in argument for argument in config.args):
         return  # asked for single tests, so not all are there to be found
-    for choice in config.stash.get(_CHOSEN, ()):
+    for candidate in config.stash.get(_CHOSEN, ()):
         for name in sorted(left):
-            if items and name.endswith((f"[{choice.name}]", f"-{choice.name}]")):
+            if items and name.endswith((f"[{candidate.name}]", f"-{candidate.name}]")):
                 raise pytest.UsageError(
                     f"known failures: there is no test {name}: take it out of the list"
                 )
@@ -127,10 +127,10 @@ def pytest_terminal_summary(
 ) -> None:
     """Say what was left out and, with several solvers, who was best."""
     chosen = config.stash.get(_CHOSEN, ())
-    for choice in chosen:
-        if choice.reason is not None:
+    for candidate in chosen:
+        if candidate.reason is not None:
             terminalreporter.write_line(
-                f"--solver={choice.name}: skipped, {choice.reason}", yellow=True
+                f"--solver={candidate.name}: skipped, {candidate.reason}", yellow=True
             )
     if chosen and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         terminalreporter.write_line(
@@ -138,7 +138,7 @@ def pytest_terminal_summary(
             "add --pyargs remat.testing for the conformance suite",
             red=True,
         )
-    results = config.stash[_RECORDER].results
+    results = config.stash[_SOLVED].results
     if len({result.solver for result in results}) > 1:
         from remat.testing.scoreboard import table
 
@@ -150,8 +150,8 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session", name=FIXTURE)
 def _solver(request: pytest.FixtureRequest) -> Solver:
     """A solver to test: in turn each that ``--solver`` chose, or all that can run here."""
-    choice: Choice = request.param
-    return choice.solver()
+    candidate: Candidate = request.param
+    return candidate.solver()
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def solve_case(
     return solve
 
 
-class _Recorder:
+class _SolvedCases:
     """Collects solved cases from reports, which reach the main process from xdist workers."""
 
     def __init__(self) -> None:

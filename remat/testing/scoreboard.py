@@ -1,9 +1,10 @@
-"""Who was best: solved cases in, a table out."""
+"""The comparison of solvers: a table made from solved cases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 PROPERTY = "remat.solved"
 """Under this name a test report carries `Solved.as_property`."""
@@ -27,26 +28,14 @@ class Solved:
     optimum: int
     elapsed_s: float
 
-    def as_property(self) -> dict[str, str]:
-        """Text only, so that it passes through any report; integers of any size survive."""
-        return {
-            "solver": self.solver,
-            "case": self.case,
-            "value": str(self.value),
-            "optimum": str(self.optimum),
-            "elapsed_s": repr(self.elapsed_s),
-        }
+    def as_property(self) -> str:
+        """As text, which passes through any report; integers of any size survive."""
+        return json.dumps(asdict(self))
 
     @classmethod
-    def from_property(cls, data: Mapping[str, str]) -> Solved:
+    def from_property(cls, text: str) -> Solved:
         """Read back `as_property`."""
-        return cls(
-            solver=data["solver"],
-            case=data["case"],
-            value=int(data["value"]),
-            optimum=int(data["optimum"]),
-            elapsed_s=float(data["elapsed_s"]),
-        )
+        return cls(**json.loads(text))
 
 
 def table(results: Iterable[Solved]) -> list[str]:

@@ -15,7 +15,7 @@ from remat.solvers.run_graph import run_graph
 from remat.solvers.solution import Status
 from remat.testing.graphs import decisions, drawn, layers
 
-#: What these tests are about: only solvers of graphs are drawn, unless others are asked for.
+#: Run on graph solvers only.
 SOLVES = "graph"
 
 

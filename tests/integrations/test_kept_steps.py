@@ -147,7 +147,7 @@ def test_what_is_known_of_operators_and_the_code_are_in_the_key(
         keys.add(partition.uuid())
     finally:
         views.remove("made.up")
-    monkeypatch.setattr(identity, "_code", lambda: "edited")
+    monkeypatch.setattr(identity, "_origin", lambda module: "edited")
     keys.add(partition.uuid())
     monkeypatch.setattr(kept_steps, "declared", lambda: ("mine::op",), raising=False)
     keys.add(partition.uuid())

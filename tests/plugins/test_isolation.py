@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -114,6 +115,15 @@ def test_who_hangs_past_the_limit_is_killed() -> None:
     forever = isolated(foreign.Hangs(), hang_s=0.3)
     with pytest.raises(SolverError, match=r"did not return within 0\.3 s and was killed"):
         run(forever, PROBLEM)
+
+
+def test_who_does_not_read_the_question_is_killed_in_time() -> None:
+    wrapped = isolated(foreign.Honest(), grace_s=0.2)
+    os.kill(wrapped._process._child.pid, signal.SIGSTOP)
+    large = KnapsackProblem(range(2**40, 2**40 + 50_000), (1,) * 50_000, 2**45)
+    with pytest.raises(SolverError, match=r"did not return within 0\.3 s .* and was killed"):
+        wrapped.solve(large, time_limit=0.1)
+    assert run(wrapped, PROBLEM).saved == (0, 1)
 
 
 def test_what_it_started_dies_with_it(tmp_path, monkeypatch) -> None:

@@ -206,37 +206,50 @@ def test_an_operators_hook_that_raises_is_refused(monkeypatch: pytest.MonkeyPatc
     assert len(found.problems) == 1
 
 
-def test_operators_are_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    taxonomy, made = default_taxonomy(), torch.ops.aten.renorm
-    assert made not in taxonomy.recomputable
+def knowing(**operators: Any) -> types.SimpleNamespace:
+    """A plugin that knows some operators."""
 
     def remat_operators() -> Any:
-        return OpTaxonomy(recomputable={made.default}, views=set())
+        return OpTaxonomy(**operators)
 
-    try:
-        assert learnt(monkeypatch, remat_operators).problems == ()
+    return types.SimpleNamespace(remat_operators=remat.hookimpl(remat_operators))
+
+
+def test_operators_are_learnt_and_go_with_the_plugin() -> None:
+    taxonomy, made = default_taxonomy(), torch.ops.aten.renorm
+    assert made not in taxonomy.recomputable
+    found = Registry()
+    with found.registered(knowing(recomputable={made.default}), "acme"):
+        found.learn_operators()
+        assert found.problems == ()
         assert made in taxonomy.recomputable
-    finally:
-        taxonomy.recomputable.discard(made)
+    assert made not in taxonomy.recomputable
 
 
-def test_a_plugin_declares_what_may_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    taxonomy = default_taxonomy()
+def test_what_another_plugin_or_the_planner_knows_too_stays() -> None:
+    taxonomy, made, known = default_taxonomy(), torch.ops.aten.renorm, torch.ops.aten.add
+    found = Registry()
+    with found.registered(knowing(recomputable={made}), "second"):
+        with found.registered(knowing(recomputable={made, known}), "first"):
+            found.learn_operators()
+        assert made in taxonomy.recomputable
+    assert made not in taxonomy.recomputable
+    assert known in taxonomy.recomputable
+
+
+def test_a_plugin_declares_what_may_run_again() -> None:
     with torch.library._scoped_library("remat_plugin_tests", "DEF") as library:
         library.define("mine(Tensor x) -> Tensor")
         made = torch.ops.remat_plugin_tests.mine
-
-        def remat_operators() -> Any:
-            return OpTaxonomy(pure={made})
-
         assert not is_known(made.default)
-        try:
-            assert learnt(monkeypatch, remat_operators).problems == ()
+        found = Registry()
+        with found.registered(knowing(pure={made}), "acme"):
+            found.learn_operators()
+            assert found.problems == ()
             assert is_known(made.default)
             assert "remat_plugin_tests::mine" in declarations()
-        finally:
-            taxonomy.pure.discard(made)
         assert not is_known(made.default)
+        assert "remat_plugin_tests::mine" not in declarations()
 
 
 def test_a_refused_pass_cannot_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

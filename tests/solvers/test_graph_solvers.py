@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -146,7 +147,7 @@ class Liar(Solver):
         (range(20), "overweight decision"),
         (Answer((0,), 10**9), "every decision costs at least"),
         (Answer((0,), value=1), "claims a cost of 1"),
-        (Answer((0,), 1, status=Status.OPTIMAL), "in the same breath"),
+        (Answer((0,), 1, status=Status.OPTIMAL), "with it, a bound of"),
         (7, "where indices are due"),
     ],
 )
@@ -225,3 +226,16 @@ def _wide(n: int) -> GraphProblem:
         in_forward=(True,) * 2 * n,
         needed=tuple(range(n, 2 * n)),
     )
+
+
+@needs_kernel
+def test_threads_may_decide_one_problem_at_several_capacities() -> None:
+    problem = layers(60, seed=3)
+    capacities = [sum(problem.size) * share // 100 for share in range(10, 90, 2)] * 3
+    random.Random(1).shuffle(capacities)
+
+    def cost(capacity: int) -> int:
+        return run_graph(Lagrangian(), problem.within(capacity)).cost
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(cost, capacities)) == list(map(cost, capacities))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from fractions import Fraction
 from functools import cmp_to_key
 
@@ -11,13 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
-from remat.solvers.bounds import efficiency_order, relax, relax_in_python
-from remat.solvers.cover_cuts import cover
+from remat.solvers.bounds import efficiency_order, relax, relax_in_python, repair
+from remat.solvers.cover_cuts import cover, scale_down
+from remat.solvers.highs import quiet_stdout
 from remat.solvers.kernel import kernel
-from remat.solvers.quiet import quiet_stdout
-from remat.solvers.reduction import reduce
-from remat.solvers.scaling import repair, scale_down
-from remat.solvers.variable_fixing import peel
+from remat.solvers.reduction import fix_variables, reduce
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
@@ -70,30 +70,30 @@ def test_an_optimum_of_the_core_lifts_to_an_optimum(problem: KnapsackProblem) ->
 
 
 @given(problems())
-def test_what_is_peeled_off_needs_no_search(problem: KnapsackProblem) -> None:
+def test_what_is_fixed_needs_no_search(problem: KnapsackProblem) -> None:
     core = reduce(problem).core
     if not len(core):
         return
     relaxed = relax(core)
-    peeled = peel(core, relaxed)
-    lifted = peeled.lift(Answer((), brute_force(peeled.core))).bound
+    fixed = fix_variables(core, relaxed)
+    lifted = fixed.lift(Answer((), brute_force(fixed.core))).bound
     assert max(relaxed.value, lifted) == brute_force(core)
-    assert not set(peeled.always) & set(peeled.kept)
-    assert core.weight_of(peeled.always) <= core.capacity
+    assert not set(fixed.always) & set(fixed.kept)
+    assert core.weight_of(fixed.always) <= core.capacity
 
 
-def test_peeling_leaves_little_of_a_large_problem() -> None:
+def test_fixing_leaves_little_of_a_large_problem() -> None:
     problem = family("uncorrelated", items=10_000, span=10**7, share=50, seed=1)
     core = reduce(problem).core
-    assert len(peel(core, relax(core)).kept) < 500
+    assert len(fix_variables(core, relax(core)).kept) < 500
 
 
 @given(problems(), st.integers(9, 40))
 def test_scaling_down_relaxes(problem: KnapsackProblem, limit: int) -> None:
-    scaled = scale_down(problem, weight_limit=limit, value_limit=limit)
-    assert scaled.problem.total_weight <= limit
-    assert scaled.problem.total_value <= limit
-    assert scaled.value_unit * brute_force(scaled.problem) >= brute_force(problem)
+    scaled, value_unit = scale_down(problem, weight_limit=limit, value_limit=limit)
+    assert scaled.total_weight <= limit
+    assert scaled.total_value <= limit
+    assert value_unit * brute_force(scaled) >= brute_force(problem)
 
 
 @given(problems(), st.data())
@@ -121,10 +121,35 @@ def test_a_cover_cuts_off_the_choice_and_nothing_that_fits(problem: KnapsackProb
 
 
 def test_quiet_drops_noise_and_nothing_else(capfd) -> None:
-    with quiet_stdout(noise="NOISE::"):
-        os.write(1, b"before\nNOISE::x\nafter\n")
+    with quiet_stdout():
+        os.write(1, b"before\nHighsMipSolverData::x\nafter\n")
         os.write(1, b"unfinished")
     assert capfd.readouterr().out == "before\nafter\nunfinished"
+
+
+FORKED = """
+import os
+from remat.solvers.highs import quiet_stdout
+
+done, ended = os.pipe()
+with quiet_stdout():
+    child = os.fork()
+    if child == 0:
+        os.close(ended)
+        os.read(done, 1)  # until the parent is out of the block
+        with quiet_stdout():
+            os.write(1, b"a child's\\n")
+        os._exit(0)
+os.close(ended)
+os.waitpid(child, 0)
+"""
+
+
+def test_a_process_forked_meanwhile_has_the_true_standard_output() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "a child's\n", done.stderr
 
 
 @pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")

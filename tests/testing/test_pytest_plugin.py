@@ -174,9 +174,11 @@ def test_the_suite_runs_from_an_empty_folder(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=MINE)
     result = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Mine")
     outcomes = result.parseoutcomes()
-    assert outcomes["passed"] > 150
+    assert outcomes["passed"] > 120
     assert set(outcomes) <= {"passed", "skipped", "deselected"}  # those of graph solvers
-    liar = pytester.runpytest_subprocess("--pyargs", "remat.testing", "--solver=mine:Liar")
+    liar = pytester.runpytest_subprocess(
+        "--pyargs", "remat.testing", "--solver=mine:Liar", "-k", "test_case"
+    )
     assert liar.ret == pytest.ExitCode.TESTS_FAILED
 
 
@@ -192,8 +194,9 @@ KNOWN = """
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "1")])
-@pytest.mark.parametrize("option", ["known_failures.txt", "list.txt"])
+@pytest.mark.parametrize(
+    ("option", "workers"), [("known_failures.txt", ()), ("list.txt", ("-n", "1"))]
+)
 def test_known_failures_are_listed_and_strict(pytester: pytest.Pytester, option, workers) -> None:
     pytester.makepyfile(KNOWN, mine=MINE)
     given = () if option == "known_failures.txt" else (f"--known-failures={option}",)

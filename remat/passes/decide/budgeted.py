@@ -17,7 +17,7 @@ from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
 from remat.solvers.base import Solver
 from remat.solvers.completion import by_knapsack
-from remat.solvers.cut import Cut
+from remat.solvers.cut import CutSolver
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.hull import Hull
 from remat.solvers.run_graph import run_graph
@@ -102,10 +102,12 @@ class Budgeted(Pass):
         capacity, full = choice.capacity or 0, choice.full_bytes or 0
         problem = state.lowered(self.cost).problem.within(capacity)
         by_items = self.knapsack or not solver.graph
-        cuts = self._cuts(state, every=by_items or isinstance(solver, Cut), full=full <= capacity)
+        cuts = self._cuts(
+            state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
+        )
         problem = problem.knowing(cuts)
         found = [self._solved(problem)]
-        if not isinstance(solver, Cut):
+        if not isinstance(solver, CutSolver):
             if not by_items:
                 found += self._lower_rungs(problem, found[0], choice)
             found += self._cut_solutions(problem, found[0])

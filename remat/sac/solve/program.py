@@ -18,8 +18,8 @@ import numpy.typing as npt
 from remat.errors import SolverError
 from remat.sac.solve.cuts import Cut
 from remat.sac.solve.module_classes import Counts, ModuleClass
+from remat.solvers.highs import milp
 from remat.solvers.pulp_cbc import load_pulp, pulp_engine
-from remat.solvers.quiet import quiet_stdout
 
 #: PuLP's names of solvers that have another one here.
 BACKENDS = {"cbc": "COIN_CMD", "highs": "HiGHS_CMD", "scip": "SCIP_CMD", "gurobi": "GUROBI_CMD"}
@@ -244,16 +244,15 @@ class Linear:
             reach, shown = (solved.fun - least) * (1.0 + 1e-9), len(near)
 
     def _highs(self, near: Ints, options: dict[str, float]) -> Any:
-        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.optimize import Bounds, LinearConstraint
 
-        with quiet_stdout(noise="HighsMipSolverData::"):
-            return milp(
-                self.costs[near],
-                constraints=LinearConstraint(self.matrix[:, near], ub=self.limits),
-                integrality=np.isfinite(self.most[near]),
-                bounds=Bounds(0, self.most[near]),
-                options=options,
-            )
+        return milp(
+            self.costs[near],
+            constraints=LinearConstraint(self.matrix[:, near], ub=self.limits),
+            integrality=np.isfinite(self.most[near]),
+            bounds=Bounds(0, self.most[near]),
+            options=options,
+        )
 
     def _by_class(self, counts: Ints) -> Counts:
         pairs = zip(self.starts[:-1], self.starts[1:], strict=True)

@@ -1,6 +1,6 @@
-// Two branches on how many items an improving solution holds, after COMBO's cardinality bound
-// (Martello, Pisinger, Toth 1999), each with Lagrangian multipliers for capacity and cardinality. Items
-// are decided in the order of their reduced profits.
+// Two branches on the number of items of an improving solution, after COMBO's cardinality bound (Martello,
+// Pisinger, Toth 1999), each with Lagrangian multipliers for capacity and cardinality. Items are decided
+// in the order of their reduced profits.
 #pragma once
 
 #include <algorithm>
@@ -184,10 +184,10 @@ class Cardinality : public Halves {
     return b;
   }
 
-  // A choice with about as many items and as much weight as the branch allows: what is worth taking,
-  // and of what is nearly indifferent a run of items, sorted by weight, that comes closest. `order`
-  // names the items to exchange first: indifferent ones close to the ends of the run, so that a few
-  // exchanges can make up for the room that is left, those in the run and those out of it in turns.
+  // A choice with about as many items and as much weight as the branch allows: the items worth taking,
+  // and of the nearly indifferent ones, sorted by weight, the run that comes closest. `order` names the
+  // items to exchange first: indifferent ones near the ends of the run, in turns inside and outside of
+  // it, so that a few exchanges can fill the room that is left.
   struct Filling {
     std::vector<char> chosen;
     std::vector<std::int32_t> order;
@@ -244,14 +244,10 @@ class Cardinality : public Halves {
       });
       // Every attempt draws other items, from pools of other sizes.
       const double reach = static_cast<double>((c_ - w) >> (attempt % 4 + 1));
-      const std::uint64_t salt = static_cast<std::uint64_t>(attempt) * 0xD1342543DE82EF95ull;
       std::size_t pool = std::min<std::size_t>(side.size(), 24 << (attempt % 3));
       while (pool < side.size() && far(side[pool]) <= reach) ++pool;
-      std::sort(side.begin(), side.begin() + static_cast<std::ptrdiff_t>(pool),
-                [&](std::int32_t a, std::int32_t b) {
-                  const std::uint64_t p = mix(scramble(items_[a]) ^ salt), q = mix(scramble(items_[b]) ^ salt);
-                  return p != q ? p < q : a < b;
-                });
+      shuffle(side.begin(), side.begin() + static_cast<std::ptrdiff_t>(pool),
+              static_cast<std::uint64_t>(attempt) * 0xD1342543DE82EF95ull);
     }
     // Two at a time, so that each of the two lists, which take every second item, gets both kinds.
     for (std::size_t i = 0; i < std::max(sides[0].size(), sides[1].size()); i += 2)

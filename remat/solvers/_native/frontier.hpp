@@ -47,7 +47,10 @@ class Frontier {
         bundles_.emplace_back(members.begin() + static_cast<std::ptrdiff_t>(at),
                               members.begin() + static_cast<std::ptrdiff_t>(at + static_cast<std::size_t>(size)));
         at += static_cast<std::size_t>(size);
-        merge(kind.first * size, kind.second * size, capacity);
+        const i64 w = kind.first * size;
+        merge_shifted(points_, next_, arena_, static_cast<std::int32_t>(bundles_.size() - 1), w, kind.second * size,
+                      [&](const State& s) { return s.w <= capacity - w; }, any);
+        points_.swap(next_);
         work_ += points_.size();
         // Once much has been merged already, fewer points are kept for what is still to come.
         if (work_ > kMuchWork) most_ = std::min(most_, kFewPoints);
@@ -84,51 +87,28 @@ class Frontier {
   std::vector<State> points_, next_;
   Arena arena_;
 
-  void merge(i64 w, i64 p, i64 capacity) {
-    const auto bundle = static_cast<std::int32_t>(bundles_.size() - 1);
-    next_.clear();
-    std::size_t i = 0, j = 0;
-    const std::size_t n = points_.size();
-    i64 last = -1;
-    while (i < n || j < n) {
-      if (j < n && points_[j].w > capacity - w) {
-        j = n;
-        continue;
-      }
-      const bool shifted = i == n || (j < n && (points_[j].w + w < points_[i].w ||
-                                                (points_[j].w + w == points_[i].w && points_[j].p + p > points_[i].p)));
-      State s = shifted ? points_[j++] : points_[i++];
-      if (shifted) {
-        s.w += w;
-        s.p += p;
-      }
-      if (s.p <= last) continue;
-      last = s.p;
-      if (shifted) s.node = arena_.add(s.node, bundle);
-      next_.push_back(s);
+  // Points that are worth more than `1 + step` times the one before; calls `take` with the place and the
+  // index of each, and returns how many there are.
+  template <class Take>
+  std::size_t walk_steps(double step, Take take) {
+    std::size_t kept = 1;
+    double reach = static_cast<double>(points_[0].p) * (1 + step);
+    for (std::size_t i = 1; i < points_.size(); ++i) {
+      const double value = static_cast<double>(points_[i].p);
+      if (value <= reach) continue;
+      take(kept++, i);
+      reach = value * (1 + step);
     }
-    points_.swap(next_);
+    return kept;
   }
 
   void thin() {
     // The last step is a good guess for this one.
     for (double step = std::max(1e-9, step_ / 16);; step *= 4) {
-      std::size_t kept = 1;
-      double reach = static_cast<double>(points_[0].p) * (1 + step);
-      for (std::size_t i = 1; i < points_.size(); ++i)
-        if (static_cast<double>(points_[i].p) > reach) {
-          ++kept;
-          reach = static_cast<double>(points_[i].p) * (1 + step);
-        }
+      std::size_t kept = walk_steps(step, [](std::size_t, std::size_t) {});
       if (kept > most_ / 2) continue;
-      std::size_t out = 1;
-      reach = static_cast<double>(points_[0].p) * (1 + step);
-      for (std::size_t i = 1; i < points_.size(); ++i)
-        if (static_cast<double>(points_[i].p) > reach) {
-          points_[out++] = points_[i];
-          reach = static_cast<double>(points_[i].p) * (1 + step);
-        }
-      points_.resize(out);
+      walk_steps(step, [&](std::size_t to, std::size_t from) { points_[to] = points_[from]; });
+      points_.resize(kept);
       factor_ *= 1 + step;
       step_ = step;
       return;

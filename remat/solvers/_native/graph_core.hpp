@@ -1,31 +1,26 @@
 // Every decision of a graph problem whose Lagrangian loss is within a limit, by dynamic programming.
 //
-// At a price p per byte and q per unit of cost, a maximum flow proves a lower bound on
-// q*cost + p*bytes of any decision, and what a decision lies above it is the sum of its losses: on
-// each arc that it cuts the capacity that the flow leaves, on each arc that it crosses backwards the
-// flow. All losses are 0 or more, so a prefix of decisions that has lost more than the limit is
-// dropped. Nodes are decided in topological order; a prefix is told apart by which of the values
-// that later nodes read it has available in backward, and of equal ones those remain that nobody
-// beats in bytes and in cost. This is to the graph problem what MINKNAP's core is to the knapsack.
+// At a price p per byte and q per unit of cost, a maximum flow proves a lower bound on q*cost + p*bytes of
+// any decision. A decision lies above the bound by the sum of its losses: for each arc that it cuts, the
+// capacity that the flow leaves; for each arc that it crosses backwards, the flow. No loss is below 0, so a
+// prefix of decisions that has lost more than the limit is dropped. Nodes are decided in topological order.
+// The key of a prefix is the set of values that later nodes read and that it has available in backward; of
+// prefixes with one key, the undominated ones in bytes and cost are kept. This is to the graph problem what
+// MINKNAP's core is to the knapsack.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include "integers.hpp"
 
 namespace remat {
 
-using i64 = std::int64_t;
-
 struct GraphCore {
-  struct Bound {
-    bool complete = false;
-    i64 loss = 0;  // every decision within the capacity loses more, counting unused bytes at the price
-    i64 work = 0;
-    bool by_clock = false;
-  };
   struct Node {
     i64 size = 0;           // bytes of saving it
     i64 save_loss = 0;      // loss of saving it
@@ -34,26 +29,25 @@ struct GraphCore {
     std::vector<std::pair<int, i64>> inputs;  // nodes before it, and the flow towards it
   };
   struct Result {
-    bool complete = false;  // no prefix within the limit was dropped
+    bool complete = true;   // no prefix within the limit was dropped
+    bool by_clock = false;  // the clock ended it
+    i64 work = 0;           // in units of a prefix
+    i64 loss = 0;
     bool found = false;
     i64 bytes = 0;
-    i64 loss = 0;
-    i64 work = 0;           // in units of a prefix
-    bool by_clock = false;  // the clock ended it
-    std::vector<i64> saved; // nodes, ascending
+    std::vector<i64> saved;  // nodes, ascending
   };
 
   std::vector<Node> nodes;
-  i64 price = 0;     // p
-  i64 capacity = 0;  // bytes
+  i64 price = 0;  // p
 
-  Result run(i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
+  // The cheapest decision within a capacity that loses at most `limit`.
+  Result run(i64 capacity, i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
     Result out;
     std::vector<Event> events;
-    bool complete = true;
     std::int32_t at = 0;
     walk(
-        work_limit, kPlain, seconds,
+        out, work_limit, kPlain, seconds,
         [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool saves) {
           std::vector<State> list;
           list.reserve(states.size());
@@ -71,7 +65,7 @@ struct GraphCore {
             total += group.lists.front().size();
           }
           if (total > most_prefixes) {
-            complete = false;
+            out.complete = false;
             thin(next, total, most_prefixes);
           }
           for (Group& group : next) {
@@ -84,7 +78,7 @@ struct GraphCore {
           }
           ++at;
           if (events.size() > kEvents) {
-            complete = false;
+            out.complete = false;
             next.clear();
           }
         },
@@ -105,20 +99,17 @@ struct GraphCore {
             out.saved.push_back(events[static_cast<std::size_t>(e)].node);
           }
           std::reverse(out.saved.begin(), out.saved.end());
-        },
-        out.work, complete, out.by_clock);
-    out.complete = complete;
+        });
     return out;
   }
 
   // A lower bound on loss + price * unused bytes over all decisions within the capacity, up to
   // `limit`: bytes are counted modulo `modulus`, which leaves fewer prefixes and can only lower it.
   // This is to the graph what Gomory's group relaxation is to an integer program.
-  Bound bound(i64 limit, i64 modulus, i64 work_limit, double seconds) const {
-    Bound out;
-    bool complete = true;
+  Result bound(i64 capacity, i64 limit, i64 modulus, i64 work_limit, double seconds) const {
+    Result out;
     walk(
-        work_limit, kResidue, seconds,
+        out, work_limit, kResidue, seconds,
         [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
           std::vector<State> list;
           list.reserve(states.size());
@@ -138,38 +129,7 @@ struct GraphCore {
               out.loss = std::min(out.loss, s.loss + price * unused);
             }
           }
-        },
-        out.work, complete, out.by_clock);
-    out.complete = complete;
-    return out;
-  }
-
-  // The bytes of decisions that lose no more than `limit`, ascending, whatever the capacity: those of
-  // which no other takes fewer bytes and costs no more. Empty where that is too much work.
-  std::vector<i64> levels(i64 limit, i64 work_limit) const {
-    std::vector<i64> out;
-    i64 work = 0;
-    bool complete = true, by_clock = false;
-    walk(
-        work_limit, kPlain, 0,
-        [&](Groups& next, Index& index, Key key, const std::vector<State>& states, i64 bytes, i64 loss, bool) {
-          std::vector<State> list;
-          list.reserve(states.size());
-          for (const State& s : states) {
-            if (s.loss + loss <= limit) list.push_back({s.bytes + bytes, s.loss + loss, -1, false});
-          }
-          add(next, index, key, std::move(list));
-        },
-        [&](Groups& next) {
-          for (Group& group : next) merge(group);
-        },
-        [&](Groups& groups) {
-          for (const Group& group : groups) {
-            for (const State& s : group.lists.front()) out.push_back(s.bytes);
-          }
-        },
-        work, complete, by_clock);
-    std::sort(out.begin(), out.end());
+        });
     return out;
   }
 
@@ -206,11 +166,11 @@ struct GraphCore {
   i64 cost(const State& s) const { return s.loss - price * s.bytes; }  // up to a constant, times q
 
   // Decides node after node. `emit` makes the states of one choice, `settle` merges what led to the
-  // same key, `end` looks at what is left; `complete` is cleared where something was given up. A
+  // same key, `end` looks at what is left; `out.complete` is cleared where something was given up. A
   // prefix that is made counts `prefix` units of work.
   template <class Emit, class Settle, class End>
-  void walk(i64 work_limit, i64 prefix, double seconds, const Emit& emit, const Settle& settle, const End& end,
-            i64& work, bool& complete, bool& by_clock) const {
+  void walk(Result& out, i64 work_limit, i64 prefix, double seconds, const Emit& emit, const Settle& settle,
+            const End& end) const {
     const auto started = std::chrono::steady_clock::now();
     const std::size_t n = nodes.size();
     std::vector<std::size_t> last(n);
@@ -229,7 +189,7 @@ struct GraphCore {
       const Node& node = nodes[v];
       if (last[v] != v) {
         if (unused.empty()) {
-          complete = false;
+          out.complete = false;
           return;
         }
         slot[v] = unused.back();
@@ -263,11 +223,11 @@ struct GraphCore {
         if (node.recomputable && all) emit(next, index, with, states, 0, node.recompute_loss, false);
       }
       settle(next);
-      work += kKey * static_cast<i64>(groups.size());
-      for (const Group& group : next) work += prefix * static_cast<i64>(group.lists.front().size());
-      by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
-      if (work > work_limit || by_clock) {
-        complete = false;
+      out.work += kKey * static_cast<i64>(groups.size());
+      for (const Group& group : next) out.work += prefix * static_cast<i64>(group.lists.front().size());
+      out.by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;
+      if (out.work > work_limit || out.by_clock) {
+        out.complete = false;
         return;
       }
       groups.clear();

@@ -1,9 +1,9 @@
-// What an improving solution may lose against the relaxation is a budget. It is widened in steps; within
-// each, the exchanges that fit are few, and are enumerated from both ends: one half starts with those
-// that lose least, the other with those that lose most. Every state of a half must leave a room that
-// the items outside it can fill within the budget (residual.hpp). Where the halves have met, one sweep
-// over both finishes the step (Horowitz, Sahni 1974). A step proves that nothing lies within it, or
-// finds what does, so the incumbent need not be good to begin with.
+// The budget is what an improving solution may lose against the relaxation. It is widened in steps. Few
+// exchanges fit a budget; they are enumerated from both ends: one half starts with those that lose least,
+// the other with those that lose most. Every state of a half must leave room that the items outside of
+// the half can fill within the budget (residual.hpp). Where the halves meet, one sweep over both ends the
+// step (Horowitz, Sahni 1974). A step proves that no better solution is within its budget, or finds one,
+// so the first incumbent need not be good.
 #pragma once
 
 #include <algorithm>
@@ -105,7 +105,7 @@ class Halves : public Lists {
     return meet(at, order, rest, target, most, until);
   }
 
-  // Drops the items whose exchange no solution that is looked for can afford; true when those were many.
+  // Drops the items whose exchange costs more than the budget; true when those were many.
   bool fix(const Break& at, std::vector<std::int32_t>& order, Residual& rest, i64 target) {
     const i128 need = goal(at, target);
     const std::size_t before = order.size();
@@ -128,11 +128,7 @@ class Halves : public Lists {
       const std::size_t pool = std::min<std::size_t>(order.size(), static_cast<std::size_t>(32) << t);
       whole += pool == order.size();
       std::vector<std::int32_t> some(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(pool));
-      const std::uint64_t salt = static_cast<std::uint64_t>(t + 1) * 0xD1342543DE82EF95ull;
-      std::sort(some.begin(), some.end(), [&](std::int32_t a, std::int32_t b) {
-        const std::uint64_t p = mix(scramble(items_[a]) ^ salt), q = mix(scramble(items_[b]) ^ salt);
-        return p != q ? p < q : a < b;
-      });
+      shuffle(some.begin(), some.end(), static_cast<std::uint64_t>(t + 1) * 0xD1342543DE82EF95ull);
       const i128 budget = at.relaxed - goal(at, target);
       auto affordable = [&](const State& s) { return -at.scaled(s.p, -s.w) <= budget; };
       Arena left_arena, right_arena;

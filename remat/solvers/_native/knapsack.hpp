@@ -1,16 +1,16 @@
 // Exact 0/1 knapsack in 64-bit integers.
 //
-// Four stages, each exact where it ends by itself, in a header of its own where it is long:
+// Four stages, each exact if no limit ends it:
 //
 //   core      MINKNAP (Pisinger 1997): undominated states around the break item, widened by one item to
 //             the right and one to the left in turn, pruned by linear bounds.
 //   lift      two lists of exchanges around the break solution, joined in one sweep (lists.hpp). Lifts
 //             the incumbent; on correlated items mostly to the bound.
-//   deepen    the room that the break solution leaves has a price, by Gomory's group relaxation; what is
-//             within a budget of that is enumerated, from both ends (residual.hpp, halves.hpp).
+//   deepen    Gomory's group relaxation prices the room that the break solution leaves; the solutions
+//             within a budget of that bound are enumerated from both ends (residual.hpp, halves.hpp).
 //   close     two branches on how many items an improving solution holds (cardinality.hpp).
 //
-// Work is counted in states, so that an answer repeats; a clock, where one is set, ends the search too.
+// Work is counted in states, so that an answer repeats; a clock may be set as well.
 #pragma once
 
 #include <algorithm>
@@ -82,7 +82,6 @@ class Solver : private Cardinality {
     };
     while (!list.empty() && (t < n || s >= 0)) {
       if (out_of_work() || list.size() > most) return false;
-      Found found;
       bool grown = false;
       const i64 before = z_;
       auto keep = [&](const State& x) {
@@ -95,27 +94,17 @@ class Solver : private Cardinality {
         const Item& l = items_[static_cast<std::size_t>(s)];
         return static_cast<i128>(x.p - z_ - 1) * l.w >= static_cast<i128>(x.w - c_) * l.p;
       };
-      if (t < n) {
-        const std::size_t at = t++;
-        if (worth(items_[at], 1)) {
-          expand(list, next, arena, static_cast<std::int32_t>(at), items_[at].w, items_[at].p, 0, true, found,
-                 keep);
-          list.swap(next);
-          grown = true;
-        }
-      }
-      note(base, arena, found);
-      found = {};
-      if (s >= 0) {
-        const std::size_t at = static_cast<std::size_t>(s--);
-        if (worth(items_[at], -1)) {
-          expand(list, next, arena, static_cast<std::int32_t>(at), -items_[at].w, -items_[at].p, 0, true, found,
-                 keep);
-          list.swap(next);
-          grown = true;
-        }
-      }
-      note(base, arena, found);
+      auto widen = [&](std::size_t at, int sign) {
+        if (!worth(items_[at], sign)) return;
+        Found found;
+        expand(list, next, arena, static_cast<std::int32_t>(at), sign * items_[at].w, sign * items_[at].p, 0, true,
+               found, keep);
+        list.swap(next);
+        note(base, arena, found);
+        grown = true;
+      };
+      if (t < n) widen(t++, 1);
+      if (s >= 0) widen(static_cast<std::size_t>(s--), -1);
       if (z_ > before && z_ >= bound_) return true;
       if (grown) arena.tidy(list);
     }

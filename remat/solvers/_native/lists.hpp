@@ -1,6 +1,7 @@
 // Lists of states and what is done with them: widened by an item, joined in pairs.
 //
-//   expand    a list, and the list shifted by an exchange, merged; dominated and hopeless states go.
+//   expand    merges a list with the same list shifted by an exchange, without dominated and hopeless
+//             states.
 //   exchanges all undominated exchanges over a few items.
 //   join      two lists in one sweep: 10^9 pairs are looked at in a millisecond.
 #pragma once
@@ -93,14 +94,10 @@ class Lists : public Search {
     }
   }
 
-  void write_down(const std::vector<char>& base, const Arena& arena, u32 node) {
-    best_ = base;
-    arena.walk(node, [&](std::int32_t item) { best_[item] ^= 1; });
-  }
-
   void note(const std::vector<char>& base, const Arena& arena, const Found& found) {
     if (!found.any) return;
-    write_down(base, arena, found.parent);
+    best_ = base;
+    arena.walk(found.parent, [&](std::int32_t item) { best_[item] ^= 1; });
     best_[found.item] ^= 1;
   }
 
@@ -114,36 +111,11 @@ class Lists : public Search {
     for (std::size_t i = from; i < order.size() && list.size() * 2 <= most; i += step) {
       const Item& item = items_[order[i]];
       const i64 sign = base[order[i]] ? -1 : 1;
-      merge(list, next, arena, order[i], sign * item.w, sign * item.p, worth);
+      work_ += static_cast<i64>(2 * list.size());
+      merge_shifted(list, next, arena, order[i], sign * item.w, sign * item.p, any, worth);
       list.swap(next);
     }
   }
-
-  template <class Worth>
-  void merge(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
-             i64 dp, Worth worth) {
-    out.clear();
-    work_ += static_cast<i64>(2 * in.size());
-    std::size_t i = 0, j = 0;
-    const std::size_t n = in.size();
-    i64 last = std::numeric_limits<i64>::min();
-    while (i < n || j < n) {
-      const bool shifted =
-          i == n || (j < n && (in[j].w + dw < in[i].w || (in[j].w + dw == in[i].w && in[j].p + dp > in[i].p)));
-      State s = shifted ? in[j++] : in[i++];
-      if (shifted) {
-        s.w += dw;
-        s.p += dp;
-      }
-      if (s.p <= last || (shifted && !worth(s))) continue;
-      last = s.p;
-      if (shifted) s.node = arena.add(s.node, item);
-      out.push_back(s);
-    }
-  }
-
-  // Of use for anything.
-  static bool any(const State&) { return true; }
 
   // Tries every pair of exchanges, one from each of two lists of up to `most` around `base`.
   void lift(const std::vector<std::int32_t>& order, const std::vector<char>& base, std::size_t most) {

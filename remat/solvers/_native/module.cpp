@@ -1,5 +1,5 @@
-// Python's door to the kernel: plain lists of 64-bit integers in, plain values out, the interpreter
-// lock released in between.
+// The kernel as a Python module: sequences of 64-bit integers in, plain values out. The interpreter lock
+// is released while the kernel runs.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -13,8 +13,8 @@ namespace py = pybind11;
 
 namespace {
 
-// A tuple or list of ints, at a few nanoseconds each: the general conversion would take longer than
-// solving does.
+// Converts a tuple or list of ints in a few nanoseconds each; pybind11's conversion takes longer than the
+// solver.
 std::vector<remat::i64> integers(const py::handle& sequence) {
   const auto fast = py::reinterpret_steal<py::object>(
       PySequence_Fast(sequence.ptr(), "expected a sequence of integers"));
@@ -35,13 +35,9 @@ py::tuple solve(const py::object& weights, const py::object& values, remat::i64 
   remat::Outcome out;
   {
     py::gil_scoped_release unlocked;
-    remat::Limits limits;
-    limits.seconds = seconds;
-    limits.work = work;
-    limits.states = states;
-    out = remat::Solver(w, v, capacity, limits).run();
+    out = remat::Solver(w, v, capacity, {seconds, work, states}).run();
   }
-  return py::make_tuple(out.saved, out.value, out.bound, out.optimal, out.by_clock, out.work);
+  return py::make_tuple(out.saved, out.value, out.bound, out.optimal, out.by_clock);
 }
 
 py::tuple relax(const py::object& weights, const py::object& values, remat::i64 capacity) {
@@ -95,7 +91,7 @@ PYBIND11_MODULE(_kernel, m) {
   m.doc() = "Exact 0/1 knapsack and its Pareto frontier, in 64-bit integers.";
   m.def("solve", &solve, py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("seconds"),
         py::arg("work"), py::arg("states"),
-        "(saved, value, bound, optimal, by_clock, work); seconds 0: no clock; work and states are counted");
+        "(saved, value, bound, optimal, by_clock); seconds 0: no clock; work and states are counted");
   m.def("relax", &relax, py::arg("weights"), py::arg("values"), py::arg("capacity"),
         "(order, bound, saved, value): the linear relaxation and a greedy rounding of it");
   py::class_<remat::GraphCore>(m, "GraphCore")
@@ -103,36 +99,32 @@ PYBIND11_MODULE(_kernel, m) {
            py::arg("flags"), py::arg("starts"), py::arg("sources"), py::arg("flows"), py::arg("price"))
       .def(
           "run",
-          [](remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 work, std::size_t most,
+          [](const remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 work, std::size_t most,
              double seconds) {
             remat::GraphCore::Result out;
             {
               py::gil_scoped_release unlocked;
-              core.capacity = capacity;
-              out = core.run(limit, work, most, seconds);
+              out = core.run(capacity, limit, work, most, seconds);
             }
             return py::make_tuple(out.found, out.complete, out.bytes, out.loss, out.saved, out.work, out.by_clock);
           },
           py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"),
           py::arg("seconds"),
           "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit")
-      .def("levels", &remat::GraphCore::levels, py::arg("limit"), py::arg("work"),
-           py::call_guard<py::gil_scoped_release>(), "bytes of the decisions that lose no more than limit")
       .def(
           "bound",
-          [](remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 modulus, remat::i64 work,
+          [](const remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 modulus, remat::i64 work,
              double seconds) {
             if (modulus < 1) throw py::value_error("the modulus is below 1");
-            remat::GraphCore::Bound out;
+            remat::GraphCore::Result out;
             {
               py::gil_scoped_release unlocked;
-              core.capacity = capacity;
-              out = core.bound(limit, modulus, work, seconds);
+              out = core.bound(capacity, limit, modulus, work, seconds);
             }
-            return py::make_tuple(out.complete, out.loss, out.work, out.by_clock);
+            return py::make_tuple(out.complete, out.loss, out.by_clock);
           },
           py::arg("capacity"), py::arg("limit"), py::arg("modulus"), py::arg("work"), py::arg("seconds"),
-          "(complete, loss, work, by_clock): every decision loses at least loss, unused bytes included");
+          "(complete, loss, by_clock): every decision loses at least loss, unused bytes included");
   py::class_<remat::Frontier>(m, "Frontier")
       .def(py::init([](const py::object& weights, const py::object& values, remat::i64 capacity,
                        std::size_t most) {
@@ -141,9 +133,6 @@ PYBIND11_MODULE(_kernel, m) {
              return std::make_unique<remat::Frontier>(w, v, capacity, most);
            }),
            py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("most"))
-      .def("__len__", &remat::Frontier::size)
-      .def("weight", &remat::Frontier::weight)
-      .def("value", &remat::Frontier::value)
       .def("items", &remat::Frontier::items)
       .def("points",
            [](const remat::Frontier& f) {

@@ -3,14 +3,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <numeric>
 #include <vector>
 
-namespace remat {
+#include "integers.hpp"
 
-using i64 = std::int64_t;
-using i128 = __int128;
+namespace remat {
 
 struct Relaxation {
   std::vector<i64> order;  // items that fit on their own, by value per weight, best first; ties by index

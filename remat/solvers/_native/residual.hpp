@@ -1,11 +1,11 @@
-// What it costs at least to fill a room exactly, whatever is exchanged for it.
+// A lower bound on the loss of filling a room exactly, by any exchanges.
 //
 // Gomory's group relaxation (1969), with the weight of the break item as the modulus: taking or leaving
-// one more such item costs nothing, so only the room's remainder counts. Every exchange covers some of
-// it, at its loss; empty room is covered at the price of capacity. A subadditive function that charges
-// no exchange more than its loss charges no set of them more than theirs, so what it says of a room is a
-// bound. It is the shortest path on a grid of remainders, interpolated between them, which keeps it
-// subadditive (Gomory, Johnson 1972).
+// one more such item costs nothing, so only the remainder of the room counts. An exchange fills some of
+// it at its loss; room may stay empty at the price of capacity. A subadditive function that charges no
+// exchange more than its loss charges no set of exchanges more than their losses, so its value at a room
+// is a lower bound. It is the shortest path on a grid of remainders, interpolated linearly, which keeps
+// it subadditive (Gomory, Johnson 1972).
 #pragma once
 
 #include <algorithm>

@@ -61,6 +61,15 @@ class Search {
     return x ^ (x >> 31);
   }
 
+  // Puts positions into an order that depends on the items and the salt alone.
+  void shuffle(std::vector<std::int32_t>::iterator from, std::vector<std::int32_t>::iterator to,
+               std::uint64_t salt) const {
+    std::sort(from, to, [&](std::int32_t a, std::int32_t b) {
+      const std::uint64_t p = mix(scramble(items_[a]) ^ salt), q = mix(scramble(items_[b]) ^ salt);
+      return p != q ? p < q : a < b;
+    });
+  }
+
   void prepare() {
     const std::size_t n = weights_.size();
     std::vector<std::int32_t> rest;
@@ -188,7 +197,6 @@ class Search {
     out.bound = free + bound_ * value_unit_;
     out.optimal = bound_ == z_;
     out.by_clock = by_clock_ && !out.optimal;
-    out.work = work_;
     return out;
   }
 };

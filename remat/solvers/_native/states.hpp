@@ -3,18 +3,17 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
+
+#include "integers.hpp"
 
 namespace remat {
 
-using i64 = std::int64_t;
-using u32 = std::uint32_t;
-using i128 = __int128;
-
 struct Limits {
-  double seconds = 0.0;          // wall clock; 0: none
-  i64 work = 400'000'000;        // states
-  std::size_t states = 1'000'000;  // states alive at once in a list: 64 bytes each with its copy
+  double seconds;      // wall clock; 0: none
+  i64 work;            // states
+  std::size_t states;  // states alive at once in a list: 64 bytes each with its copy
 };
 
 struct Outcome {
@@ -23,7 +22,6 @@ struct Outcome {
   i64 bound = 0;
   bool optimal = false;
   bool by_clock = false;
-  i64 work = 0;
 };
 
 // An item, or a bundle of `count` identical items that are taken together.
@@ -47,8 +45,6 @@ class Arena {
  public:
   static constexpr u32 none = 0xFFFFFFFFu;
   Arena() { nodes_.reserve(1024); }
-  void clear() { nodes_.clear(); }
-  std::size_t size() const { return nodes_.size(); }
   u32 add(u32 parent, std::int32_t item) {
     nodes_.push_back({parent, item});
     return static_cast<u32>(nodes_.size() - 1);
@@ -57,14 +53,10 @@ class Arena {
   void walk(u32 node, Visit visit) const {
     for (; node != none; node = nodes_[node].parent) visit(nodes_[node].item);
   }
-  // Compacts when it has grown to twice what the last compaction left.
+  // Where it has grown to twice what the last call left: keeps only what leads to `states`, whose node
+  // numbers change.
   void tidy(std::vector<State>& states) {
     if (nodes_.size() <= tidy_at_) return;
-    compact(states);
-    tidy_at_ = std::max(kTidy, 2 * nodes_.size());
-  }
-  // Keeps only what leads to `states`, whose node numbers change.
-  void compact(std::vector<State>& states) {
     std::vector<u32> to(nodes_.size(), none);
     for (const State& s : states)
       for (u32 v = s.node; v != none && to[v] == none; v = nodes_[v].parent) to[v] = 0;
@@ -79,6 +71,7 @@ class Arena {
     nodes_.resize(next);
     for (State& s : states)
       if (s.node != none) s.node = to[s.node];
+    tidy_at_ = std::max(kTidy, 2 * nodes_.size());
   }
 
  private:
@@ -90,5 +83,35 @@ class Arena {
   std::size_t tidy_at_ = kTidy;
   std::vector<Node> nodes_;
 };
+
+// in ∪ (in shifted by an exchange) without what is dominated, sorted by weight, values rising. Nothing is
+// shifted from the first state on that does not `fit`; what is shifted and not of `worth` is left out.
+template <class Fit, class Worth>
+void merge_shifted(const std::vector<State>& in, std::vector<State>& out, Arena& arena, std::int32_t item, i64 dw,
+                   i64 dp, Fit fit, Worth worth) {
+  out.clear();
+  std::size_t i = 0, j = 0;
+  const std::size_t n = in.size();
+  i64 last = std::numeric_limits<i64>::min();
+  while (i < n || j < n) {
+    if (j < n && !fit(in[j])) {
+      j = n;
+      continue;
+    }
+    const bool shifted =
+        i == n || (j < n && (in[j].w + dw < in[i].w || (in[j].w + dw == in[i].w && in[j].p + dp > in[i].p)));
+    State s = shifted ? in[j++] : in[i++];
+    if (shifted) {
+      s.w += dw;
+      s.p += dp;
+    }
+    if (s.p <= last || (shifted && !worth(s))) continue;
+    last = s.p;
+    if (shifted) s.node = arena.add(s.node, item);
+    out.push_back(s);
+  }
+}
+
+constexpr auto any = [](const State&) { return true; };
 
 }  // namespace remat

@@ -17,7 +17,7 @@ from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.solve_graph import SolveGraph
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
-from remat.solvers.cut import Cut
+from remat.solvers.cut import CutSolver
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.run_graph import run_graph
 from remat.units import Budget
@@ -131,10 +131,10 @@ def test_knapsack_solvers_decide_graphs_in_one_way(
 
 def test_a_cut_without_rules_recomputes_nothing_that_costs(state: State) -> None:
     problem = state.lowered(Roofline()).problem
-    bare = run_graph(Cut(), problem)
+    bare = run_graph(CutSolver(), problem)
     assert bare.cost == 0
     assert bare.saved_bytes <= sum(problem.size)
-    least = run_graph(Cut(), problem.within(bare.saved_bytes - 1))
+    least = run_graph(CutSolver(), problem.within(bare.saved_bytes - 1))
     assert least.saved_bytes < bare.saved_bytes
 
 

@@ -17,7 +17,7 @@ from remat.graph.lowering import SavedKind
 from remat.passes.core.state import State
 from remat.passes.decide.min_cut import Banned, MinCut
 from remat.planning.pipelines import prepare
-from remat.solvers.flow import InfeasibleCutError, Network, min_cut
+from remat.solvers.flow import InfeasibleCutError, Network
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
 from remat.solvers.hull import Hull
 from tests.graphs import joint_of, node, weight
@@ -87,7 +87,7 @@ def test_cuts_are_as_small_as_networkxs(problem: GraphProblem, data: st.DataObje
     price, fee = data.draw(prices), data.draw(prices)
     if conflict(problem) is not None:
         with pytest.raises(InfeasibleCutError):
-            min_cut(problem, weight=price)
+            Network(problem).cut(price)
         with pytest.raises(nx.NetworkXUnbounded):
             oracle(problem, price, fee)
         return
@@ -114,7 +114,7 @@ def test_the_bound_never_exceeds_the_optimum(problem: GraphProblem, capacity: in
 def test_the_cut_over_bytes_saves_the_least(problem: GraphProblem) -> None:
     assume(conflict(problem) is None)
     least = min(nbytes for nbytes, _ in decisions(problem))
-    assert min_cut(problem, weight=problem.size).value == least
+    assert Network(problem).cut(problem.size).value == least
 
 
 def test_the_bound_is_worth_something() -> None:
@@ -139,7 +139,7 @@ def test_cuts_of_real_graphs(name: str) -> None:
     step = build(name)
     state: State = prepare(remat.capture(step.model, step.args, step.kwargs, lower="eager"))
     problem = state.lowered().problem
-    cut = min_cut(problem, weight=problem.size)
+    cut = Network(problem).cut(problem.size)
     assert cut.value == oracle(problem, list(problem.size), [0] * len(problem))
     assert cut.value == sum(problem.size[i] for i in cut.saved)
     kinds = [state.lowered().kind[i] for i in cut.saved]
@@ -158,7 +158,7 @@ def test_prices_past_64_bits_are_refused() -> None:
         needed=(1,),
     )
     with pytest.raises(ProblemError, match="scale them down"):
-        min_cut(problem, weight=[0, 2**62])
+        Network(problem).cut([0, 2**62])
 
 
 def test_tags_that_no_plan_can_keep_are_explained() -> None:

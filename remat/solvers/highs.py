@@ -1,0 +1,77 @@
+"""HiGHS, through ``scipy.optimize.milp``, without its stray debug output.
+
+HiGHS prints debug lines from C++ whatever its options say, and standard output is where machines read. So
+while it runs, file descriptor 1 leads into a temporary file, **for all threads of this process**: only
+around the one call, one at a time, under a lock. What others write meanwhile comes out when the call ends;
+a process that is forked meanwhile has the true standard output. A program that another thread starts
+meanwhile by ``subprocess`` with an inherited standard output is not heard; give it a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_NOISE = b"HighsMipSolverData::"
+
+
+class _Redirect:
+    """The lock, and the true standard output while file descriptor 1 leads elsewhere."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.true_stdout: int | None = None
+
+    def end_in_child(self) -> None:
+        """After a fork: nobody there would end it."""
+        self.lock = threading.Lock()
+        if self.true_stdout is not None:
+            os.dup2(self.true_stdout, 1)
+            self.true_stdout = None
+
+
+_redirect = _Redirect()
+if os.name == "posix":
+    os.register_at_fork(after_in_child=_redirect.end_in_child)
+
+
+def milp(*args: Any, **kwargs: Any) -> Any:
+    """What ``scipy.optimize.milp`` returns; see there for the arguments."""
+    from scipy import optimize
+
+    with quiet_stdout():
+        return optimize.milp(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Drops HiGHS's debug lines from what is written to file descriptor 1 meanwhile."""
+    if os.name != "posix":
+        yield
+        return
+    with _redirect.lock, tempfile.TemporaryFile() as caught:
+        libc = ctypes.CDLL(None)
+        _flush(libc)
+        _redirect.true_stdout = true = os.dup(1)
+        os.dup2(caught.fileno(), 1)
+        try:
+            yield
+        finally:
+            _flush(libc)
+            os.dup2(true, 1)
+            _redirect.true_stdout = None
+            caught.seek(0)
+            with open(true, "wb") as stdout:
+                stdout.writelines(line for line in caught if _NOISE not in line)
+
+
+def _flush(libc: ctypes.CDLL) -> None:
+    with contextlib.suppress(AttributeError, ValueError):  # no stdout, or a closed one
+        sys.stdout.flush()
+    libc.fflush(None)

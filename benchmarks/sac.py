@@ -49,7 +49,6 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from remat.checkpointing import estimate, plan
-from remat.sac.solve.step_plot import simulate_plan
 
 from benchmarks.machine import header
 from benchmarks.torch_sac import Theirs, estimator_says, their_plan
@@ -59,6 +58,7 @@ from remat.sac import SACPlan, apply, remove
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.run.lifetimes import loss_only
 from remat.sac.run.operators import tensors_in
+from remat.sac.solve.step_plot import simulate_plan
 
 #: How far estimates may be off: activation bytes and recompute time.
 BYTES_OFF, TIME_OFF = 0.03, 0.15

@@ -53,7 +53,7 @@ class PassManager(Pipeline):
         *,
         passes: Mapping[str, type[Pass]] | None = None,
         analyses: Mapping[str, type[Analysis[Any]]] | None = None,
-        read: Mapping[str, Callable[[str], Any]] | None = None,
+        readers: Mapping[type, Callable[[str], Any]] | None = None,
     ) -> PassManager:
         """Reads a pipeline: names separated by commas, options and nested passes in parentheses.
 
@@ -61,7 +61,8 @@ class PassManager(Pipeline):
             text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
             passes: the passes that may be named; the registered ones where None.
             analyses: the analyses that may be named; the registered ones where None.
-            read: how to read further options that are neither numbers, booleans nor text, by name.
+            readers: how to read options of further types: not numbers, booleans, text, analyses,
+                solvers, cost models or budgets.
 
         Raises:
             ProblemError: the text cannot be read, or the order is refused; where it can, the
@@ -73,11 +74,11 @@ class PassManager(Pipeline):
                 text,
                 passes=known.passes if passes is None else passes,
                 analyses=known.analyses if analyses is None else analyses,
-                read={
-                    "solver": known.solver,
-                    "cost": known.cost_model,
-                    "budget": Budget.parse,
-                    **(read or {}),
+                readers={
+                    Solver: known.solver,
+                    CostModel: known.cost_model,
+                    Budget: Budget.parse,
+                    **(readers or {}),
                 },
             )
         )

@@ -11,7 +11,7 @@ from remat.graph.structure import check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
 from remat.passes.core.ordering import check_halves, check_order, check_partitions, flat
-from remat.passes.core.pipeline_syntax import write_pipeline
+from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
 
 

@@ -24,7 +24,7 @@ _SAME_NAME = (
     (
         "remat.passes",
         "remat.passes.decide",
-        "min_cut bans budgeted candidates knapsack solve_graph least_causes",
+        "min_cut bans budgeted knapsack solve_graph least_causes",
     ),
     (
         "remat.passes",

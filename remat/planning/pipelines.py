@@ -15,7 +15,7 @@ from remat.graph.refills import refillable_inputs
 from remat.graph.regions import separate_calls
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import Analysis, State
@@ -303,7 +303,7 @@ def apply_plan(
     state = replace(
         prepare(joint, in_place=in_place, hooks=hooks, reread_inputs=plan.reread_inputs),
         decision=plan.decision,
-        choice=Choice(
+        choice=DecisionInfo(
             capacity=plan.capacity,
             full_bytes=plan.full_bytes,
             least_bytes=plan.least_bytes,

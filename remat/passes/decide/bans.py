@@ -122,9 +122,9 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))
     written = bytearray(len(index))
-    if rules.materialized_backward:
+    if rules.ban_materialized_backward:
         written = _materialized_in_backward(state, fusion)
-    unwanted = fusion.unlisted if rules.not_in_allowlist else fusion.expensive
+    unwanted = fusion.unlisted if rules.ban_not_in_allowlist else fusion.expensive
     for i, node in enumerate(index.nodes):
         if not required[i] or fusion.view[i] or owner[i] != i:
             continue
@@ -137,11 +137,13 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
         if tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
             ban[i] = 1
         elif isinstance(index.values[i], (torch.Tensor, tuple, list)):
-            ban[i] = unwanted[i] or written[i] or (rules.reductions and fusion.is_reduction(node))
-    if rules.used_far_apart:
+            ban[i] = (
+                unwanted[i] or written[i] or (rules.ban_reductions and fusion.is_reduction(node))
+            )
+    if rules.ban_used_far_apart:
         for i in _used_far_apart(state, fusion, ban):
             ban[i] |= may_ban[i]
-    if rules.long_fusible_chains:
+    if rules.ban_long_fusible_chains:
         for i in _long_chains(state, fusion, ban):
             ban[i] |= may_ban[i]
     return ban

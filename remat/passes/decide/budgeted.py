@@ -11,7 +11,7 @@ from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.region_budgets import region_budget
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
@@ -62,7 +62,7 @@ class Budgeted(Pass):
         )
 
     @without_collection
-    def limits(self, state: State) -> Choice:
+    def limits(self, state: State) -> DecisionInfo:
         """The bytes that a decision has to do with.
 
         Raises:
@@ -71,23 +71,21 @@ class Budgeted(Pass):
                 the code sets for its regions.
         """
         require_tangents(state)
-        size = state.lowered(self.cost).problem.size
-        full = sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))
-        smallest = least_decision(state)
-        least = sum(size[i] for i in smallest)
+        full, least = full_and_least(state)
+        most = max(full, least)
         own = state.get(RegionBudget()) if state.heeds_regions else None
         shares = (self.budget, *(() if own is None else (Budget(share=own),)))
-        raised = any(b.below(full=max(full, least), least=least) for b in shares)
-        why = least_causes(state, smallest) if raised else ("", "")
-        return Choice(
-            capacity=capacity_under(self.budget, own, full=max(full, least), least=least, why=why),
+        raised = any(b.below(full=most, least=least) for b in shares)
+        why = least_causes(state, least_decision(state)) if raised else ("", "")
+        return DecisionInfo(
+            capacity=capacity_under(self.budget, own, full=most, least=least, why=why),
             full_bytes=full,
             least_bytes=least,
             region_budget=own,
             least_because=why[0],
         )
 
-    def decide(self, state: State) -> tuple[tuple[int, ...], Choice]:
+    def decide(self, state: State) -> tuple[tuple[int, ...], DecisionInfo]:
         """The nodes of the graph problem to save, and how that came about.
 
         One objective at every budget: the least cost within its bytes. More bytes never cost more than
@@ -134,15 +132,18 @@ class Budgeted(Pass):
         if full or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
         looser = replace(
-            rules, used_far_apart=False, long_fusible_chains=False, materialized_backward=False
+            rules,
+            ban_used_far_apart=False,
+            ban_long_fusible_chains=False,
+            ban_materialized_backward=False,
         )
-        loosest = replace(looser, not_in_allowlist=False)
+        loosest = replace(looser, ban_not_in_allowlist=False)
         return tuple(
             dict.fromkeys(state.get(RuntimeOptimalCut(r)) for r in (rules, looser, loosest))
         )
 
     def _lower_rungs(
-        self, problem: GraphProblem, found: GraphSolution, choice: Choice
+        self, problem: GraphProblem, found: GraphSolution, choice: DecisionInfo
     ) -> Iterator[GraphSolution]:
         """What the solver finds at lower budgets that may be cheaper than what it found at this one.
 
@@ -197,6 +198,14 @@ class Budgeted(Pass):
                 f"{type(self).__name__}(solver=remat.plugins.registry().solver('greedy'), budget=...)"
             )
         return self.solver
+
+
+def full_and_least(state: State) -> tuple[int, int]:
+    """Bytes that the runtime-optimal cut saves, and the least that any decision saves."""
+    size = state.lowered().problem.size
+    saved = state.get(RuntimeOptimalCut(state.cut_rules)), least_decision(state)
+    full, least = (sum(size[i] for i in of) for of in saved)
+    return full, least
 
 
 def capacity_under(

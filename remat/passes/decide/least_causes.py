@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from torch import fx
-
 from remat.graph import ops, purity
 from remat.graph.lowering import Kind, Lowered, must_save
 from remat.graph.replays import maker_of
@@ -93,7 +91,5 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
 
 def _tagged(state: State) -> frozenset[int]:
     """Positions of what must be saved: what is tagged, and the memory that a tagged view looks at."""
-    marked: list[tuple[int, fx.Node]] = [
-        (i, n) for i, n in enumerate(state.index.nodes) if must_save(n)
-    ]
-    return frozenset(at for i, _ in marked for at in (i, state.storages.owner[i]))
+    marked = [i for i, node in enumerate(state.index.nodes) if must_save(node)]
+    return frozenset(at for i in marked for at in (i, state.storages.owner[i]))

@@ -23,7 +23,7 @@ _STATM = Path("/proc/self/statm")
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class Timed:
     """What one pass or analysis took, over all its runs at one place of the pipeline.
 
     Attributes:
@@ -38,14 +38,14 @@ class Span:
     runs: int = 0
     total_s: float = 0.0
     grown_bytes: int = 0
-    inside: dict[str, Span] = field(default_factory=dict)
+    inside: dict[str, Timed] = field(default_factory=dict)
 
     @property
     def own_s(self) -> float:
         """Seconds of its own, without what ran inside of it."""
         return max(0.0, self.total_s - sum(s.total_s for s in self.inside.values()))
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, Span]]:
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
         """This and everything inside of it, with how deep it lies."""
         yield depth, self
         for span in self.inside.values():
@@ -65,8 +65,8 @@ class Timing(Instrument):
     """
 
     def __init__(self) -> None:
-        self.root = Span("pipeline")
-        self._open: list[tuple[Span, float, int]] = []
+        self.root = Timed("pipeline")
+        self._open: list[tuple[Timed, float, int]] = []
         self._watching = contextlib.ExitStack()
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -131,9 +131,9 @@ class Timing(Instrument):
 
     def _begin_inside(self, name: str) -> None:
         outer = self._open[-1][0].inside
-        self._begin(outer.setdefault(name, Span(name)))
+        self._begin(outer.setdefault(name, Timed(name)))
 
-    def _begin(self, span: Span) -> None:
+    def _begin(self, span: Timed) -> None:
         self._open.append((span, time.perf_counter(), resident_bytes()))
 
     def _end(self, depth: int) -> None:

@@ -12,12 +12,13 @@ import hashlib
 import math
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from remat import torch_compat
 from remat.errors import PlanError, ProblemError
@@ -149,6 +150,31 @@ def find(key: str) -> SavedTensorHooks:
             "or the step that they belong to; hand the same hooks to remat.partitioner first"
         )
     return hooks
+
+
+def check_unpacked(
+    name: str, value: object, size: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """What the unpack of hooks returned for a saved tensor of a kind.
+
+    Raises:
+        PlanError: it is no tensor, or one of another kind.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise PlanError(f"hooks '{name}': unpack returned {value!r}; expected a tensor")
+    fits = value.dim() == len(size) and all(
+        statically_known_true(a == b) for a, b in zip(value.shape, size, strict=True)
+    )
+    if not fits or (value.dtype, value.device) != (dtype, device):
+        raise PlanError(
+            f"hooks '{name}': unpack returned {_kind(value.shape, value.dtype, value.device)} for a "
+            f"saved {_kind(size, dtype, device)}; it must return a tensor like the one that was packed"
+        )
+    return value
+
+
+def _kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
 
 
 def check_filter(value: object) -> None:

@@ -326,7 +326,7 @@ class Positions(Analysis[GraphIndex]):
 
 @dataclass(frozen=True)
 class Classification(Analysis[Roles]):
-    """Which half each node belongs to (SPEC A1)."""
+    """Which half each node belongs to."""
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "forward, backward and unclaimed nodes"

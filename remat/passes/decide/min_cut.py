@@ -1,4 +1,4 @@
-"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free (SPEC A6)."""
+"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free."""
 
 from __future__ import annotations
 

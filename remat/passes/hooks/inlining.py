@@ -1,4 +1,4 @@
-"""Both halves rewritten so that saved tensors pass through traced hooks (SPEC E).
+"""Both halves rewritten so that saved tensors pass through traced hooks.
 
 The calling convention stays AOTAutograd's: what a saved tensor is packed into takes its place among
 forward's outputs and backward's inputs; sizes go to the other sizes, behind what is there already.

@@ -1,4 +1,4 @@
-"""Saved tensors packed on their way from forward to backward, inside the two graphs (SPEC E)."""
+"""Saved tensors packed on their way from forward to backward, inside the two graphs."""
 
 from __future__ import annotations
 

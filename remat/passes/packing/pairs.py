@@ -1,4 +1,4 @@
-"""Saved-tensor hooks, and ready-made pairs of them (SPEC E).
+"""Saved-tensor hooks, and ready-made pairs of them.
 
 A pair is what `torch.autograd.graph.saved_tensors_hooks` takes: ``pack`` turns a saved tensor into
 whatever is kept until backward, ``unpack`` turns that into the tensor again. The pairs here treat

@@ -1,4 +1,7 @@
-"""Random operators that run in both halves draw the same numbers twice (SPEC A10)."""
+"""Random operators that run in both halves are made to draw the same numbers twice.
+
+As ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/partitioners.py``.
+"""
 
 from __future__ import annotations
 

@@ -172,6 +172,12 @@ def test_nesting_has_a_limit() -> None:
         read("when(condition=" + "random(" * 100_000)
 
 
+def test_nested_repetition_is_read_at_once() -> None:
+    """Twice the passes for each level of repetition would be 2^50 of them."""
+    text = "fixpoint(" * DEEPEST + "dce" + ")" * DEEPEST
+    assert str(remat.PassManager.parse(text)) == text
+
+
 def test_long_pipelines_are_read() -> None:
     text = ",".join(["dce", "group(dce,label=these)"] * 5_000)
     assert write_pipeline(read(text)) == text

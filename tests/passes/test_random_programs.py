@@ -34,7 +34,8 @@ def values_like(joint: remat.JointGraph, role: Role, seed: int) -> list[torch.Te
 
 def halves(joint: remat.JointGraph, plan: remat.Plan) -> dict[str, torch.Tensor]:
     inputs = values_like(joint, Role.PRIMAL, 1)
-    return run_halves(joint, plan, inputs, values_like(joint, Role.TANGENT, 2))
+    tangents = values_like(joint, Role.TANGENT, 2)
+    return run_halves(joint, plan.forward, plan.backward, inputs, tangents)[0]
 
 
 def captured(program: Program) -> remat.JointGraph:

@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import tempfile
+import textwrap
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -231,43 +232,33 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
 def _readme(failure: Failure, name: str) -> str:
     error = failure.error
     where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
-    lines = [
+    parts = [
         f"{where} failed:",
-        "",
-        *(f"    {line}" for line in f"{type(error).__name__}: {error}".splitlines()),
-        "",
+        textwrap.indent(f"{type(error).__name__}: {error}", "    "),
         "See it again:",
-        "",
         f"    remat repro {name}",
-        "",
         "or first make it small:",
-        "",
         f"    remat reduce {name}",
-        "",
     ]
     if failure.pipeline:
         checks = getattr(error, "found_by", "") or "structure"
-        pipeline = shlex.quote(failure.pipeline)
-        lines += [
+        passes = f"--passes {shlex.quote(failure.pipeline)}"
+        parts += [
             "or step by step, inside of this folder:",
-            "",
-            f"    remat opt graph.joint --passes {pipeline} --verify-each={checks} --print-changed",
-            "",
+            f"    remat opt graph.joint {passes} --verify-each={checks} --print-changed",
         ]
     if failure.instance is not None:
-        lines += [
+        parts += [
             "The solver failed at the problem in problem.json:",
-            "",
             "    remat solve problem.json --solver NAME",
-            "",
         ]
     if failure.note:
-        lines += [failure.note, ""]
-    lines += [
-        "graph.joint holds operators, shapes and tags, and names lines of the model's source;",
-        "traceback.txt names files. No file here holds weights, data, or the environment.",
-    ]
-    return "\n".join(lines) + "\n"
+        parts.append(failure.note)
+    parts.append(
+        "graph.joint holds operators, shapes and tags, and names lines of the model's source;\n"
+        "traceback.txt names files. No file here holds weights, data, or the environment."
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def _digest(failure: Failure) -> str:

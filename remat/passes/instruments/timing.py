@@ -90,9 +90,8 @@ class Timing(Instrument):
 
     def table(self) -> str:
         """The tree as text: own and total seconds, share of the whole, growth of resident memory."""
-        spans = list(self.root.walk())
         rows = [("", "own s", "total s", "share", "memory MiB", "runs")]
-        for depth, span in spans:
+        for depth, span in self.root.walk():
             share = span.total_s / self.root.total_s if self.root.total_s else 0.0
             rows.append(
                 (
@@ -148,14 +147,8 @@ class Timing(Instrument):
 
 def resident_bytes() -> int:
     """Bytes of this process in physical memory; where the system does not say, the most so far."""
-    try:
-        pages = int(_STATM.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return _peak_resident_bytes()
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _peak_resident_bytes() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     try:
         import resource
     except ImportError:  # Windows

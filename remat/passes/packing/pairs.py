@@ -13,7 +13,7 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,8 +63,14 @@ class SavedTensorHooks:
     name: str = "custom"
 
     def __post_init__(self) -> None:
-        check_filter(self.filter)
-        check_min_bytes(self.min_bytes)
+        if self.filter not in FILTERS:
+            raise ProblemError(
+                f"hooks: filter is {self.filter!r}; expected one of {', '.join(map(repr, FILTERS))}"
+            )
+        if type(self.min_bytes) is not int or self.min_bytes < 0:
+            raise ProblemError(
+                f"hooks: min_bytes is {self.min_bytes!r}; expected a number of bytes, an int >= 0"
+            )
         for what in ("pack", "unpack"):
             given = getattr(self, what)
             if not callable(given) or type(given).__hash__ is None:
@@ -90,10 +96,6 @@ class SavedTensorHooks:
             f"hooks is {value!r}; expected the name of a ready-made pair ({', '.join(PAIRS)}), a tuple "
             "(pack, unpack) of functions, or remat.SavedTensorHooks(pack=…, unpack=…)"
         )
-
-    def only(self, **changes: Any) -> SavedTensorHooks:
-        """The same pair under another filter or ``min_bytes``."""
-        return replace(self, **changes)
 
     @property
     def cache_key(self) -> str | None:
@@ -175,20 +177,6 @@ def check_unpacked(
 
 def _kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
-
-
-def check_filter(value: object) -> None:
-    if value not in FILTERS:
-        raise ProblemError(
-            f"hooks: filter is {value!r}; expected one of {', '.join(map(repr, FILTERS))}"
-        )
-
-
-def check_min_bytes(value: object) -> None:
-    if type(value) is not int or value < 0:
-        raise ProblemError(
-            f"hooks: min_bytes is {value!r}; expected a number of bytes, an int >= 0"
-        )
 
 
 def _key_of(function: Callable[..., Any]) -> str | None:

@@ -64,18 +64,10 @@ class FunctionalizeRng(Pass):
 def twice_random(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Random operators that stand in both graphs, by name, in forward's order."""
     nodes = list(backward.nodes)
-    drawn = {
-        n.name: n
-        for n, plain in zip(nodes, are_plain(nodes), strict=True)
-        if not plain and ops.is_random(n)
-    }
-    if not drawn:
-        return []
-    return [
-        (n, drawn[n.name])
-        for n in forward.nodes
-        if n.op == "call_function" and n.name in drawn and n.target == drawn[n.name].target
-    ]
+    marked = zip(nodes, are_plain(nodes), strict=True)
+    drawn = {n.name: n for n, plain in marked if not plain and ops.is_random(n)}
+    pairs = ((n, drawn.get(n.name)) for n in forward.nodes if n.op == "call_function")
+    return [(fwd, bwd) for fwd, bwd in pairs if bwd is not None and bwd.target == fwd.target]
 
 
 def _save_and_replay(fwd: fx.Node, bwd: fx.Node) -> tuple[fx.Node, fx.Node]:

@@ -30,7 +30,7 @@ from remat.passes.packing.pairs import SavedTensorHooks
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Who is told that an analysis is about to be computed (True), or was (False); see `watching`.
+#: Called right before (True) and right after (False) an analysis is computed; see `watching`.
 _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
     "_WATCHERS", default=()
 )
@@ -62,7 +62,7 @@ class Known:
     """What is known about one graph, or one pair of halves.
 
     Attributes:
-        owner: what the results are about; who holds another one needs another `Known`.
+        owner: the graphs and options that the results are about.
         edits: how often the graphs were changed inside of an edit.
         is_edited: whether an edit is under way.
     """
@@ -129,9 +129,9 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 class State:
     """A joint graph on its way to a plan.
 
-    What is derived from it is asked for by `get` and computed where it is not known yet. Who
-    changes a graph does so inside `edit`, which drops what no longer holds; a state over another
-    graph knows nothing to begin with.
+    `get` returns the result of an analysis, and computes it where it is not known yet. Graphs are
+    changed inside `edit`, which drops the results that no longer hold. A state over another graph
+    begins without results.
 
     Attributes:
         joint: the joint graph.
@@ -218,7 +218,7 @@ class State:
 
     @property
     def knowledge(self) -> tuple[Known, Known]:
-        """What is known about the joint graph, and about the two halves; for instruments."""
+        """What is known about the joint graph, and about the two halves."""
         return self._of_joint, self._of_halves
 
     @property

@@ -24,10 +24,9 @@ from remat.solvers.run_graph import run_graph
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: Budgets that are looked at below the one asked for, where they could be cheaper: shares of so many
-#: parts, on problems of up to so many nodes.
+#: Where lower budgets are tried, they are shares of so many parts on problems of up to so many nodes.
 RUNGS = ((1_000, 1_000), (100, 10**9))
-#: A gap, as a share of the cost, beyond which a solver is not helped to be monotone.
+#: Lower budgets are tried where the gap to the bound is at most this share of the cost.
 CLOSE = 0.01
 
 
@@ -88,8 +87,8 @@ class Budgeted(Pass):
     def decide(self, state: State) -> tuple[tuple[int, ...], DecisionInfo]:
         """The nodes of the graph problem to save, and how that came about.
 
-        One objective at every budget: the least cost within its bytes. More bytes never cost more than
-        fewer do, as far as that can be had for little: see `_lower_rungs`.
+        The objective at every budget is the least cost within its bytes. That more bytes never cost
+        more than fewer do is ensured as far as that takes little time: see `_lower_rungs`.
 
         Raises:
             PlanError: no solver was given, nothing is differentiated, or tags conflict.
@@ -125,8 +124,8 @@ class Budgeted(Pass):
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
         """What the minimum cuts by the rules save, the strictest first.
 
-        The looser ones are computed only where somebody is to start from them and the strictest does
-        not fit.
+        The looser ones are computed only where they are of use (``every``) and the strictest does not
+        fit (``full`` says whether it does).
         """
         rules = state.cut_rules
         if full or not every:
@@ -147,11 +146,11 @@ class Budgeted(Pass):
     ) -> Iterator[GraphSolution]:
         """What the solver finds at lower budgets that may be cheaper than what it found at this one.
 
-        It stops within a tolerance of the optimum, so that two budgets may come out in the wrong
-        order, if they are so close that the bound rises by less than that from one to the other. The
-        lower ones that are shares of a fixed number of parts are asked too: so a plan costs no more
-        than that of any such share below its budget. Where the optimum is proven, and with budgets
-        that are farther apart, nothing is asked.
+        A solver that stops within a tolerance of the optimum may find a cheaper decision for a
+        slightly smaller budget. So it is asked about lower budgets too, which are shares of a fixed
+        number of parts: a plan then costs no more than the plan of any such share below its budget.
+        It is not asked where the optimum is proven, where the gap is wide, nor below a budget whose
+        bound is higher than the cost found.
         """
         best, full = found.cost, choice.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:

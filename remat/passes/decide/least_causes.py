@@ -1,4 +1,4 @@
-"""Why a plan cannot save less: what the decision that saves the least keeps, and what forbids its recomputation."""
+"""Why a plan cannot save fewer bytes: what must be kept, and what forbids its recomputation."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def named(names: Sequence[str], most: int = MOST_NAMES) -> str:
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
-    """What takes bytes and cannot be computed again, or what such a value is made of, each once."""
+    """The nodes that cannot be recomputed, among those that are saved and those they are made of."""
     problem, chosen = lowered.problem, frozenset(saved)
     seen: set[int] = set()
     for start in saved:

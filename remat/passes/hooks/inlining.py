@@ -171,7 +171,7 @@ class Inlining:
             self._backward.graph.erase_node(taken)
 
     def finish(self) -> None:
-        """Writes forward's outputs anew, and brings up to date what looks at unpacked memory."""
+        """Rewrites forward's outputs, and updates the values of views of unpacked tensors."""
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
         values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes
@@ -186,7 +186,7 @@ class Inlining:
                 stale[node] = None
 
     def _is_old(self, node: fx.Node) -> bool:
-        """Whether a value is a view of a saved tensor, in place of which there is another now."""
+        """Whether a value is still a view of a saved tensor that was replaced."""
         return not self._old_memory.isdisjoint(Sizes().keys(node))
 
 

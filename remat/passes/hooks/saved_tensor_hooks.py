@@ -222,7 +222,7 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def _refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
-    """Why a tensor that hooks are for is left as it is after all."""
+    """Why a tensor is left as it is though no rule forbids packing it; empty where it is packed."""
     if traced is None:
         return ""
     if traced.unpack is None:

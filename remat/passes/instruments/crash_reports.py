@@ -1,4 +1,4 @@
-"""Reproducers for compilations that fail where they should not, without anybody asking for them."""
+"""Reproducers for compilations that crash, written without being asked for."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ VARIABLE = "REMAT_REPRO_DIR"
 def is_unexpected(error: BaseException) -> bool:
     """Whether a failure is not the user's: a pass or a solver that crashed, or was found wrong.
 
-    A budget that cannot be met, options that cannot be meant, tags in conflict and a solver that is
-    not there are the user's; their messages say all there is to know.
+    A budget that cannot be met, invalid options, tags in conflict and a missing solver are the
+    user's; their messages say all there is to know.
     """
     if isinstance(error, SolverError):
         return error.problem is not None
@@ -69,7 +69,7 @@ def report(
         error: what was raised.
         joint: the graph that was being planned.
         folder: where to put it; None for nowhere.
-        describe: the pipeline, the arguments of `remat.plan` and a note, to be seen again by.
+        describe: tells the pipeline, the arguments of `remat.plan`, and a note.
     """
     if folder is None or not is_unexpected(error):
         return

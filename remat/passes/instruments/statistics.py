@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Statistics(Instrument):
     """Sums up the statistics that passes report, by the place of the pass in the pipeline.
 
-    What a pass made of passes hands on from those inside of it counts there, not twice.
+    Where a composite sums up what its passes counted, that is not counted a second time.
 
     Attributes:
         counts: for each path, outermost pass first, the counts by name.

@@ -55,10 +55,9 @@ class Timed:
 class Timing(Instrument):
     """Measures time and memory per pass.
 
-    Analyses are computed when they are first asked for; each is shown, in brackets, inside of the
-    pass that asked. Several pipelines may be run under one instrument; their times add up. Put this
-    instrument last: what others do before and after a pass then counts for what the pass is inside
-    of, whose own time is theirs and the manager's.
+    An analysis is computed when it is first asked for; it is shown, in brackets, inside of the pass
+    that asked. The times of several pipelines under one instrument add up. Put this instrument last:
+    the time of other instruments then counts for the pipeline, not for the pass they look at.
 
     Attributes:
         root: the tree; its own span is the whole run.

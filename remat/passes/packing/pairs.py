@@ -33,7 +33,7 @@ Unpack = Callable[[Packed], torch.Tensor]
 
 
 class HooksWarning(UserWarning):
-    """Hooks that do not run as one may think: outside of the graph, or not at all."""
+    """Hooks that run outside of the graph, or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

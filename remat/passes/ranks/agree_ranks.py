@@ -105,8 +105,7 @@ def check_wait(wait_s: float) -> None:
     Raises:
         ProblemError: it is no finite number of 0 or more.
     """
-    number = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool)
-    if not number or not 0 <= wait_s < math.inf:
+    if type(wait_s) not in (int, float) or not 0 <= wait_s < math.inf:
         raise ProblemError(
             f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take what is decided "
             "already, wait for nobody)"

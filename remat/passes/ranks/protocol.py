@@ -208,7 +208,7 @@ class Ranks:
         return _unpacked(self._shared.get(key))
 
 
-#: What goes on in a group ends with it: neither its store nor anything else outlives it here.
+#: By process group; an entry, and the store it holds, goes when its group goes.
 _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 

@@ -8,6 +8,7 @@ written down.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -126,16 +127,14 @@ def read_reproducer(folder: Path) -> Recorded:
     if not folder.is_dir():
         raise ProblemError(f"there is no folder '{folder}'; {expected}")
     graph = folder / "graph.joint"
+    parse = functools.partial(_parse_record, graph)
+    recorded = read_as("record of a failure", folder / "failure.json", parse, MAX_BYTES)
     if not graph.is_file():
         raise ProblemError(f"'{folder}' has no file graph.joint; {expected}")
-
-    def parse(text: str) -> Recorded:
-        return _parse_record(text, graph)
-
-    return read_as("record of a failure", folder / "failure.json", parse, MAX_BYTES)
+    return recorded
 
 
-def _parse_record(text: str, graph: Path) -> Recorded:
+def _parse_record(graph: Path, text: str) -> Recorded:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -12,6 +12,7 @@ of the option is declared with.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import typing
@@ -195,7 +196,7 @@ class _Reader:
 
     def _arguments(self, what: str, name: str, kind: Any) -> dict[str, Any]:
         """What stands in the parentheses behind the name of a class, by field."""
-        types = _option_types(kind)
+        types = dict(_option_types(kind))
         values: dict[str, Any] = {}
         if types.pop(NESTED, None) is not None:
             values[NESTED] = ()
@@ -302,7 +303,8 @@ class _Reader:
 _WORD = re.compile(r"[\w.-]*")
 
 
-def _option_types(kind: Any) -> dict[str, list[type]]:
+@functools.lru_cache(maxsize=1000)  # looking annotations up takes longer than all else
+def _option_types(kind: Any) -> Mapping[str, list[type]]:
     """The types that are declared for the fields of a pass or an analysis, one or several each.
 
     Where an annotation cannot be looked up at run time, the types of the defaults count.

@@ -24,8 +24,12 @@ import remat
 from remat.cli.hf import build
 from remat.cli.instances import figures
 from remat.graph.costs import Roofline
-from remat.passes.decide.candidates import candidates
-from remat.passes.decide.min_cut import MinCut
+from remat.graph.lowering import Kind, Lowered
+from remat.graph.roles import UNREACHABLE
+from remat.passes.core.analyses import Distances
+from remat.passes.core.choice import BanRules
+from remat.passes.core.state import State
+from remat.passes.decide.min_cut import Banned
 from remat.planning.pipelines import prepare
 from remat.units import format_bytes
 
@@ -73,14 +77,14 @@ def knapsack_instances(name: str, folder: Path) -> None:
     example = build(kind, config.split(), batch=batch, seq=seq or None)
     state = prepare(remat.capture(example.model, example.args, example.kwargs))
     lowered = state.lowered(Roofline())
-    loosest = MinCut(
+    loosest = BanRules(
         ban_used_far_apart=False,
         ban_long_fusible_chains=False,
         ban_materialized_backward=False,
         ban_not_in_allowlist=False,
     )
-    for part, cut in (("expensive", loosest), ("all", MinCut())):
-        items = candidates(state, lowered, cut.banned(state)).candidates
+    for part, rules in (("expensive", loosest), ("all", BanRules())):
+        items = candidates(state, lowered, state.get(Banned(rules)))
         weights = tuple(nbytes for _, nbytes in items)
         made = remat.Instance(
             name=f"{name}-{part}",
@@ -96,6 +100,35 @@ def knapsack_instances(name: str, folder: Path) -> None:
         path = folder / f"knapsack_{made.name}.json"
         remat.save_instance(path, made)
         print(f"{path.name}: {len(items)} items", flush=True)
+
+
+def candidates(state: State, lowered: Lowered, ban: bytearray) -> list[tuple[int, int]]:
+    """The operators that a cut keeps from recomputation, largest first, with their bytes.
+
+    These are the bytes of all results that backward can reach, less the generator state that keeping
+    them saves.
+    """
+    problem, distance, nodes = lowered.problem, state.get(Distances()), state.index.nodes
+    weight: dict[int, int] = {}
+    for i, kind in enumerate(lowered.kind):
+        if kind is not Kind.VALUE or distance[lowered.position[i]] >= UNREACHABLE:
+            continue
+        producer = i
+        while getattr(nodes[lowered.position[producer]].target, "__name__", "") == "getitem":
+            source = problem.inputs[producer][0]
+            if problem.savable[source]:
+                break
+            producer = source
+        again = problem.recomputable[i] and problem.recomputable[producer]
+        if again and ban[lowered.position[producer]]:
+            weight[producer] = weight.get(producer, 0) + problem.size[i]
+    for i in weight:
+        for j in problem.inputs[i]:
+            if lowered.kind[j] is Kind.GENERATOR_STATE:
+                weight[i] -= problem.size[j]
+    return sorted(
+        ((i, n) for i, n in weight.items() if n > 0), key=lambda item: (-item[1], item[0])
+    )
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ _SAME_NAME = (
     (
         "remat.passes",
         "remat.passes.core",
-        "base analyses control pipeline_syntax pipeline_text",
+        "base analyses control pipeline_text",
     ),
     (
         "remat.passes",
@@ -24,7 +24,7 @@ _SAME_NAME = (
     (
         "remat.passes",
         "remat.passes.decide",
-        "min_cut bans budgeted candidates knapsack solve_graph least_causes",
+        "min_cut bans budgeted knapsack solve_graph least_causes",
     ),
     (
         "remat.passes",
@@ -62,6 +62,7 @@ MOVED = {
     "remat.graph.running": "remat.running.trial",
     "remat.passes.analysis": "remat.passes.core.state",
     "remat.passes.instrument": "remat.passes.core.pipeline",
+    "remat.passes.pipeline_syntax": "remat.passes.core.pipeline_text",
     "remat.passes.manager": "remat.planning.pipelines",
     "remat.passes.eager_hooks": "remat.passes.packing.eager",
     "remat.passes.hook_inlining": "remat.passes.hooks.inlining",

@@ -12,7 +12,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 import remat
-from remat.graph.joint import Role, role_of
+from remat.graph.joint import Role, is_input_mutation, role_of, split_outputs
 
 Half = Callable[..., Any]
 
@@ -22,48 +22,105 @@ class Recorded:
     """What passed through the halves of one compiled step.
 
     Attributes:
-        joint: the joint graph, as the partitioner was handed it.
+        joint: the joint graph, as the partitioner was handed it; None where nothing was
+            differentiated.
         inputs: copies of what forward was given.
         tangents: copies of the gradients that backward was given.
         saved_bytes: bytes of the distinct storages that forward returned to backward beyond its
             inputs and its own outputs.
+        left: what the whole step left behind, where its caller notes it.
     """
 
     joint: remat.JointGraph | None = None
     inputs: list[Any] = field(default_factory=list)
     tangents: list[Any] = field(default_factory=list)
     saved_bytes: int = -1
+    left: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def run(self, plan: remat.Plan, seed: int = 7) -> dict[str, torch.Tensor]:
-        """Runs the halves of a plan on copies of the recorded tensors.
-
-        Returns:
-            Everything they leave behind: forward's own outputs, gradients, the inputs as they were
-            left, and the state of the generator.
-        """
+        """Runs the halves of a plan on copies of the recorded tensors; see `run_halves`."""
         assert self.joint is not None
-        return run_halves(self.joint, plan, self.inputs, self.tangents, seed)
+        halves = plan.forward, plan.backward
+        return run_halves(self.joint, *halves, self.inputs, self.tangents, seed)[0]
 
 
 def run_halves(
     joint: remat.JointGraph,
-    plan: remat.Plan,
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
     inputs: Sequence[Any],
     tangents: Sequence[Any],
     seed: int = 7,
-) -> dict[str, torch.Tensor]:
-    """Runs forward and backward of a plan over static shapes; see `Recorded.run`."""
+) -> tuple[dict[str, torch.Tensor], int]:
+    """Runs forward and backward as AOTAutograd's runtime calls them: backward takes sizes first.
+
+    Returns:
+        What they leave behind (see `left_behind`), and the bytes that were really kept in between,
+        beyond inputs and those of forward's own outputs that its caller keeps: new values of inputs
+        are copied, and gone.
+    """
     torch.manual_seed(seed)
-    n = joint.num_fwd_outputs
-    given = _copies(inputs)
-    with torch.no_grad():
-        returned = plan.forward(*given)
-        gradients = plan.backward(*returned[n:], *_copies(tangents))
-    left = {f"output {i}": v for i, v in enumerate(returned[:n])}
+    given, n = copies(inputs), joint.num_fwd_outputs
+    returned = interpret(forward, given)
+    handed = list(returned[n:])
+    described = split_outputs(joint)[2]
+    owned = [v for v, d in zip(returned, described, strict=False) if not is_input_mutation(d)]
+    free = memories([*given, *owned])
+    kept = sum(nbytes for k, nbytes in memories(handed).items() if k not in free)
+    sizes = [v for v in handed if not isinstance(v, torch.Tensor)]
+    tensors = [v for v in handed if isinstance(v, torch.Tensor)]
+    gradients = interpret(backward, [*sizes, *tensors, *copies(tangents)])
+    return left_behind(returned[:n], gradients, given), kept
+
+
+def run_joint(
+    joint: remat.JointGraph, inputs: Sequence[Any], tangents: Sequence[Any], seed: int = 7
+) -> dict[str, torch.Tensor]:
+    """Runs the joint graph as it is: the reference for every plan."""
+    torch.manual_seed(seed)
+    given, n = copies(inputs), joint.num_fwd_outputs
+    returned = interpret(joint.graph_module, [*given, *copies(tangents)])
+    return left_behind(returned[:n], returned[n:], given)
+
+
+def left_behind(
+    outputs: Sequence[Any], gradients: Sequence[Any], inputs: Sequence[Any]
+) -> dict[str, torch.Tensor]:
+    """Forward's own outputs, gradients, inputs as they were left, and the state of the generator."""
+    left = {f"output {i}": v for i, v in enumerate(outputs)}
     left |= {f"gradient {i}": v for i, v in enumerate(gradients)}
-    left |= {f"input {i}": v for i, v in enumerate(given)}
+    left |= {f"input {i}": v for i, v in enumerate(inputs)}
     left["random state"] = torch.get_rng_state()
     return {k: v for k, v in left.items() if isinstance(v, torch.Tensor)}
+
+
+def interpret(module: fx.GraphModule, args: Sequence[Any]) -> Sequence[Any]:
+    """Runs a graph node by node; generating its code would take longer."""
+    with torch.no_grad():
+        return fx.Interpreter(module).run(*args, enable_io_processing=False)  # type: ignore[no-any-return]
+
+
+def memories(values: Sequence[Any]) -> dict[int, int]:
+    """Bytes of the distinct storages of tensors."""
+    found = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
+    return {s._cdata: s.nbytes() for s in found}
+
+
+def copies(values: Sequence[Any]) -> list[Any]:
+    """Tensors with the same strides, numbers as they are; what shares memory shares its copy."""
+    made: dict[int, torch.Tensor] = {}
+    found: list[Any] = []
+    for v in values:
+        if not isinstance(v, torch.Tensor):
+            found.append(v)
+            continue
+        storage = v.untyped_storage()
+        memory = made.setdefault(
+            storage._cdata, torch.empty(0, dtype=torch.uint8).set_(storage.clone())
+        )
+        base = torch.empty(0, dtype=v.dtype).set_(memory.untyped_storage())
+        found.append(base.as_strided(v.shape, v.stride(), v.storage_offset()))
+    return found
 
 
 def differences(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> list[str]:
@@ -83,58 +140,43 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def recording_backend(recorded: Recorded, partition: Any) -> Half:
     """A Dynamo backend that runs the halves as they are and takes down what passes through them."""
+    return aot_autograd(  # type: ignore[no-any-return]
+        **recording(recorded, partition), keep_inference_input_mutations=True
+    )
+
+
+def recording(recorded: Recorded, partition: Any) -> dict[str, Any]:
+    """The arguments of AOTAutograd by which halves run as they are and are recorded."""
 
     def split(
         module: fx.GraphModule, joint_inputs: Any, *, num_fwd_outputs: int, **kwargs: Any
     ) -> Any:
+        assert recorded.joint is None, "a program is one graph"
         joint = remat.JointGraph(graph_module=module, num_fwd_outputs=num_fwd_outputs)
         recorded.joint = joint.copy()
         return partition(module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **kwargs)
 
     def forward(module: fx.GraphModule, _: Any) -> Half:
         def run(*args: Any) -> Any:
-            recorded.inputs = _copies(args)
+            recorded.inputs = copies(args)
             returned = module(*args)
             assert recorded.joint is not None
             n = recorded.joint.num_fwd_outputs
-            free = _storages(args) | _storages(returned[:n])
-            kept = _storages(returned[n:])
+            free = memories(args) | memories(returned[:n])
+            kept = memories(returned[n:])
             recorded.saved_bytes = sum(b for k, b in kept.items() if k not in free)
             return returned
 
         return make_boxed_func(run)
-
-    def take(tangents: Sequence[Any]) -> None:
-        recorded.tangents = _copies(tangents)
-
-    return aot_autograd(
-        fw_compiler=forward,
-        bw_compiler=showing_tangents(take),
-        partition_fn=split,
-        keep_inference_input_mutations=True,
-    )
-
-
-def showing_tangents(show: Callable[[Sequence[Any]], None]) -> Callable[..., Half]:
-    """A compiler that runs backward as it is, and shows first which tangents it was given."""
 
     def backward(module: fx.GraphModule, _: Any) -> Half:
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
         count = sum(role_of(n) is Role.TANGENT for n in placeholders)
 
         def run(*args: Any) -> Any:
-            show(args[len(args) - count :])
+            recorded.tangents = copies(args[len(args) - count :])
             return module(*args)
 
         return make_boxed_func(run)
 
-    return backward
-
-
-def _storages(values: Sequence[Any]) -> dict[int, int]:
-    found = [v.untyped_storage() for v in values if isinstance(v, torch.Tensor)]
-    return {s.data_ptr(): s.nbytes() for s in found}
-
-
-def _copies(values: Sequence[Any]) -> list[Any]:
-    return [v.detach().clone() if isinstance(v, torch.Tensor) else v for v in values]
+    return {"fw_compiler": forward, "bw_compiler": backward, "partition_fn": split}

@@ -107,7 +107,7 @@ def analysis_lines() -> list[AnalysisLine]:
 
 def _options(kind: Any) -> dict[str, str]:
     """The options of a pass or an analysis with their defaults; those without one are empty."""
-    from remat.passes.core.pipeline_syntax import NESTED, write_option
+    from remat.passes.core.pipeline_text import NESTED, write_option
 
     found: dict[str, str] = {}
     for f in dataclasses.fields(kind):

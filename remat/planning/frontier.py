@@ -14,7 +14,7 @@ from remat.graph.costs import CostModel
 from remat.graph.liveness import simulate_peak
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import RegionBudget, least_decision, refuse_peak
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
@@ -194,7 +194,7 @@ class Decided:
     decision: Decision
     saved_bytes: int
     cost: int
-    choice: Choice
+    choice: DecisionInfo
 
 
 class Sweep:
@@ -240,7 +240,7 @@ class Sweep:
     @property
     def runtime_optimal(self) -> Decided:
         """What the cut without a budget decides."""
-        return self._scored(self.cut, Choice(capacity=self.full_bytes))
+        return self._scored(self.cut, DecisionInfo(capacity=self.full_bytes))
 
     def at(self, capacity: int) -> Decided:
         """The decision within a number of bytes."""
@@ -357,7 +357,7 @@ class Sweep:
         )
         return self._scored(*deciding.decide(self.state))
 
-    def _scored(self, saved: tuple[int, ...], choice: Choice) -> Decided:
+    def _scored(self, saved: tuple[int, ...], choice: DecisionInfo) -> Decided:
         done = evaluate(self.lowered.problem, saved)
         return Decided(
             decision=self.lowered.decision(saved),

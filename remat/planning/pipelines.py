@@ -15,7 +15,7 @@ from remat.graph.refills import refillable_inputs
 from remat.graph.regions import separate_calls
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import Analysis, State
@@ -53,7 +53,7 @@ class PassManager(Pipeline):
         *,
         passes: Mapping[str, type[Pass]] | None = None,
         analyses: Mapping[str, type[Analysis[Any]]] | None = None,
-        read: Mapping[str, Callable[[str], Any]] | None = None,
+        readers: Mapping[type, Callable[[str], Any]] | None = None,
     ) -> PassManager:
         """Reads a pipeline: names separated by commas, options and nested passes in parentheses.
 
@@ -61,7 +61,8 @@ class PassManager(Pipeline):
             text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
             passes: the passes that may be named; the registered ones where None.
             analyses: the analyses that may be named; the registered ones where None.
-            read: how to read further options that are neither numbers, booleans nor text, by name.
+            readers: how to read options of further types: not numbers, booleans, text, analyses,
+                solvers, cost models or budgets.
 
         Raises:
             ProblemError: the text cannot be read, or the order is refused; where it can, the
@@ -73,11 +74,11 @@ class PassManager(Pipeline):
                 text,
                 passes=known.passes if passes is None else passes,
                 analyses=known.analyses if analyses is None else analyses,
-                read={
-                    "solver": known.solver,
-                    "cost": known.cost_model,
-                    "budget": Budget.parse,
-                    **(read or {}),
+                readers={
+                    Solver: known.solver,
+                    CostModel: known.cost_model,
+                    Budget: Budget.parse,
+                    **(readers or {}),
                 },
             )
         )
@@ -302,7 +303,7 @@ def apply_plan(
     state = replace(
         prepare(joint, in_place=in_place, hooks=hooks, reread_inputs=plan.reread_inputs),
         decision=plan.decision,
-        choice=Choice(
+        choice=DecisionInfo(
             capacity=plan.capacity,
             full_bytes=plan.full_bytes,
             least_bytes=plan.least_bytes,

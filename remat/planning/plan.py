@@ -20,7 +20,7 @@ from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, tim
 from remat.graph.lowering import Decision, SavedKind
 from remat.graph.refills import told
 from remat.graph.verify import Split, verify
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import State
 from remat.report.explanation import counted, explain
 from remat.solvers.graph_problem import GraphProblem, evaluate
@@ -345,7 +345,7 @@ def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> P
             state.forward, n, count_outputs=state.count_outputs, memories=state.joint.memories
         ).values()
     )
-    choice = state.choice or Choice()
+    choice = state.choice or DecisionInfo()
     capacity = saved_bytes if choice.capacity is None else choice.capacity
     verify(
         Split(

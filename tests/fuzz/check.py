@@ -16,11 +16,11 @@ from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
 from remat.passes.core.state import PassResult, State
 from remat.passes.instruments import VerifyEach
-from tests.fuzz.captured import Captured, run_halves, run_joint, run_through
+from tests.fuzz.captured import run_halves, run_joint, run_through
 from tests.fuzz.cases import Case, Region
 from tests.fuzz.functions import plainly
 from tests.fuzz.program import run_step
-from tests.steps import differences
+from tests.steps import Recorded, differences
 
 #: What has been seen, for statistics.
 SEEN: Counter[str] = Counter()
@@ -52,7 +52,7 @@ def check(case: Case) -> None:
     assert joint.fingerprint == before, "the caller's graph has changed"
 
 
-def capture(case: Case) -> Captured | None:
+def capture(case: Case) -> Recorded | None:
     """Runs the compiled step, unless PyTorch refuses the program whoever partitions it."""
     try:
         return run_through(case.program, case.way, lambda joint: halves(case.compiled.run(joint)))
@@ -84,7 +84,7 @@ def pytorch_halves(joint: remat.JointGraph) -> tuple[fx.GraphModule, fx.GraphMod
     )
 
 
-def check_step(case: Case, captured: Captured, reference: dict[str, torch.Tensor]) -> None:
+def check_step(case: Case, captured: Recorded, reference: dict[str, torch.Tensor]) -> None:
     """The compiled step leaves behind what eager PyTorch does."""
     weights, args = case.program.tensors()
     eager = run_step(case.program.function(plainly), weights, args)
@@ -107,7 +107,7 @@ def check_step(case: Case, captured: Captured, reference: dict[str, torch.Tensor
     assert far == [], f"the compiled step differs from eager under {case.compiled}"
 
 
-def check_plan(case: Case, captured: Captured, reference: dict[str, torch.Tensor]) -> None:
+def check_plan(case: Case, captured: Recorded, reference: dict[str, torch.Tensor]) -> None:
     """The default pipeline, and the figures of its plan."""
     assert captured.joint is not None
     plan = remat.plan(captured.joint, *case.plan, count_outputs=case.count_outputs)
@@ -120,7 +120,7 @@ def check_plan(case: Case, captured: Captured, reference: dict[str, torch.Tensor
 
 
 def check_result(
-    result: PassResult, captured: Captured, reference: dict[str, torch.Tensor]
+    result: PassResult, captured: Recorded, reference: dict[str, torch.Tensor]
 ) -> None:
     """The verifier has nothing to say, and the halves do what the joint graph does."""
     SEEN["pipelines"] += 1
@@ -155,7 +155,7 @@ def check_same_graph(
 
 
 def check_without_replay(
-    case: Case, captured: Captured, reference: dict[str, torch.Tensor]
+    case: Case, captured: Recorded, reference: dict[str, torch.Tensor]
 ) -> None:
     """Whatever would draw twice is refused, and only that."""
     assert captured.joint is not None
@@ -170,7 +170,7 @@ def check_without_replay(
     check_result(result, captured, reference)
 
 
-def check_tagged(case: Case, captured: Captured, reference: dict[str, torch.Tensor]) -> None:
+def check_tagged(case: Case, captured: Recorded, reference: dict[str, torch.Tensor]) -> None:
     """Tags hold, change no number, or are refused by name because no plan can obey them."""
     assert captured.joint is not None
     joint = tagged(captured.joint, case.regions)

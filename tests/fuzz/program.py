@@ -107,7 +107,8 @@ def run_step(
     step: Callable[..., Any], weights: list[torch.Tensor], args: list[torch.Tensor], seed: int = 5
 ) -> dict[str, torch.Tensor]:
     """Runs forward and backward; returns outputs, gradients, inputs as left, and the generator."""
-    functions.begin_run(seed)
+    functions.begin_run()
+    torch.manual_seed(seed)
     outputs = step(*args)
     found = {f"output {k}": v.detach().clone() for k, v in enumerate(outputs)}
     wanted = [v for v in outputs if v.requires_grad]

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import remat
-from tests.fuzz.captured import memories
 from tests.graphs import joint_of, weight
+from tests.steps import memories
 
 
 @pytest.mark.parametrize("budget", [0, 0.5, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 from torch import nn
+
+import remat
 
 SIZE = 8
 
@@ -93,6 +96,14 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.program(x, self.u, self.v, self.buf)
+
+
+@functools.cache
+def captured(program: Program) -> remat.JointGraph:
+    """The joint graph of a program in the eager lowering."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return remat.capture(Model(program), (torch.randn(SIZE, SIZE),), lower="eager")
 
 
 @st.composite

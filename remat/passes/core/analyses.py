@@ -22,7 +22,7 @@ from remat.passes.core.state import Positions as Positions
 
 @dataclass(frozen=True)
 class Distances(Analysis[tuple[int, ...]]):
-    """Edges from each forward node to backward (SPEC A3)."""
+    """Edges from each forward node to backward."""
 
     name: ClassVar[str] = "distances"
     summary: ClassVar[str] = "edges between each forward node and backward"

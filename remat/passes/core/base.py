@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from remat.passes.core.pipeline_syntax import write_call
+from remat.passes.core.pipeline_text import write_call
 from remat.passes.core.state import PassResult, State
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class DecisionInfo:
     """How a decision came about.
 
     Attributes:
@@ -37,21 +37,21 @@ class Choice:
     least_because: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class BanRules:
     """Which heuristics apply; each keeps some nodes from being recomputed.
 
     Attributes:
-        used_far_apart: users of one value with something unfusible between them.
-        long_fusible_chains: chains of fusible nodes over `LONG_CHAIN` long.
-        materialized_backward: what backward writes to memory anyway.
-        not_in_allowlist: whatever is not known to be cheap; without it, only random operators and
-            compute-intensive ones.
-        reductions: results under a quarter of their inputs.
+        ban_used_far_apart: users of one value with something unfusible between them.
+        ban_long_fusible_chains: chains of fusible nodes over `LONG_CHAIN` long.
+        ban_materialized_backward: what backward writes to memory anyway.
+        ban_not_in_allowlist: whatever is not known to be cheap; without it, only random operators
+            and compute-intensive ones.
+        ban_reductions: results under a quarter of their inputs.
     """
 
-    used_far_apart: bool = True
-    long_fusible_chains: bool = True
-    materialized_backward: bool = True
-    not_in_allowlist: bool = True
-    reductions: bool = True
+    ban_used_far_apart: bool = True
+    ban_long_fusible_chains: bool = True
+    ban_materialized_backward: bool = True
+    ban_not_in_allowlist: bool = True
+    ban_reductions: bool = True

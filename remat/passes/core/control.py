@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from remat.errors import ProblemError
 from remat.passes.core.analyses import Partitioned
-from remat.passes.core.base import Pass, Stage
+from remat.passes.core.base import Pass
 from remat.passes.core.state import Analysis, PassResult, State
 
 #: Runs passes one after the other.
@@ -32,10 +32,11 @@ class Composite(Pass):
     """Base of passes that are made of passes; the manager runs those, with its instruments.
 
     Attributes:
+        repeats: whether its first pass may run after its last.
         passes: what it is made of, in order.
     """
 
-    stage: ClassVar[Stage] = Stage.ANY
+    repeats: ClassVar[bool] = False
 
     passes: tuple[Pass, ...] = ()
 
@@ -46,11 +47,6 @@ class Composite(Pass):
                 raise ProblemError(f"'{self.name}' is made of Pass instances, got {p!r}")
         if not self.passes:
             raise ProblemError(f"'{self.name}' is empty: name the passes inside its parentheses")
-
-    @property
-    def order(self) -> tuple[Pass, ...]:
-        """The passes in an order in which they may run; it is what ordering rules look at."""
-        return self.passes
 
     @abstractmethod
     def run_with(self, state: State, runner: Runner) -> PassResult:
@@ -70,6 +66,7 @@ class Fixpoint(Composite):
 
     name: ClassVar[str] = "fixpoint"
     summary: ClassVar[str] = "repeat passes until nothing changes: fixpoint(dce,cse)"
+    repeats: ClassVar[bool] = True
 
     limit: int = 10
 
@@ -77,10 +74,6 @@ class Fixpoint(Composite):
         super().__post_init__()
         if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
             raise ProblemError(f"'{self.name}' limit is {self.limit!r}; expected 1 round or more")
-
-    @property
-    def order(self) -> tuple[Pass, ...]:
-        return self.passes * 2  # the last may be followed by the first
 
     def run_with(self, state: State, runner: Runner) -> PassResult:
         modified, rounds, settled = False, 0, False

@@ -10,40 +10,37 @@ from remat.passes.core.control import Composite, When
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """The passes in an order in which they may run, with those inside of others."""
-    for p in passes:
-        if isinstance(p, Composite):
-            yield from flat(p.order)
-        else:
-            yield p
+    """The passes in an order in which they may run, with those inside of others.
 
-
-def check_partitioned(passes: tuple[Pass, ...]) -> None:
-    """Refuses a pipeline for a joint graph in which a pass stands before what it works on.
-
-    Raises:
-        ProblemError: a pass works on the two halves, and nothing before it partitions.
+    What is repeated comes twice, since its last pass may be followed by its first.
     """
-    always = {id(p) for p in _unconditional(passes)}
-    for p in flat(passes):
-        if p.stage is Stage.PARTITION:
-            return
-        if p.stage is Stage.SPLIT and id(p) in always:
-            raise ProblemError(
-                f"pass '{p.name}' works on forward and backward, and nothing before it partitions a joint "
-                "graph into them, so it can do nothing; put 'partition' before it"
-            )
+    for p in passes:
+        if not isinstance(p, Composite):
+            yield p
+        elif p.repeats:
+            yield from 2 * tuple(_each(p.passes))
+        else:
+            yield from flat(p.passes)
 
 
-def check_order(passes: list[Pass]) -> None:
-    """Refuses an order in which a pass undoes the work of another.
+def _each(passes: Iterable[Pass], *, conditional: bool = True) -> Iterator[Pass]:
+    """Each pass once, with those inside of others; those under a condition only on request."""
+    for p in passes:
+        if not isinstance(p, Composite):
+            yield p
+        elif conditional or not isinstance(p, When):
+            yield from _each(p.passes, conditional=conditional)
+
+
+def check_order(passes: tuple[Pass, ...]) -> None:
+    """Refuses an order in which a pass undoes the work of another, and a second partition.
 
     Raises:
         ProblemError: there is such a pass; the message says why it may not stand there.
     """
     reached: Pass | None = None
     before: list[str] = []
-    for p in passes:
+    for p in flat(passes):
         for name in before:
             if name in p.not_after:
                 raise ProblemError(
@@ -58,6 +55,28 @@ def check_order(passes: list[Pass]) -> None:
                 )
             reached = p
         before.append(p.name)
+    if sum(p.stage is Stage.PARTITION for p in _each(passes, conditional=False)) > 1:
+        raise ProblemError(
+            "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
+            "leave it out"
+        )
+
+
+def check_partitioned(passes: tuple[Pass, ...]) -> None:
+    """Refuses a pipeline for a joint graph in which a pass stands before what it works on.
+
+    Raises:
+        ProblemError: a pass works on the two halves, and nothing before it partitions.
+    """
+    always = {id(p) for p in _each(passes, conditional=False)}
+    for p in flat(passes):
+        if p.stage is Stage.PARTITION:
+            return
+        if p.stage is Stage.SPLIT and id(p) in always:
+            raise ProblemError(
+                f"pass '{p.name}' works on forward and backward, and nothing before it partitions a joint "
+                "graph into them, so it can do nothing; put 'partition' before it"
+            )
 
 
 def check_halves(passes: tuple[Pass, ...]) -> None:
@@ -74,26 +93,3 @@ def check_halves(passes: tuple[Pass, ...]) -> None:
             "partitions the joint graph into them; put 'partition' before, or run it on the state of "
             "a result that is partitioned"
         )
-
-
-def check_partitions(passes: tuple[Pass, ...]) -> None:
-    """Refuses a pipeline that partitions twice.
-
-    Raises:
-        ProblemError: it is one; the message says why.
-    """
-    if sum(p.stage is Stage.PARTITION for p in _unconditional(passes)) > 1:
-        raise ProblemError(
-            "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
-            "leave it out"
-        )
-
-
-def _unconditional(passes: Iterable[Pass]) -> Iterator[Pass]:
-    """The passes that run whatever the graph is; those that are repeated stand once."""
-    for p in passes:
-        if isinstance(p, Composite):
-            if not isinstance(p, When):
-                yield from _unconditional(p.passes)
-        else:
-            yield p

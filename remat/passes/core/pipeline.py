@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from torch import fx
 
 from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph
 from remat.graph.structure import check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
-from remat.passes.core.ordering import check_halves, check_order, check_partitions, flat
-from remat.passes.core.pipeline_syntax import write_pipeline
+from remat.passes.core.ordering import check_halves, check_order, flat
+from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
 
 
@@ -60,8 +63,7 @@ class Pipeline:
         for p in self.passes:
             if not isinstance(p, Pass):
                 raise ProblemError(f"a pipeline is made of Pass instances, got {p!r}")
-        check_order(list(self.flat()))
-        check_partitions(self.passes)
+        check_order(self.passes)
 
     def __str__(self) -> str:
         return write_pipeline(self.passes)
@@ -99,7 +101,7 @@ class Pipeline:
             check_halves(self.passes)
             if not in_place:
                 state = replace(state, joint=state.joint.copy())
-        run = _Run(tuple(instruments), verify=verify)
+        run = _Runner(tuple(instruments), verify=verify)
         result: PassResult | None = None
         try:
             for instrument in instruments:
@@ -117,7 +119,7 @@ class Pipeline:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Runner:
     """One run of a pipeline: what watches it, and what has been done so far."""
 
     instruments: tuple[Instrument, ...]
@@ -127,8 +129,7 @@ class _Run:
     def sequence(
         self, passes: Iterable[Pass], state: State, path: tuple[str, ...] = ()
     ) -> PassResult:
-        modified = False
-        statistics: dict[str, int] = {}
+        modified, statistics = False, Counter[str]()
         for p in passes:
             here = (*path, p.name)
             if not all(i.should_run(p, state, here) for i in self.instruments):
@@ -144,10 +145,9 @@ class _Run:
                     instrument.failed(p, state, here, error)
                 raise
             state, modified = result.state, modified or result.modified
-            for key, count in result.statistics.items():
-                statistics[key] = statistics.get(key, 0) + count
+            statistics.update(result.statistics)
             self.done.append(p.name)
-        return PassResult(state=state, modified=modified, statistics=statistics)
+        return PassResult(state=state, modified=modified, statistics=dict(statistics))
 
     def _one(self, p: Pass, state: State, path: tuple[str, ...]) -> PassResult:
         name = " > ".join(path)
@@ -174,20 +174,19 @@ class _Run:
                 "end it with `return PassResult(state=..., modified=...)`",
                 self.done,
             )
-        if self.verify and result.modified:
-            self._check(name, result.state)
+        fault = first_fault(result.state.modules) if self.verify and result.modified else None
+        if fault is not None:
+            raise PassError(name, fault, self.done)
         return result
 
-    def _check(self, name: str, state: State) -> None:
-        """Checks that the graphs are whole."""
-        for which, module in (
-            ("joint graph", state.joint.graph_module if state.forward is None else None),
-            ("forward", state.forward),
-            ("backward", state.backward),
-        ):
-            fault = None if module is None else check_structure(module)
-            if fault is not None:
-                raise PassError(name, f"it left a broken {which}: {fault}", self.done)
+
+def first_fault(modules: Mapping[str, fx.GraphModule]) -> str | None:
+    """How a pass left a graph that is not whole; None where all are whole."""
+    for which, module in modules.items():
+        fault = check_structure(module)
+        if fault is not None:
+            return f"it left a broken {which}: {fault}"
+    return None
 
 
 def _shown(result: object) -> str:

@@ -1,136 +1,352 @@
-"""Pipelines as text: names with options in parentheses, passes nested in passes.
+"""Pipelines as text: how they are written, and how they are read.
 
-What is a pipeline is in `remat.passes.core.pipeline_syntax`; here it becomes passes, and passes text.
+    pipeline := call {"," call}
+    call     := name ["(" [argument {"," argument}] ")"]
+    argument := option "=" value | call
+
+A value ends at the next comma or closing parenthesis outside of parentheses of its own; one that
+would not survive that is written in double quotes, as in JSON. It is read as the type that the field
+of the option is declared with.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+import functools
+import json
+import re
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from types import UnionType
+from typing import Any, TypeVar
 
 from remat.errors import ProblemError, RematError
-from remat.passes.core.base import Pass
-from remat.passes.core.pipeline_syntax import NESTED, Call, Option, Reader, fault, kebab
 from remat.passes.core.state import Analysis
+
+T = TypeVar("T")
+
+#: Name of the field that holds the passes of a pass that is made of passes.
+NESTED = "passes"
+#: Passes may be nested this deep in text.
+DEEPEST = 50
+#: Characters that an error shows on either side of the column that it points at.
+SHOWN = 80
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+
+def write_pipeline(passes: Sequence[object]) -> str:
+    """The text of a pipeline; `read_pipeline` reads it back."""
+    return ",".join(map(str, passes))
+
+
+def write_call(called: Any) -> str:
+    """A pass or an analysis with those of its options that are not at their defaults."""
+    written: list[str] = []
+    for f in fields(called):
+        value = getattr(called, f.name)
+        if f.name == NESTED:
+            written += map(str, value)
+        elif value != f.default:
+            written.append(f"{_kebab(f.name)}={write_option(value)}")
+    return f"{called.name}({','.join(written)})" if written else called.name
+
+
+def write_option(value: Any) -> str:
+    """The value of an option as text."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Analysis):
+        return write_call(value)
+    text = value if isinstance(value, str) else _named(value)
+    return text if _stands_bare(text) else json.dumps(text)
+
+
+def _named(value: Any) -> str:
+    """Cost models print with their device; solvers are called by their names."""
+    shown = str(value)
+    name = getattr(value, "name", None)
+    return name if isinstance(name, str) and not shown.startswith(name) else shown
+
+
+def _stands_bare(text: str) -> bool:
+    """Whether a value can be written without quotes."""
+    depth = 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if depth < 0 or c == '"' or (c == "," and depth == 0):
+            return False
+    return depth == 0 and text == text.strip()
+
+
+def _kebab(name: str) -> str:
+    return name.replace("_", "-")
+
+
+# Reading ------------------------------------------------------------------------------------------
 
 
 def read_pipeline(
     text: str,
     *,
-    passes: Mapping[str, type[Pass]],
+    passes: Mapping[str, type[T]],
     analyses: Mapping[str, type[Analysis[Any]]],
-    read: Mapping[str, Callable[[str], Any]],
-) -> tuple[Pass, ...]:
+    readers: Mapping[type, Callable[[str], Any]],
+) -> tuple[T, ...]:
     """Reads a pipeline.
 
     Args:
         text: the text.
         passes: passes by name.
         analyses: analyses by name, for options that are one.
-        read: how to read options that are neither numbers, booleans, text nor analyses, by name.
+        readers: how to read the values of options, by the declared type; bool, int, float, str and
+            `Analysis` are known. A value of any other type stays text.
 
     Raises:
         ProblemError: the text cannot be read; the message points at the column.
     """
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
-    builder = _Builder(text, passes, analyses, read)
-    return tuple(builder.make_pass(call) for call in Reader(text).calls())
+    reader = _Reader({"pass": passes, "analysis": analyses}, {**_PLAIN, **readers}, text)
+    found = [reader.call("pass")]
+    while reader.next() == ",":
+        reader.at += 1
+        found.append(reader.call("pass"))
+    reader.end()
+    return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Builder:
-    """Makes passes and analyses of calls."""
+class _Reader:
+    """Makes passes or analyses of text.
 
-    text: str
-    passes: Mapping[str, type[Pass]]
-    analyses: Mapping[str, type[Analysis[Any]]]
-    read: Mapping[str, Callable[[str], Any]]
+    Args:
+        known: classes by name, of passes and of analyses.
+        readers: how to read the value of an option, by its type.
+        text: the text.
+        whole: the text that faults are shown in, if this is the value of an option there.
+        before: the column where it begins there.
+        depth: parentheses that are open there.
+    """
 
-    def make_pass(self, call: Call) -> Pass:
-        kind = self._look_up(call, self.passes, "pass")
-        nests = any(f.name == NESTED for f in fields(kind))
-        values = self._options(call, kind, "pass", nests=nests)
-        if nests:
-            values[NESTED] = tuple(self.make_pass(c) for c in call.nested)
-        return self._make(call, kind, values)  # type: ignore[no-any-return]
+    def __init__(
+        self,
+        known: Mapping[str, Mapping[str, type[Any]]],
+        readers: Mapping[type, Callable[[str], Any]],
+        text: str,
+        *,
+        whole: str | None = None,
+        before: int = 0,
+        depth: int = 0,
+    ) -> None:
+        self.at = 0
+        self._known, self._readers, self._text = known, readers, text
+        self._whole = text if whole is None else whole
+        self._before, self._depth = before, depth
 
-    def make_analysis(self, option: Option) -> Analysis[Any]:
-        """Reads an option that is an analysis, such as the condition of ``when``."""
-        call, *more = Reader(option.raw, whole=self.text, before=option.start).calls()
-        if more:
-            raise fault(self.text, more[0].column, f"'{option.key}' is one analysis, not several")
-        kind = self._look_up(call, self.analyses, "analysis")
-        values = self._options(call, kind, "analysis", nests=False)
-        return self._make(call, kind, values)  # type: ignore[no-any-return]
+    def fault(self, column: int, message: str) -> ProblemError:
+        """An error that points at a column of the whole text, of which it shows the part around."""
+        column += self._before
+        start, end = max(0, column - SHOWN), column + SHOWN
+        before, after = "…" * (start > 0), "…" * (end < len(self._whole))
+        part = "".join(c if c.isprintable() else " " for c in self._whole[start:end])
+        caret = " " * (len(before) + column - start)
+        return ProblemError(
+            f"pipeline, column {column + 1}: {message}\n  {before}{part}{after}\n  {caret}^"
+        )
 
-    def _make(self, call: Call, kind: Any, values: dict[str, Any]) -> Any:
+    def next(self) -> str:
+        """The next character that is no blank; empty at the end."""
+        while self.at < len(self._text) and self._text[self.at].isspace():
+            self.at += 1
+        return self._text[self.at : self.at + 1]
+
+    def end(self) -> None:
+        """Refuses whatever follows."""
+        if self.next():
+            raise self.fault(self.at, f"expected ',' or the end, got '{self._text[self.at]}'")
+
+    def call(self, what: str) -> Any:
+        """The pass or analysis that stands here; ``what`` says which of the two."""
+        self.next()
+        column, name = self.at, self._word()
+        if not name:
+            raise self.fault(column, "expected the name of a pass")
+        known = self._known[what]
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean '{near[0]}'?" if near else ""
+            raise self.fault(
+                column, f"no {what} is called '{name}'{hint} Known: {', '.join(known)}"
+            )
+        kind = known[name]
+        values = self._arguments(what, name, kind)
         missing = [
-            f.name
+            f"{_kebab(f.name)}=…"
             for f in fields(kind)
             if f.default is MISSING and f.default_factory is MISSING and f.name not in values
         ]
         if missing:
-            wanted = ", ".join(f"{kebab(m)}=…" for m in missing)
-            raise fault(self.text, call.column, f"'{call.name}' needs {wanted}")
+            raise self.fault(column, f"'{name}' needs {', '.join(missing)}")
         try:
             return kind(**values)
         except RematError as error:
-            raise fault(self.text, call.column, str(error)) from None
+            raise self.fault(column, str(error)) from None
 
-    def _look_up(self, call: Call, known: Mapping[str, Any], what: str) -> Any:
-        kind = known.get(call.name)
-        if kind is None:
-            near = difflib.get_close_matches(call.name, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise fault(
-                self.text,
-                call.column,
-                f"no {what} is called '{call.name}'{hint} Known: {', '.join(known)}",
-            )
-        return kind
-
-    def _options(self, call: Call, kind: Any, what: str, *, nests: bool) -> dict[str, Any]:
-        known = {f.name: f for f in fields(kind) if f.name != NESTED}
-        takes = ", ".join(map(kebab, known)) or "none"
-        if call.nested and not nests:
-            wrong = call.nested[0]
-            message = f"{what} '{call.name}' has no option '{wrong.name}'; it takes: {takes}"
-            raise fault(self.text, wrong.column, message)
+    def _arguments(self, what: str, name: str, kind: Any) -> dict[str, Any]:
+        """What stands in the parentheses behind the name of a class, by field."""
+        types = dict(_option_types(kind))
         values: dict[str, Any] = {}
-        for option in call.options:
-            name, given = option.key.replace("-", "_"), f"{option.key}={option.raw[:40]}"
-            if name not in known:
-                message = f"{what} '{call.name}' has no option '{given}'; it takes: {takes}"
-                raise fault(self.text, option.column, message)
-            try:
-                values[name] = self._value(name, option, known[name].default)
-            except RematError:
-                raise
-            except ValueError as error:
-                message = f"option '{option.key}' of '{call.name}': {error}"
-                raise fault(self.text, option.column, message) from None
+        if types.pop(NESTED, None) is not None:
+            values[NESTED] = ()
+        if self.next() != "(":
+            return values
+
+        def no_option(column: int, given: str) -> ProblemError:
+            takes = ", ".join(map(_kebab, types)) or "none"
+            return self.fault(column, f"{what} '{name}' has no option '{given}'; it takes: {takes}")
+
+        opened = self.at
+        self.at += 1
+        self._depth += 1
+        if self._depth > DEEPEST:
+            raise self.fault(opened, f"nested more than {DEEPEST} deep")
+        while (following := self.next()) != ")":
+            if not following:
+                raise self.fault(opened, "this parenthesis is never closed")
+            if following == ",":
+                self.at += 1
+                continue
+            column, key = self.at, self._word()
+            if self.next() == "=":
+                self.at += 1
+                start, raw = self._value(opened)
+                option = key.replace("-", "_")
+                if option not in types:
+                    raise no_option(column, f"{key}={raw[:40]}")
+                try:
+                    values[option] = self._read(types[option], key, start, raw)
+                except RematError:
+                    raise
+                except ValueError as error:
+                    raise self.fault(column, f"option '{key}' of '{name}': {error}") from None
+            elif NESTED in values or not key:
+                self.at = column
+                values[NESTED] += (self.call("pass"),)
+            else:
+                raise no_option(column, key)
+            if self.next() not in (",", ")", ""):
+                raise self.fault(self.at, f"expected ',' or ')', got '{self._text[self.at]}'")
+        self.at += 1
+        self._depth -= 1
         return values
 
-    def _value(self, name: str, option: Option, default: Any) -> Any:
-        if name == "condition":
-            return self.make_analysis(option)
-        reader = self.read.get(name)
-        return _literal(option.raw, default) if reader is None else reader(option.raw)
+    def _read(self, types: Sequence[type], key: str, start: int, raw: str) -> Any:
+        """The value of an option, as the first of its types that can be read."""
+        if raw == "none" and type(None) in types:
+            return None
+        for declared in types:
+            if issubclass(declared, Analysis):
+                return self._analysis(key, start, raw)
+            for base, read in self._readers.items():
+                if issubclass(declared, base):
+                    return read(raw)
+        return raw
+
+    def _analysis(self, key: str, start: int, raw: str) -> Any:
+        inner = _Reader(
+            self._known,
+            self._readers,
+            raw,
+            whole=self._whole,
+            before=self._before + start,
+            depth=self._depth,
+        )
+        found = inner.call("analysis")
+        if inner.next() == ",":
+            inner.at += 1
+            raise inner.fault(inner.at, f"'{key}' is one analysis, not several")
+        inner.end()
+        return found
+
+    def _word(self) -> str:
+        match = _WORD.match(self._text, self.at)
+        assert match is not None
+        self.at = match.end()
+        return match.group()
+
+    def _value(self, opened: int) -> tuple[int, str]:
+        """Where the value that stands here begins, and the value without its quotes."""
+        if self.next() == '"':
+            return self.at + 1, self._quoted()
+        start, depth = self.at, 0
+        while self.at < len(self._text):
+            c = self._text[self.at]
+            if depth == 0 and c in ",)":
+                return start, self._text[start : self.at].strip()
+            if c == '"':  # of a value inside of the value
+                self._quoted()
+                continue
+            depth += (c == "(") - (c == ")")
+            self.at += 1
+        raise self.fault(opened, "this parenthesis is never closed")
+
+    def _quoted(self) -> str:
+        try:
+            value, self.at = json.JSONDecoder().raw_decode(self._text, self.at)
+        except ValueError:
+            raise self.fault(self.at, "this quotation is never closed") from None
+        return str(value)
 
 
-def _literal(text: str, default: Any) -> Any:
-    """A value of the type of the option's default."""
-    if isinstance(default, bool):
-        if text not in ("true", "false"):
-            raise ValueError(f"expected true or false, got '{text}'")
-        return text == "true"
-    for kind, what in ((int, "a whole number"), (float, "a number")):
-        if isinstance(default, kind):
-            try:
-                return kind(text)
-            except ValueError:
-                raise ValueError(f"expected {what}, got '{text[:40]}'") from None
-    return text
+_WORD = re.compile(r"[\w.-]*")
+
+
+@functools.lru_cache(maxsize=1000)  # looking annotations up takes longer than all else
+def _option_types(kind: Any) -> Mapping[str, list[type]]:
+    """The types that are declared for the fields of a pass or an analysis, one or several each.
+
+    Where an annotation cannot be looked up at run time, the types of the defaults count.
+    """
+    try:
+        hints = typing.get_type_hints(kind)
+    except NameError:
+        hints = {}
+    found = {}
+    for f in fields(kind):
+        hint = hints.get(f.name, type(f.default))
+        union = typing.get_origin(hint) in (typing.Union, UnionType)
+        members = typing.get_args(hint) if union else (hint,)
+        members = tuple(typing.get_origin(m) or m for m in members)
+        found[f.name] = [m for m in members if isinstance(m, type)]
+    return found
+
+
+def _read_bool(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(f"expected true or false, got '{text[:40]}'")
+    return text == "true"
+
+
+def _read_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"expected a whole number, got '{text[:40]}'") from None
+
+
+def _read_float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"expected a number, got '{text[:40]}'") from None
+
+
+#: How options of plain types are read; a bool is an int too, and comes before it.
+_PLAIN: Mapping[type, Callable[[str], Any]] = {
+    bool: _read_bool,
+    int: _read_int,
+    float: _read_float,
+    str: str,
+}

@@ -24,13 +24,13 @@ from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision, Lowered, lower
 from remat.graph.ownership import Storages, find_storages
 from remat.graph.roles import Roles, classify
-from remat.passes.core.choice import BanRules, Choice
+from remat.passes.core.choice import BanRules, DecisionInfo
 from remat.passes.packing.pairs import SavedTensorHooks
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-#: Who is told that an analysis is about to be computed (True), or was (False); see `watching`.
+#: Called right before (True) and right after (False) an analysis is computed; see `watching`.
 _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = ContextVar(
     "_WATCHERS", default=()
 )
@@ -57,26 +57,23 @@ class Analysis(ABC, Generic[T_co]):
         """Computes the analysis; it may ask the state for others, and changes nothing."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    value: Any
-    asked: set[Analysis[Any]]
-
-
 @dataclass(slots=True, eq=False)
 class Known:
     """What is known about one graph, or one pair of halves.
 
     Attributes:
-        owner: what the results are about; who holds another one needs another `Known`.
+        owner: the graphs and options that the results are about.
         edits: how often the graphs were changed inside of an edit.
+        is_edited: whether an edit is under way.
     """
 
     owner: tuple[Any, ...]
     edits: int = 0
-    _entries: dict[Analysis[Any], _Entry] = field(default_factory=dict)
+    is_edited: bool = False
+    _results: dict[Analysis[Any], Any] = field(default_factory=dict)
+    #: What each of those was computed from.
+    _asked: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
-    _editor: str | None = None
 
     def get(self, key: Analysis[T], state: State) -> T:
         """The result of an analysis, computed where it is not known yet.
@@ -84,15 +81,14 @@ class Known:
         Raises:
             ProblemError: the graph is being edited, so that any answer would soon be stale.
         """
-        if self._editor is not None:
+        if self.is_edited:
             raise ProblemError(
                 f"analysis '{key.name}' was asked for inside `with state.edit()`, where the graph is "
                 "changing; ask before the edit begins, or after it has ended"
             )
         if self._computing:
             self._computing[-1].add(key)
-        entry = self._entries.get(key)
-        if entry is None:
+        if key not in self._results:
             watchers = _WATCHERS.get()
             for watch in watchers:
                 watch(key, True)
@@ -103,35 +99,20 @@ class Known:
                 asked = self._computing.pop()
                 for watch in watchers:
                     watch(key, False)
-            entry = self._entries[key] = _Entry(value, asked)
-        return cast(T, entry.value)
+            self._results[key], self._asked[key] = value, asked
+        return cast(T, self._results[key])
 
-    def begin_edit(self) -> None:
-        if self._editor is not None:
-            raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
-        self._editor = "edit"
-
-    def end_edit(self, *, modified: bool, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Ends an edit; what is not preserved, or was computed from what is not, is dropped."""
-        self._editor = None
-        if not modified:
-            return
-        self.edits += 1
-        kept = {k: e for k, e in self._entries.items() if isinstance(k, tuple(preserves))}
-        while True:
-            sound = {k: e for k, e in kept.items() if all(a in kept for a in e.asked)}
-            if len(sound) == len(kept):
-                break
-            kept = sound
-        self._entries = kept
-
-    def names(self) -> tuple[str, ...]:
-        """Names of what is known now, in the order in which it was computed."""
-        return tuple(key.name for key in self._entries)
+    def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
+        """Drops what is not preserved over an edit, or was computed from what is not."""
+        kept = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
+        while lost := [k for k in kept if not self._asked[k] <= kept.keys()]:
+            for key in lost:
+                del kept[key]
+        self._results = kept
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
         """What is known now: each analysis with its result, in the order they were computed in."""
-        return tuple((key, entry.value) for key, entry in self._entries.items())
+        return tuple(self._results.items())
 
 
 @contextmanager
@@ -148,9 +129,9 @@ def watching(watch: Callable[[Analysis[Any], bool], None]) -> Iterator[None]:
 class State:
     """A joint graph on its way to a plan.
 
-    What is derived from it is asked for by `get` and computed where it is not known yet. Who
-    changes a graph does so inside `edit`, which drops what no longer holds; a state over another
-    graph knows nothing to begin with.
+    `get` returns the result of an analysis, and computes it where it is not known yet. Graphs are
+    changed inside `edit`, which drops the results that no longer hold. A state over another graph
+    begins without results.
 
     Attributes:
         joint: the joint graph.
@@ -170,7 +151,7 @@ class State:
     joint: JointGraph
     cut_rules: BanRules = BanRules()
     decision: Decision | None = None
-    choice: Choice | None = None
+    choice: DecisionInfo | None = None
     forward: fx.GraphModule | None = None
     backward: fx.GraphModule | None = None
     count_outputs: bool = False
@@ -211,21 +192,33 @@ class State:
                 analysis that is dropped goes with it.
         """
         known = self._of_joint if self.forward is None else self._of_halves
-        known.begin_edit()
+        if known.is_edited:
+            raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
+        known.is_edited = True
         edit = Edit(state=self)
         try:
             yield edit
         finally:
-            known.end_edit(modified=edit.modified, preserves=preserves)
+            known.is_edited = False
+            if edit.modified:
+                known.edits += 1
+                known.keep_only(preserves)
+
+    @property
+    def modules(self) -> dict[str, fx.GraphModule]:
+        """What passes work on now: the joint graph or, once it is split, the two halves."""
+        if self.forward is None or self.backward is None:
+            return {"joint graph": self.joint.graph_module}
+        return {"forward": self.forward, "backward": self.backward}
 
     @property
     def known(self) -> tuple[str, ...]:
         """Names of the analyses that are known now."""
-        return (*self._of_joint.names(), *self._of_halves.names())
+        return tuple(key.name for known in self.knowledge for key, _ in known.results())
 
     @property
     def knowledge(self) -> tuple[Known, Known]:
-        """What is known about the joint graph, and about the two halves; for instruments."""
+        """What is known about the joint graph, and about the two halves."""
         return self._of_joint, self._of_halves
 
     @property
@@ -303,6 +296,7 @@ class PassResult:
 
     @property
     def joint(self) -> JointGraph:
+        """The joint graph, as `State.joint`."""
         return self.state.joint
 
     @property
@@ -332,7 +326,7 @@ class Positions(Analysis[GraphIndex]):
 
 @dataclass(frozen=True)
 class Classification(Analysis[Roles]):
-    """Which half each node belongs to (SPEC A1)."""
+    """Which half each node belongs to."""
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "forward, backward and unclaimed nodes"

@@ -1,4 +1,7 @@
-"""Which nodes the minimum cut may not recompute: the heuristics of SPEC A6, over positions."""
+"""Which nodes the minimum cut may not recompute, by position.
+
+The heuristics are those of ``solve_min_cut`` in PyTorch's ``torch/_functorch/partitioners.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ LONG_CHAIN = 100
 
 
 class Fusion:
-    """What a fusing compiler makes of each node; operators are asked about once, not at every node.
+    """What a fusing compiler does with each node. Each operator is looked up once.
 
     Attributes:
-        view: whether a node only looks at memory of another, by position.
+        view: whether a node is a view of another, by position.
         computes: whether it calls an operator that does more than take a tuple apart, by position.
         unlisted: whether it is not known to be cheap to recompute, by position.
         expensive: whether it is a product, a convolution or the like, or draws, by position.
-        fusible: whether it merges with neighbours that are fusible too, by position.
+        fusible: whether it fuses with neighbours that are fusible too, by position.
     """
 
     def __init__(self, state: State) -> None:
@@ -89,7 +92,7 @@ def _looked_up(node: fx.Node) -> tuple[bool, ...]:
 
 
 def _may_swallow(node: fx.Node) -> bool:
-    """Whether producers can write straight into what the operator makes."""
+    """Whether producers can write straight into the result of the operator."""
     higher = torch.ops.higher_order
     return ops.packet(node.target) is torch.ops.aten.cat or node.target in (
         higher.auto_functionalized,
@@ -122,9 +125,9 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
     index, required, owner = state.index, state.roles.required_forward, state.storages.owner
     ban, may_ban = bytearray(len(index)), bytearray(len(index))
     written = bytearray(len(index))
-    if rules.materialized_backward:
+    if rules.ban_materialized_backward:
         written = _materialized_in_backward(state, fusion)
-    unwanted = fusion.unlisted if rules.not_in_allowlist else fusion.expensive
+    unwanted = fusion.unlisted if rules.ban_not_in_allowlist else fusion.expensive
     for i, node in enumerate(index.nodes):
         if not required[i] or fusion.view[i] or owner[i] != i:
             continue
@@ -137,18 +140,20 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
         if tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
             ban[i] = 1
         elif isinstance(index.values[i], (torch.Tensor, tuple, list)):
-            ban[i] = unwanted[i] or written[i] or (rules.reductions and fusion.is_reduction(node))
-    if rules.used_far_apart:
+            ban[i] = (
+                unwanted[i] or written[i] or (rules.ban_reductions and fusion.is_reduction(node))
+            )
+    if rules.ban_used_far_apart:
         for i in _used_far_apart(state, fusion, ban):
             ban[i] |= may_ban[i]
-    if rules.long_fusible_chains:
+    if rules.ban_long_fusible_chains:
         for i in _long_chains(state, fusion, ban):
             ban[i] |= may_ban[i]
     return ban
 
 
 def _materialized_in_backward(state: State, fusion: Fusion) -> bytearray:
-    """Marks what something unfusible in backward reads, directly or through views."""
+    """Marks what backward reads by something that does not fuse with it, directly or through views."""
     index, required = state.index, state.roles.required_forward
     view = fusion.view
     read = bytearray(len(index))
@@ -228,7 +233,7 @@ def _long_chains(state: State, fusion: Fusion, ban: bytearray) -> list[int]:
 
 
 def cut_weights(state: State, fusion: Fusion, size: list[int]) -> list[int]:
-    """Price of saving each position: its bytes, biased towards what is close to backward (SPEC A6)."""
+    """Price of saving each position: its bytes, times 1.1 for every edge to backward."""
     distances = state.get(Distances())
     weights = [0] * len(size)
     for i, nbytes in enumerate(size):

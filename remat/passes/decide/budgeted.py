@@ -11,7 +11,7 @@ from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.region_budgets import region_budget
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
@@ -24,10 +24,9 @@ from remat.solvers.run_graph import run_graph
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
-#: Budgets that are looked at below the one asked for, where they could be cheaper: shares of so many
-#: parts, on problems of up to so many nodes.
+#: Where lower budgets are tried, they are shares of so many parts on problems of up to so many nodes.
 RUNGS = ((1_000, 1_000), (100, 10**9))
-#: A gap, as a share of the cost, beyond which a solver is not helped to be monotone.
+#: Lower budgets are tried where the gap to the bound is at most this share of the cost.
 CLOSE = 0.01
 
 
@@ -62,7 +61,7 @@ class Budgeted(Pass):
         )
 
     @without_collection
-    def limits(self, state: State) -> Choice:
+    def limits(self, state: State) -> DecisionInfo:
         """The bytes that a decision has to do with.
 
         Raises:
@@ -71,27 +70,25 @@ class Budgeted(Pass):
                 the code sets for its regions.
         """
         require_tangents(state)
-        size = state.lowered(self.cost).problem.size
-        full = sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))
-        smallest = least_decision(state)
-        least = sum(size[i] for i in smallest)
+        full, least = full_and_least(state)
+        most = max(full, least)
         own = state.get(RegionBudget()) if state.heeds_regions else None
         shares = (self.budget, *(() if own is None else (Budget(share=own),)))
-        raised = any(b.below(full=max(full, least), least=least) for b in shares)
-        why = least_causes(state, smallest) if raised else ("", "")
-        return Choice(
-            capacity=capacity_under(self.budget, own, full=max(full, least), least=least, why=why),
+        raised = any(b.below(full=most, least=least) for b in shares)
+        why = least_causes(state, least_decision(state)) if raised else ("", "")
+        return DecisionInfo(
+            capacity=capacity_under(self.budget, own, full=most, least=least, why=why),
             full_bytes=full,
             least_bytes=least,
             region_budget=own,
             least_because=why[0],
         )
 
-    def decide(self, state: State) -> tuple[tuple[int, ...], Choice]:
+    def decide(self, state: State) -> tuple[tuple[int, ...], DecisionInfo]:
         """The nodes of the graph problem to save, and how that came about.
 
-        One objective at every budget: the least cost within its bytes. More bytes never cost more than
-        fewer do, as far as that can be had for little: see `_lower_rungs`.
+        The objective at every budget is the least cost within its bytes. That more bytes never cost
+        more than fewer do is ensured as far as that takes little time: see `_lower_rungs`.
 
         Raises:
             PlanError: no solver was given, nothing is differentiated, or tags conflict.
@@ -129,30 +126,33 @@ class Budgeted(Pass):
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
         """What the minimum cuts by the rules save, the strictest first.
 
-        The looser ones are computed only where somebody is to start from them and the strictest does
-        not fit.
+        The looser ones are computed only where they are of use (``every``) and the strictest does not
+        fit (``full`` says whether it does).
         """
         rules = state.cut_rules
         if full or not every:
             return (state.get(RuntimeOptimalCut(rules)),)
         looser = replace(
-            rules, used_far_apart=False, long_fusible_chains=False, materialized_backward=False
+            rules,
+            ban_used_far_apart=False,
+            ban_long_fusible_chains=False,
+            ban_materialized_backward=False,
         )
-        loosest = replace(looser, not_in_allowlist=False)
+        loosest = replace(looser, ban_not_in_allowlist=False)
         return tuple(
             dict.fromkeys(state.get(RuntimeOptimalCut(r)) for r in (rules, looser, loosest))
         )
 
     def _lower_rungs(
-        self, problem: GraphProblem, found: GraphSolution, choice: Choice
+        self, problem: GraphProblem, found: GraphSolution, choice: DecisionInfo
     ) -> Iterator[GraphSolution]:
         """What the solver finds at lower budgets that may be cheaper than what it found at this one.
 
-        It stops within a tolerance of the optimum, so that two budgets may come out in the wrong
-        order, if they are so close that the bound rises by less than that from one to the other. The
-        lower ones that are shares of a fixed number of parts are asked too: so a plan costs no more
-        than that of any such share below its budget. Where the optimum is proven, and with budgets
-        that are farther apart, nothing is asked.
+        A solver that stops within a tolerance of the optimum may find a cheaper decision for a
+        slightly smaller budget. So it is asked about lower budgets too, which are shares of a fixed
+        number of parts: a plan then costs no more than the plan of any such share below its budget.
+        It is not asked where the optimum is proven, where the gap is wide, nor below a budget whose
+        bound is higher than the cost found.
         """
         best, full = found.cost, choice.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:
@@ -199,6 +199,14 @@ class Budgeted(Pass):
                 f"{type(self).__name__}(solver=remat.plugins.registry().solver('greedy'), budget=...)"
             )
         return self.solver
+
+
+def full_and_least(state: State) -> tuple[int, int]:
+    """Bytes that the runtime-optimal cut saves, and the least that any decision saves."""
+    size = state.lowered().problem.size
+    saved = state.get(RuntimeOptimalCut(state.cut_rules)), least_decision(state)
+    full, least = (sum(size[i] for i in of) for of in saved)
+    return full, least
 
 
 def capacity_under(

@@ -1,4 +1,4 @@
-"""The decision under a memory budget: what is worth saving by a knapsack, the rest by a cut (SPEC A7)."""
+"""The decision under a memory budget by a knapsack over the expensive operators; a cut decides the rest."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Why a plan cannot save less: what the decision that saves the least keeps, and what forbids its recomputation."""
+"""Why a plan cannot save fewer bytes: what must be kept, and what forbids its recomputation."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-
-from torch import fx
 
 from remat.graph import ops, purity
 from remat.graph.lowering import Lowered, SavedKind, must_save
@@ -75,7 +73,7 @@ def named(names: Sequence[str], most: int = MOST_NAMES) -> str:
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
-    """What takes bytes and cannot be computed again, or what such a value is made of, each once."""
+    """The nodes that cannot be recomputed, among those that are saved and those they are made of."""
     problem, chosen = lowered.problem, frozenset(saved)
     seen: set[int] = set()
     for start in saved:
@@ -93,7 +91,5 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
 
 def _tagged(state: State) -> frozenset[int]:
     """Positions of what must be saved: what is tagged, and the memory that a tagged view looks at."""
-    marked: list[tuple[int, fx.Node]] = [
-        (i, n) for i, n in enumerate(state.index.nodes) if must_save(n)
-    ]
-    return frozenset(at for i, _ in marked for at in (i, state.storages.owner[i]))
+    marked = [i for i, node in enumerate(state.index.nodes) if must_save(node)]
+    return frozenset(at for i in marked for at in (i, state.storages.owner[i]))

@@ -1,8 +1,8 @@
-"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free (SPEC A6)."""
+"""The runtime-optimal decision: a minimum cut that recomputes only what is nearly free."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 from torch import fx
@@ -14,56 +14,38 @@ from remat.graph.joint import Role
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.source import located
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import BanRules, Choice
+from remat.passes.core.choice import BanRules, DecisionInfo
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.bans import Fusion, banned, cut_weights
 from remat.solvers.flow import InfeasibleCutError, Network
 
 
 @dataclass(frozen=True)
-class MinCut(Pass):
-    """Decides what to keep by a minimum cut over bytes, with heuristics for what is worth keeping.
-
-    Attributes:
-        ban_used_far_apart: keep users of one value that are far apart from being recomputed.
-        ban_long_fusible_chains: break chains of fusible nodes over 100 long.
-        ban_materialized_backward: keep what backward writes to memory anyway.
-        ban_not_in_allowlist: keep what is not known to be cheap.
-        ban_reductions: keep results under a quarter of their inputs.
-    """
+class MinCut(BanRules, Pass):
+    """Decides what to keep by a minimum cut over bytes; the options are the rules of the cut."""
 
     name: ClassVar[str] = "min-cut"
     stage: ClassVar[Stage] = Stage.DECIDE
     summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
 
-    ban_used_far_apart: bool = True
-    ban_long_fusible_chains: bool = True
-    ban_materialized_backward: bool = True
-    ban_not_in_allowlist: bool = True
-    ban_reductions: bool = True
-
     @without_collection
     def run(self, state: State) -> PassResult:
         require_tangents(state)
-        saved = state.get(RuntimeOptimalCut(self.rules()))
-        problem = state.lowered().problem
-        full = sum(problem.size[i] for i in saved)
+        saved = state.get(RuntimeOptimalCut(self.rules))
+        lowered = state.lowered()
+        full = sum(lowered.problem.size[i] for i in saved)
         after = replace(
             state,
-            cut_rules=self.rules(),
-            decision=state.lowered().decision(saved),
-            choice=Choice(full_bytes=full),
+            cut_rules=self.rules,
+            decision=lowered.decision(saved),
+            choice=DecisionInfo(full_bytes=full),
         )
         return PassResult(state=after, modified=True, detail=f"{full} bytes saved")
 
+    @property
     def rules(self) -> BanRules:
-        return BanRules(
-            used_far_apart=self.ban_used_far_apart,
-            long_fusible_chains=self.ban_long_fusible_chains,
-            materialized_backward=self.ban_materialized_backward,
-            not_in_allowlist=self.ban_not_in_allowlist,
-            reductions=self.ban_reductions,
-        )
+        """The options alone, by which cuts are known."""
+        return BanRules(**asdict(self))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Both halves rewritten so that saved tensors pass through traced hooks (SPEC E).
+"""Both halves rewritten so that saved tensors pass through traced hooks.
 
 The calling convention stays AOTAutograd's: what a saved tensor is packed into takes its place among
 forward's outputs and backward's inputs; sizes go to the other sizes, behind what is there already.
@@ -19,8 +19,7 @@ from remat.graph.fake import refresh
 from remat.graph.joint import output_node
 from remat.graph.storages import Sizes
 from remat.passes.hooks.tracing import Traced
-
-_UNCHECKED = "saved_tensor_with_no_vc_check"
+from remat.passes.split.convention import UNCHECKED, own_descriptors, write_output
 
 
 class Inlining:
@@ -112,8 +111,8 @@ class Inlining:
             if symbol is not None:
                 self._size_of[symbol] = node
                 self._new_sizes.append(node)
-            elif saved.meta.get(_UNCHECKED, False):
-                node.meta[_UNCHECKED] = True
+            elif saved.meta.get(UNCHECKED, False):
+                node.meta[UNCHECKED] = True
             handed.append(node)
         return handed
 
@@ -143,8 +142,8 @@ class Inlining:
         with place:
             node: fx.Node = graph.placeholder(packed.name)
         node.meta = {**_provenance(packed), "val": packed.meta["val"]}
-        if packed.meta.get(_UNCHECKED, False):
-            node.meta[_UNCHECKED] = True
+        if packed.meta.get(UNCHECKED, False):
+            node.meta[UNCHECKED] = True
         if _symbol(packed) is not None:
             self._last_size = node
         self._taken[packed.name] = node
@@ -172,22 +171,13 @@ class Inlining:
             self._backward.graph.erase_node(taken)
 
     def finish(self) -> None:
-        """Writes forward's outputs anew, and brings up to date what looks at unpacked memory."""
+        """Rewrites forward's outputs, and updates the values of views of unpacked tensors."""
         out = output_node(self._forward.graph)
         handed = self._outputs[self._own :]
         values = [p for v in handed for p in self._packed.get(v, [v])] + self._new_sizes
         values = list(dict.fromkeys(values))
-        own = list(out.meta.get("desc") or [None] * len(self._outputs))[: self._own]
-        out.args = ((*self._outputs[: self._own], *values),)
-        out.meta["desc"] = own + [
-            torch_compat.SavedForBackwardsNoVcCheckAOTOutput(k)
-            if v.meta.get(_UNCHECKED, False)
-            else torch_compat.SavedForBackwardsAOTOutput(k)
-            for k, v in enumerate(values)
-        ]
-        out.meta["output_stack_traces"] = [
-            v.meta.get("stack_trace") if isinstance(v, fx.Node) else None for v in out.args[0]
-        ]
+        own = own_descriptors(out, self._own)
+        write_output(out, [*self._outputs[: self._own], *values], own)
         stale = dict(self._unpacked)
         for node in self._backward.graph.nodes:
             reads_stale = not stale.keys().isdisjoint(node.all_input_nodes)
@@ -196,7 +186,7 @@ class Inlining:
                 stale[node] = None
 
     def _is_old(self, node: fx.Node) -> bool:
-        """Whether a value is a view of a saved tensor, in place of which there is another now."""
+        """Whether a value is still a view of a saved tensor that was replaced."""
         return not self._old_memory.isdisjoint(Sizes().keys(node))
 
 

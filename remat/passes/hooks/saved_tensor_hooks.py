@@ -1,11 +1,11 @@
-"""Saved tensors packed on their way from forward to backward, inside the two graphs (SPEC E)."""
+"""Saved tensors packed on their way from forward to backward, inside the two graphs."""
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +21,7 @@ from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.hooks.inlining import Inlining
 from remat.passes.hooks.tracing import Traced, Traces
-from remat.passes.packing.pairs import HooksWarning, SavedTensorHooks, check_filter, check_min_bytes
+from remat.passes.packing.pairs import HooksWarning, SavedTensorHooks
 from remat.units import format_bytes
 
 
@@ -58,9 +58,7 @@ class PackSaved(Pass):
     min_bytes: int = 0
 
     def __post_init__(self) -> None:
-        SavedTensorHooks.of(self.pair)
-        check_filter(self.filter)
-        check_min_bytes(self.min_bytes)
+        _ = self.hooks  # refuses what cannot be meant
 
     @classmethod
     def of(cls, hooks: SavedTensorHooks) -> PackSaved:
@@ -70,7 +68,8 @@ class PackSaved(Pass):
     @property
     def hooks(self) -> SavedTensorHooks:
         """The pair, with the filter and ``min_bytes`` of this pass."""
-        return SavedTensorHooks.of(self.pair).only(filter=self.filter, min_bytes=self.min_bytes)
+        pair = SavedTensorHooks.of(self.pair)
+        return replace(pair, filter=self.filter, min_bytes=self.min_bytes)
 
     def run(self, state: State) -> PassResult:
         forward, backward = state.forward, state.backward
@@ -222,7 +221,7 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 
 
 def _refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
-    """Why a tensor that hooks are for is left as it is after all."""
+    """Why a tensor is left as it is though no rule forbids packing it; empty where it is packed."""
     if traced is None:
         return ""
     if traced.unpack is None:

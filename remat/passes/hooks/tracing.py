@@ -18,7 +18,7 @@ from remat.errors import PlanError, RematError
 from remat.graph import ops
 from remat.graph.joint import output_node
 from remat.graph.storages import Sizes, hint
-from remat.passes.packing.pairs import SavedTensorHooks
+from remat.passes.packing.pairs import SavedTensorHooks, check_unpacked, register
 from remat.torch_compat import pytree
 
 
@@ -84,7 +84,6 @@ class UntraceableError(RematError):
 def _eager(hooks: SavedTensorHooks) -> SavedTensorHooks:
     """The same hooks behind operators that can be part of a graph."""
     from remat.passes.packing.eager import pack_eagerly, unpack_eagerly
-    from remat.passes.packing.pairs import register
 
     key = register(hooks)
     return replace(
@@ -113,11 +112,14 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     def unpack(*handed: Any) -> torch.Tensor:
         values = iter(handed)
         leaves = [next(values) if c is _HANDED else c for c in constants]
-        return _as_saved(hooks.unpack(structure[0].unflatten(leaves)), value, hooks.name)
+        returned = hooks.unpack(structure[0].unflatten(leaves))
+        kind = value.shape, value.dtype, value.device
+        return _laid_out_as(value, check_unpacked(hooks.name, returned, *kind))
 
     graph = partial(_graph, lower=lower, mode=getattr(value, "fake_mode", None))
     packing = graph(pack, [value], f"pack of hooks '{hooks.name}'")
-    handed: Any = output_node(packed := packing.graph).args[0]
+    packed = packing.graph
+    handed: Any = output_node(packed).args[0]
     if list(handed) == [next(iter(packed.nodes))] and constants == [_HANDED]:
         return Traced(pack=packing, unpack=None)
     given = [n.meta["val"] if isinstance(n, fx.Node) else n for n in handed]
@@ -167,11 +169,7 @@ def _graph(
 def _traced(
     function: Callable[..., Any], inputs: Sequence[Any], lower: str, mode: Any
 ) -> fx.GraphModule:
-    table = None
-    if lower == "inductor":
-        from remat.torch_compat import select_decomp_table
-
-        table = select_decomp_table()
+    table = torch_compat.select_decomp_table() if lower == "inductor" else None
     trace_it = make_fx(function, table, _disable_torch_fn_metadata_mode=True)
     with _tracing(mode):
         try:
@@ -200,36 +198,11 @@ def _tracing(mode: Any) -> Iterator[None]:
         yield
 
 
-def _as_saved(returned: Any, saved: torch.Tensor, name: str) -> torch.Tensor:
-    """What unpack returned, in the layout of the tensor that was packed.
-
-    Raises:
-        PlanError: it is another kind of tensor.
-    """
-    if not isinstance(returned, torch.Tensor):
-        raise PlanError(f"hooks '{name}': unpack returned {returned!r}; expected a tensor")
-    fits = returned.dim() == saved.dim() and _equal(returned.shape, saved.shape)
-    if not fits or (returned.dtype, returned.device) != (saved.dtype, saved.device):
-        raise PlanError(
-            f"hooks '{name}': unpack returned {show_kind(returned)} for a saved {show_kind(saved)}; "
-            "it must return a tensor like the one that was packed"
-        )
-    if _same_layout(returned, saved):
+def _laid_out_as(saved: torch.Tensor, returned: torch.Tensor) -> torch.Tensor:
+    """What unpack returned, in the layout of the tensor that was packed."""
+    long = [d for d in range(saved.dim()) if not statically_known_true(returned.shape[d] == 1)]
+    if all(statically_known_true(returned.stride(d) == saved.stride(d)) for d in long):
         return returned
     order = sorted(range(saved.dim()), key=lambda d: -hint(saved.stride(d)))
     back = [order.index(d) for d in range(saved.dim())]
     return returned.permute(order).contiguous().permute(back)
-
-
-def _same_layout(one: torch.Tensor, other: torch.Tensor) -> bool:
-    long = [d for d in range(one.dim()) if not statically_known_true(one.shape[d] == 1)]
-    return _equal([one.stride(d) for d in long], [other.stride(d) for d in long])
-
-
-def _equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
-
-
-def show_kind(value: torch.Tensor) -> str:
-    """A tensor by dtype, shape and device."""
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)} on {value.device}"

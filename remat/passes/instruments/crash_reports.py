@@ -1,8 +1,7 @@
-"""Reproducers for compilations that fail where they should not, without anybody asking for them."""
+"""Reproducers for compilations that crash, written without being asked for."""
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import tempfile
@@ -12,15 +11,11 @@ from pathlib import Path
 from remat.errors import PassError, ProblemError, RematError, SolverError, VerifyError
 from remat.graph.joint import JointGraph
 from remat.passes.core.state import State
-from remat.passes.decide.budgeted import least_decision
 from remat.passes.decide.knapsack import Knapsack
-from remat.passes.decide.min_cut import RuntimeOptimalCut
 from remat.passes.decide.solve_graph import SolveGraph
-from remat.passes.instruments.repro_folder import Failure, tell, write_reproducer
+from remat.passes.instruments.repro_folder import Failure, leave_reproducer
 from remat.passes.instruments.reproducer import instance_of
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.instances import Instance
-from remat.solvers.problem import KnapsackProblem
 
 #: Names the folder that reproducers go to where none is given; empty for none at all.
 VARIABLE = "REMAT_REPRO_DIR"
@@ -29,8 +24,8 @@ VARIABLE = "REMAT_REPRO_DIR"
 def is_unexpected(error: BaseException) -> bool:
     """Whether a failure is not the user's: a pass or a solver that crashed, or was found wrong.
 
-    A budget that cannot be met, options that cannot be meant, tags in conflict and a solver that is
-    not there are the user's; their messages say all there is to know.
+    A budget that cannot be met, invalid options, tags in conflict and a missing solver are the
+    user's; their messages say all there is to know.
     """
     if isinstance(error, SolverError):
         return error.problem is not None
@@ -74,29 +69,25 @@ def report(
         error: what was raised.
         joint: the graph that was being planned.
         folder: where to put it; None for nowhere.
-        describe: the pipeline, the arguments of `remat.plan` and a note, to be seen again by.
+        describe: tells the pipeline, the arguments of `remat.plan`, and a note.
     """
     if folder is None or not is_unexpected(error):
         return
     from remat.graph.text import print_joint
 
-    try:
+    def as_failure() -> Failure:
         pipeline, options, note = describe()
-        path = _path(error)
-        failure = Failure(
+        return Failure(
             graph=print_joint(joint),
             pipeline=pipeline,
             options=options,
-            path=path,
+            path=_path(error),
             error=error,
-            instance=_instance(joint, error, options.get("cost", "")),
+            instance=instance_of(error, State(joint=joint), options.get("cost", "")),
             note=" ".join((_NOTE, note)).strip(),
         )
-        written = write_reproducer(folder, failure)
-    except Exception as other:  # what went wrong first must be seen, whatever else does
-        tell(error, f"no reproducer was written to '{folder}': {other}")
-    else:
-        tell(error, f"reproducer: {written} (see it again with: remat repro FOLDER)")
+
+    leave_reproducer(folder, error, as_failure)
 
 
 _NOTE = (
@@ -113,20 +104,6 @@ def _path(error: Exception) -> tuple[str, ...]:
         of_graph = isinstance(error.problem, GraphProblem)
         return (SolveGraph.name if of_graph else Knapsack.name,)
     return ()
-
-
-def _instance(joint: JointGraph, error: Exception, cost: str) -> Instance | None:
-    problem = getattr(error, "problem", None)
-    if isinstance(problem, KnapsackProblem):
-        return instance_of(problem, cost)
-    if not isinstance(problem, GraphProblem):
-        return None
-    full = least = 0
-    with contextlib.suppress(Exception):  # without the figures it is still the problem
-        state = State(joint=joint)
-        least = sum(problem.size[i] for i in least_decision(state))
-        full = sum(problem.size[i] for i in state.get(RuntimeOptimalCut()))
-    return instance_of(problem, cost, full_bytes=max(full, least), least_bytes=least)
 
 
 def _user() -> str:

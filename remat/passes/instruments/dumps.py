@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,16 +24,13 @@ def state_text(state: State) -> str:
     """The graphs of a state as text: the joint graph or, after partitioning, forward and backward."""
     from remat.graph.text import print_graph, print_joint
 
-    if state.forward is None or state.backward is None:
+    if state.forward is None:
         return print_joint(state.joint)
-    return print_graph(state.forward, "forward") + "\n" + print_graph(state.backward, "backward")
+    return "\n".join(print_graph(module, name) for name, module in state.modules.items())
 
 
-def state_stamps(state: State) -> tuple[Stamp, ...]:
-    """Stamps of the graphs that `state_text` shows."""
-    if state.forward is None or state.backward is None:
-        return (Stamp.of(state.joint.graph),)
-    return (Stamp.of(state.forward.graph), Stamp.of(state.backward.graph))
+def _stamps(state: State) -> tuple[Stamp, ...]:
+    return tuple(Stamp.of(m.graph) for m in state.modules.values())
 
 
 def to_stderr(text: str) -> None:
@@ -42,16 +38,27 @@ def to_stderr(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-class _Shown(Instrument):
-    """Base of what shows the graphs before or after passes; composites are shown by their parts.
+class Printed(Instrument):
+    """Prints the graphs, with a line above each that says which pass.
 
-    Passes are numbered from 1 as they run, shown or not.
+    Passes are numbered from 1 as they run, printed or not; composites are shown by their parts.
+
+    Args:
+        write: what prints a text; to standard error by default.
+        before: also show the graph before each pass.
+        after: show the graph after each pass.
+        only: names of the passes to show the graph at; all where None.
     """
 
     def __init__(
-        self, *, before: bool = False, after: bool = True, only: Iterable[str] | None = None
+        self,
+        *,
+        write: Callable[[str], None] = to_stderr,
+        before: bool = False,
+        after: bool = True,
+        only: Iterable[str] | None = None,
     ) -> None:
-        self._before, self._after = before, after
+        self._write, self._before, self._after = write, before, after
         self._only = None if only is None else tuple(only)
         self._number = 0
 
@@ -69,30 +76,31 @@ class _Shown(Instrument):
             return
         self._number += 1
         if self._before and self._is_meant(p):
-            self.show(self._number, path, "before", state_text(state))
+            self.show(path, "before", state_text(state))
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
         if self._after and not isinstance(p, Composite) and self._is_meant(p):
-            self.show(self._number, path, "after", state_text(result.state))
+            self.show(path, "after", state_text(result.state))
 
     def _is_meant(self, p: Pass) -> bool:
         return self._only is None or p.name in self._only
 
-    @abstractmethod
-    def show(self, number: int, path: tuple[str, ...], when: str, text: str) -> None:
-        """Shows the text of the graphs before or after the pass of a number."""
+    def show(self, path: tuple[str, ...], when: str, text: str) -> None:
+        """Shows the text of the graphs before or after a pass."""
+        name = " > ".join(path)
+        self._write(f"# *** graph {when} pass {self._number}, {name} ***\n{text.rstrip()}")
 
 
-class Dumps(_Shown):
+class Dumps(Printed):
     """Writes the graphs to numbered files, such as ``003-cse.after.txt``.
 
     A pass inside of others is named with them: ``004-fixpoint.dce.after.txt``.
 
     Args:
         folder: where to; made if it is not there.
-        before: also write the graph before each pass.
-        after: write the graph after each pass.
-        only: names of the passes to write for; all where None.
+        before: as in `Printed`.
+        after: as in `Printed`.
+        only: as in `Printed`.
     """
 
     def __init__(
@@ -115,37 +123,12 @@ class Dumps(_Shown):
                 f"no dumps can be written to '{self.folder}': {error.strerror}; give a folder"
             ) from error
 
-    def show(self, number: int, path: tuple[str, ...], when: str, text: str) -> None:
-        file = self.folder / f"{number:03}-{'.'.join(path)}.{when}.txt"
+    def show(self, path: tuple[str, ...], when: str, text: str) -> None:
+        file = self.folder / f"{self._number:03}-{'.'.join(path)}.{when}.txt"
         try:
             write_whole(file, text)
         except OSError as error:
             raise RematError(f"dump '{file}' cannot be written: {error.strerror}") from error
-
-
-class Printed(_Shown):
-    """Prints the graphs, with a line above each that says which pass.
-
-    Args:
-        write: what prints a text; to standard error by default.
-        before: also print the graph before each pass.
-        after: print the graph after each pass.
-        only: names of the passes to print for; all where None.
-    """
-
-    def __init__(
-        self,
-        *,
-        write: Callable[[str], None] = to_stderr,
-        before: bool = False,
-        after: bool = True,
-        only: Iterable[str] | None = None,
-    ) -> None:
-        super().__init__(before=before, after=after, only=only)
-        self._write = write
-
-    def show(self, number: int, path: tuple[str, ...], when: str, text: str) -> None:
-        self._write(f"# *** graph {when} pass {number}, {' > '.join(path)} ***\n{text.rstrip()}")
 
 
 class PrintChanged(Instrument):
@@ -171,13 +154,13 @@ class PrintChanged(Instrument):
             return
         if self._text is None:
             self._text = state_text(state)
-        self._stamps = state_stamps(state)
+        self._stamps = _stamps(state)
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
         if isinstance(p, Composite):
             return
         name = " > ".join(path)
-        stamps = state_stamps(result.state)
+        stamps = _stamps(result.state)
         was_split = len(stamps) != len(self._stamps)
         pairs = zip(self._stamps, stamps, strict=False)
         if not was_split and all(a.difference(b) is None for a, b in pairs):

@@ -8,6 +8,7 @@ written down.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -16,13 +17,15 @@ import re
 import shlex
 import shutil
 import tempfile
+import textwrap
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from remat.errors import ProblemError, RematError
+from remat.files import read_as
 from remat.solvers.instances import Instance, save_instance
 
 #: Version of the form of ``failure.json``; another one is refused.
@@ -56,17 +59,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A failure as it was written down; the attributes are those of `Failure`.
+    """A failure as it was written down; what is not named here is as in `Failure`.
 
     Attributes:
         graph: file of the joint graph.
-        pipeline: text of the pipeline, or empty.
-        options: arguments of `remat.plan`, or none.
-        path: the pass that failed.
         checks: what `VerifyEach` was checking when it found the failure, or empty.
         type: class of the error.
         message: its message.
-        note: what else to know.
     """
 
     graph: Path
@@ -127,25 +126,56 @@ def read_reproducer(folder: Path) -> Recorded:
     expected = "expected a folder that a Reproducer wrote, such as remat-repro-cse-1a2b3c4d"
     if not folder.is_dir():
         raise ProblemError(f"there is no folder '{folder}'; {expected}")
-    data = _read_json(folder / "failure.json", expected)
-    if data.get("remat_repro") != VERSION:
-        raise ProblemError(
-            f"'{folder}' is a reproducer of version {data.get('remat_repro')!r}; this remat reads "
-            f"version {VERSION}"
-        )
-    options, path = data.get("options"), data.get("path")
-    texts = {key: data.get(key) for key in ("pipeline", "checks", "type", "message", "note")}
-    wrong = [key for key, value in texts.items() if not isinstance(value, str)]
-    if not _is_table(options):
-        wrong.append("options")
-    if not isinstance(path, list) or not all(isinstance(p, str) for p in path):
-        wrong.append("path")
-    if wrong:
-        raise ProblemError(f"'{folder / 'failure.json'}' lacks, or has wrong: {', '.join(wrong)}")
     graph = folder / "graph.joint"
+    parse = functools.partial(_parse_record, graph)
+    recorded = read_as("record of a failure", folder / "failure.json", parse, MAX_BYTES)
     if not graph.is_file():
         raise ProblemError(f"'{folder}' has no file graph.joint; {expected}")
-    return Recorded(graph=graph, options=options, path=tuple(path), **texts)  # type: ignore[arg-type]
+    return recorded
+
+
+def _parse_record(graph: Path, text: str) -> Recorded:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProblemError(f"it is no JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ProblemError(f"it is a JSON {type(data).__name__}; expected an object")
+    if data.get("remat_repro") != VERSION:
+        raise ProblemError(
+            f"it is of version {data.get('remat_repro')!r}; this remat reads version {VERSION}"
+        )
+    texts: Any = {key: data.get(key) for key in ("pipeline", "checks", "type", "message", "note")}
+    options: Any = data.get("options")
+    path: Any = data.get("path")
+    inner = {
+        **{key: [value] for key, value in texts.items()},
+        "options": [*options, *options.values()] if isinstance(options, dict) else [None],
+        "path": path if isinstance(path, list) else [None],
+    }
+    wrong = [key for key, of in inner.items() if not all(isinstance(v, str) for v in of)]
+    if wrong:
+        raise ProblemError(f"it lacks, or has wrong: {', '.join(wrong)}")
+    return Recorded(graph=graph, options=options, path=tuple(path), **texts)
+
+
+def leave_reproducer(
+    folder: Path, error: BaseException, describe: Callable[[], Failure]
+) -> Path | None:
+    """Writes a reproducer, and says in the error where it is or why there is none.
+
+    The error itself is never replaced, whatever goes wrong here.
+
+    Returns:
+        The folder; None where none could be written.
+    """
+    try:
+        written = write_reproducer(folder, describe())
+    except Exception as other:
+        tell(error, f"no reproducer was written to '{folder}': {other}")
+        return None
+    tell(error, f"reproducer: {written} (see it again with: remat repro FOLDER)")
+    return written
 
 
 def tell(error: BaseException, text: str) -> None:
@@ -201,43 +231,33 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
 def _readme(failure: Failure, name: str) -> str:
     error = failure.error
     where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
-    lines = [
+    parts = [
         f"{where} failed:",
-        "",
-        *(f"    {line}" for line in f"{type(error).__name__}: {error}".splitlines()),
-        "",
+        textwrap.indent(f"{type(error).__name__}: {error}", "    "),
         "See it again:",
-        "",
         f"    remat repro {name}",
-        "",
         "or first make it small:",
-        "",
         f"    remat reduce {name}",
-        "",
     ]
     if failure.pipeline:
         checks = getattr(error, "found_by", "") or "structure"
-        pipeline = shlex.quote(failure.pipeline)
-        lines += [
+        passes = f"--passes {shlex.quote(failure.pipeline)}"
+        parts += [
             "or step by step, inside of this folder:",
-            "",
-            f"    remat opt graph.joint --passes {pipeline} --verify-each={checks} --print-changed",
-            "",
+            f"    remat opt graph.joint {passes} --verify-each={checks} --print-changed",
         ]
     if failure.instance is not None:
-        lines += [
+        parts += [
             "The solver failed at the problem in problem.json:",
-            "",
             "    remat solve problem.json --solver NAME",
-            "",
         ]
     if failure.note:
-        lines += [failure.note, ""]
-    lines += [
-        "graph.joint holds operators, shapes and tags, and names lines of the model's source;",
-        "traceback.txt names files. No file here holds weights, data, or the environment.",
-    ]
-    return "\n".join(lines) + "\n"
+        parts.append(failure.note)
+    parts.append(
+        "graph.joint holds operators, shapes and tags, and names lines of the model's source;\n"
+        "traceback.txt names files. No file here holds weights, data, or the environment."
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def _digest(failure: Failure) -> str:
@@ -255,23 +275,3 @@ def _plain(message: str) -> str:
     """A message without what may differ from run to run: addresses in memory, what ran before."""
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)
-
-
-def _read_json(path: Path, expected: str) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        data = json.loads(text) if len(text) <= MAX_BYTES else None
-    except OSError as error:
-        raise ProblemError(f"'{path}' cannot be read: {error.strerror}; {expected}") from None
-    except (ValueError, RecursionError) as error:
-        raise ProblemError(f"'{path}' is no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ProblemError(f"'{path}' is not the record of a failure; {expected}")
-    return data
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
-    )

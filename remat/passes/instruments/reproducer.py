@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat.passes.core.pipeline import Instrument
-from remat.passes.decide.budgeted import Budgeted
-from remat.passes.instruments.repro_folder import Failure, tell, write_reproducer
+from remat.passes.decide.budgeted import Budgeted, full_and_least
+from remat.passes.instruments.repro_folder import Failure, leave_reproducer
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance
 from remat.solvers.problem import KnapsackProblem
@@ -51,60 +52,54 @@ class Reproducer(Instrument):
             )
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        if error is self._seen or not isinstance(error, Exception) or self._joint is None:
+        joint = self._joint
+        if error is self._seen or not isinstance(error, Exception) or joint is None:
             return
         self._seen = error
         from remat.graph.text import print_joint
 
-        try:
-            failure = Failure(
-                graph=print_joint(self._joint),
+        def describe() -> Failure:
+            instance = None
+            if isinstance(p, Budgeted):
+                instance = instance_of(error, state, str(p.cost), p.cost.unit)
+            return Failure(
+                graph=print_joint(joint),
                 pipeline=self._pipeline,
                 path=path,
                 error=error,
-                instance=_instance(p, state, error),
+                instance=instance,
                 note=self._note,
             )
-            self.written = write_reproducer(self.folder, failure)
-        except Exception as other:  # what went wrong first must be seen, whatever else does
-            tell(error, f"no reproducer was written to '{self.folder}': {other}")
-        else:
-            tell(error, f"reproducer: {self.written} (see it again with: remat repro FOLDER)")
+
+        self.written = leave_reproducer(self.folder, error, describe) or self.written
 
     def finish(self, result: object) -> None:
         self._joint = None
 
 
-def _instance(p: Pass, state: State, error: BaseException) -> Instance | None:
-    """The problem that a solver failed at, where one did."""
+def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> Instance | None:
+    """The problem that a solver failed at, as an instance that can be saved; None where none did.
+
+    Args:
+        error: what was raised.
+        state: the state that the problem was made of.
+        cost: the cost model of the problem.
+        unit: the unit of its values, where it is a knapsack.
+    """
     problem = getattr(error, "problem", None)
-    if isinstance(p, Budgeted) and isinstance(problem, GraphProblem):
-        limits = p.limits(state)
-        least = limits.least_bytes or 0
-        full = max(least, limits.full_bytes or 0)
-        return instance_of(problem, str(p.cost), full_bytes=full, least_bytes=least)
-    if isinstance(p, Budgeted) and isinstance(problem, KnapsackProblem):
-        return instance_of(problem, str(p.cost), unit=p.cost.unit)
-    return None
-
-
-def instance_of(
-    problem: GraphProblem | KnapsackProblem,
-    cost: str,
-    *,
-    unit: str = "",
-    full_bytes: int = 0,
-    least_bytes: int = 0,
-) -> Instance:
-    """A problem that a solver failed at, as an instance that can be saved."""
     source = "a problem that a solver failed at"
     if isinstance(problem, KnapsackProblem):
         return Instance(name="failure", problem=problem, cost=cost, unit=unit, source=source)
+    if not isinstance(problem, GraphProblem):
+        return None
+    full = least = 0
+    with contextlib.suppress(Exception):  # without the figures it is still the problem
+        full, least = full_and_least(state)
     return Instance(
         name="failure",
         problem=problem,
-        full_bytes=full_bytes,
-        least_bytes=least_bytes,
+        full_bytes=max(full, least),
+        least_bytes=least,
         cost=cost,
         unit=problem.unit,
         source=source,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from remat.passes.core.control import Composite
@@ -17,57 +17,40 @@ if TYPE_CHECKING:
 class Statistics(Instrument):
     """Sums up the statistics that passes report, by the place of the pass in the pipeline.
 
-    What a pass made of passes hands on from those inside of it counts there, not twice.
+    Where a composite sums up what its passes counted, that is not counted a second time.
 
     Attributes:
         counts: for each path, outermost pass first, the counts by name.
     """
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, ...], dict[str, int]] = {}
-        self._inside: list[dict[str, int]] = []
+        self.counts: dict[tuple[str, ...], Counter[str]] = {}
+        self._inside: list[Counter[str]] = []
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
-        self._inside.append({})
+        self._inside.append(Counter())
 
     def after(self, p: Pass, result: PassResult, path: tuple[str, ...]) -> None:
-        inside = self._inside.pop()
+        own, inside = Counter(result.statistics), self._inside.pop()
         if self._inside:
-            _add(self._inside[-1], result.statistics)
-        own = dict(result.statistics)
+            self._inside[-1].update(own)
         if isinstance(p, Composite):
-            left = {name: n - inside.get(name, 0) for name, n in own.items()}
-            own = {name: n for name, n in left.items() if n > 0}
+            own -= inside
         if own:
-            _add(self.counts.setdefault(path, {}), own)
+            self.counts.setdefault(path, Counter()).update(own)
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
         del self._inside[len(path) - 1 :]
 
-    def total(self) -> dict[str, int]:
-        """The counts of all passes, by name."""
-        found: dict[str, int] = {}
-        for counts in self.counts.values():
-            _add(found, counts)
-        return found
-
     def table(self) -> str:
         """One line for each count that is not 0."""
-        rows = [("count", "pass", "what")]
-        rows += [
-            (str(n), " > ".join(path), name)
+        rows = [
+            (" > ".join(path), name, str(n))
             for path, counts in self.counts.items()
             for name, n in counts.items()
             if n
         ]
-        if len(rows) == 1:
-            return "nothing was counted"
-        return columns([(path, name, n) for n, path, name in rows])
+        return columns([("pass", "what", "count"), *rows]) if rows else "nothing was counted"
 
     def __str__(self) -> str:
         return self.table()
-
-
-def _add(into: dict[str, int], counts: Mapping[str, int]) -> None:
-    for name, n in counts.items():
-        into[name] = into.get(name, 0) + n

@@ -23,7 +23,7 @@ _STATM = Path("/proc/self/statm")
 
 
 @dataclass(slots=True, eq=False)
-class Span:
+class Timed:
     """What one pass or analysis took, over all its runs at one place of the pipeline.
 
     Attributes:
@@ -38,14 +38,14 @@ class Span:
     runs: int = 0
     total_s: float = 0.0
     grown_bytes: int = 0
-    inside: dict[str, Span] = field(default_factory=dict)
+    inside: dict[str, Timed] = field(default_factory=dict)
 
     @property
     def own_s(self) -> float:
         """Seconds of its own, without what ran inside of it."""
         return max(0.0, self.total_s - sum(s.total_s for s in self.inside.values()))
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, Span]]:
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, Timed]]:
         """This and everything inside of it, with how deep it lies."""
         yield depth, self
         for span in self.inside.values():
@@ -55,18 +55,17 @@ class Span:
 class Timing(Instrument):
     """Measures time and memory per pass.
 
-    Analyses are computed when they are first asked for; each is shown, in brackets, inside of the
-    pass that asked. Several pipelines may be run under one instrument; their times add up. Put this
-    instrument last: what others do before and after a pass then counts for what the pass is inside
-    of, whose own time is theirs and the manager's.
+    An analysis is computed when it is first asked for; it is shown, in brackets, inside of the pass
+    that asked. The times of several pipelines under one instrument add up. Put this instrument last:
+    the time of other instruments then counts for the pipeline, not for the pass they look at.
 
     Attributes:
         root: the tree; its own span is the whole run.
     """
 
     def __init__(self) -> None:
-        self.root = Span("pipeline")
-        self._open: list[tuple[Span, float, int]] = []
+        self.root = Timed("pipeline")
+        self._open: list[tuple[Timed, float, int]] = []
         self._watching = contextlib.ExitStack()
 
     def start(self, pipeline: Pipeline, state: State) -> None:
@@ -90,9 +89,8 @@ class Timing(Instrument):
 
     def table(self) -> str:
         """The tree as text: own and total seconds, share of the whole, growth of resident memory."""
-        spans = list(self.root.walk())
         rows = [("", "own s", "total s", "share", "memory MiB", "runs")]
-        for depth, span in spans:
+        for depth, span in self.root.walk():
             share = span.total_s / self.root.total_s if self.root.total_s else 0.0
             rows.append(
                 (
@@ -131,9 +129,9 @@ class Timing(Instrument):
 
     def _begin_inside(self, name: str) -> None:
         outer = self._open[-1][0].inside
-        self._begin(outer.setdefault(name, Span(name)))
+        self._begin(outer.setdefault(name, Timed(name)))
 
-    def _begin(self, span: Span) -> None:
+    def _begin(self, span: Timed) -> None:
         self._open.append((span, time.perf_counter(), resident_bytes()))
 
     def _end(self, depth: int) -> None:
@@ -148,14 +146,8 @@ class Timing(Instrument):
 
 def resident_bytes() -> int:
     """Bytes of this process in physical memory; where the system does not say, the most so far."""
-    try:
-        pages = int(_STATM.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return _peak_resident_bytes()
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _peak_resident_bytes() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     try:
         import resource
     except ImportError:  # Windows

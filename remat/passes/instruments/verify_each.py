@@ -12,9 +12,8 @@ from torch import fx
 from remat.errors import PassError, ProblemError
 from remat.graph import ops
 from remat.graph.snapshot import Stamp, alike
-from remat.graph.structure import check_structure
 from remat.passes.core.control import Composite
-from remat.passes.core.pipeline import Instrument
+from remat.passes.core.pipeline import Instrument, first_fault
 from remat.passes.core.state import Known
 from remat.running.differences import first_difference
 from remat.running.trial import MAX_BYTES, Trial
@@ -84,7 +83,8 @@ class VerifyEach(Instrument):
         if isinstance(p, Composite):
             return
         name, state = " > ".join(path), result.state
-        fault = _broken(state) or before.untold(result) or before.stale(state)
+        graphs = {"joint graph": state.joint.graph_module, **state.modules}
+        fault = first_fault(graphs) or before.untold(result) or before.stale(state)
         if fault is None and self._trial is not None and before.is_changed(state):
             fault = self._other_numbers(self._trial, state, p, name)
         if fault is not None:
@@ -128,16 +128,10 @@ class _Before:
 
     @classmethod
     def of(cls, state: State) -> _Before:
-        of_joint, of_halves = state.knowledge
         return cls(
             graphs=tuple(
                 (module, Stamp.of(module.graph), known, known.edits)
-                for module, known in (
-                    (state.joint.graph_module, of_joint),
-                    (state.forward, of_halves),
-                    (state.backward, of_halves),
-                )
-                if module is not None
+                for module, known in _modules(state)
             )
         )
 
@@ -191,15 +185,6 @@ def _modules(state: State) -> list[tuple[fx.GraphModule, Known]]:
     of_joint, of_halves = state.knowledge
     halves = [(m, of_halves) for m in (state.forward, state.backward) if m is not None]
     return [(state.joint.graph_module, of_joint), *halves]
-
-
-def _broken(state: State) -> str | None:
-    names = ("joint graph", "forward", "backward")
-    for which, (module, _) in zip(names, _modules(state), strict=False):
-        fault = check_structure(module)
-        if fault is not None:
-            return f"it left a broken {which}: {fault}"
-    return None
 
 
 def same_result(one: Any, other: Any) -> bool:

@@ -11,7 +11,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class Classify(Pass):
-    """Computes roles and the required-forward, required-backward and unclaimed sets (SPEC A1)."""
+    """Computes roles, and which nodes forward requires, which backward, and which neither."""
 
     name: ClassVar[str] = "classify"
     stage: ClassVar[Stage] = Stage.JOINT

@@ -1,4 +1,7 @@
-"""Tags of checkpointed regions made ready for partitioning (SPEC A5)."""
+"""Tags of checkpointed regions made ready for partitioning.
+
+As ``cleanup_recompute_tags`` in PyTorch's ``torch/_functorch/partitioners.py``.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,12 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 class CleanupRecomputeTags(Pass):
     """Keeps the boundaries between checkpointed regions, and what backward's mutations need.
 
-    A node to be recomputed that feeds a node of a later region becomes MUST_SAVE: otherwise two
-    regions in a row would melt into one. So does the result of a region that carries a backward
-    hook, whose recomputation would wait for itself, and the source of a mutation in forward of an
-    input that backward mutates as well.
+    MUST_SAVE is set on:
+
+    - a node to be recomputed that feeds a later region; without it, two regions in a row would be
+      recomputed as one;
+    - the result of a region that carries a backward hook: its recomputation would wait for itself;
+    - what forward writes to an input that backward writes to as well.
     """
 
     name: ClassVar[str] = "cleanup-recompute-tags"

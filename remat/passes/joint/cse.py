@@ -1,4 +1,4 @@
-"""Common subexpression elimination on joint graphs (SPEC A2)."""
+"""Common subexpression elimination on joint graphs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from remat.torch_compat import pytree
 class CommonSubexpressions(Pass):
     """Merges calls of one operator with the same arguments.
 
-    Never merged: random, effectful, mutating or uninitialised results; operators that are not known to
-    be functions of their inputs (`remat.declare_pure`); aliases of an output; calls with a mutation between them, with different recompute tags, or over unbacked symbols. Arguments
-    are compared with their types and bits: ``1``, ``1.0`` and ``True`` differ, and so do ``0.0``
-    and ``-0.0``; NaN equals itself.
+    Never merged: random, effectful, mutating or uninitialised results; operators that are not
+    declared to be functions of their inputs (`remat.declare_pure`); aliases of an output; calls with
+    a mutation between them, with different recompute tags, or over unbacked symbols.
+
+    Arguments are compared with their types and bits: ``1``, ``1.0`` and ``True`` differ, and so do
+    ``0.0`` and ``-0.0``; NaN equals itself.
     """
 
     name: ClassVar[str] = "cse"
@@ -99,7 +101,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
 
 
 def _does_more(node: fx.Node) -> bool:
-    """Whether a call is more than its result, so that doing it once is not doing it twice."""
+    """Whether a call does more than compute its result."""
     return (
         ops.does_more(node)
         or ops.is_mutating(node)
@@ -128,7 +130,7 @@ _EXACT = frozenset((fx.Node, int, bool, str, type(None), torch.dtype, torch.devi
 
 
 def _key(node: fx.Node, mutations: int) -> Any:
-    """What two calls must share to be one."""
+    """Equal for two calls that may be merged."""
     meta = node.meta
     kwargs = _describe(node.kwargs) if node.kwargs else None
     tags = meta.get("recompute"), meta.get("ac_graph_id")
@@ -137,7 +139,7 @@ def _key(node: fx.Node, mutations: int) -> Any:
 
 
 def _describe_all(xs: Iterable[Any]) -> Any:
-    """Arguments and their types, as a value that is equal only to what is the same to the bit."""
+    """The same for several arguments, with their types."""
     kinds = tuple(map(type, xs))
     if _EXACT.issuperset(kinds):
         return (kinds, tuple(xs))
@@ -145,7 +147,7 @@ def _describe_all(xs: Iterable[Any]) -> Any:
 
 
 def _describe(x: Any) -> Any:
-    """An argument that takes more than its type to be told apart."""
+    """A value that is equal only for arguments that are the same to the bit."""
     if isinstance(x, (tuple, list)):
         return _describe_all(x)
     if isinstance(x, dict):

@@ -26,11 +26,8 @@ class DeadCode(Pass):
     summary: ClassVar[str] = "remove what nobody reads; effects and random draws stay"
 
     def run(self, state: State) -> PassResult:
-        modules = [state.joint.graph_module]
-        if state.forward is not None and state.backward is not None:
-            modules = [state.forward, state.backward]
         with state.edit() as edit:
-            removed = sum(eliminate(m.graph) for m in modules)
+            removed = sum(eliminate(m.graph) for m in state.modules.values())
             edit.modified = removed > 0
         return edit.result(f"{removed} nodes removed", removed=removed)
 

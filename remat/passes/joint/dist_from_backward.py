@@ -1,4 +1,4 @@
-"""Distance from backward (SPEC A3), as a pass: it computes and changes nothing."""
+"""Distance from backward, as a pass: it computes and changes nothing."""
 
 from __future__ import annotations
 

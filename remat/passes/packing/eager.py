@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from remat.errors import PlanError
-from remat.passes.packing.pairs import find
+from remat.passes.packing.pairs import check_unpacked, find
 
 _PACKED: dict[int, Any] = {}
 _NUMBERS = itertools.count(1)
@@ -64,15 +64,7 @@ def unpack_eagerly(
             f"hooks '{hooks.name}': what was packed is gone; did backward run twice over a step that "
             "was compiled for one? (torch._functorch.config.donated_buffer = False allows it)"
         )
-    value = hooks.unpack(_PACKED[number])
-    if not isinstance(value, torch.Tensor):
-        raise PlanError(f"hooks '{hooks.name}': unpack returned {value!r}; expected a tensor")
-    if (list(value.shape), value.dtype, value.device) != (list(size), dtype, device):
-        raise PlanError(
-            f"hooks '{hooks.name}': unpack returned {_show(value.shape, value.dtype, value.device)} "
-            f"for a saved {_show(size, dtype, device)}; it must return a tensor like the one that was "
-            "packed"
-        )
+    value = check_unpacked(hooks.name, hooks.unpack(_PACKED[number]), size, dtype, device)
     # A copy for the same reason: the result may be what was kept, which may be unpacked again.
     laid_out = torch.empty_strided(size, stride, dtype=dtype, device=device)
     return laid_out.copy_(value)
@@ -88,7 +80,3 @@ def _(
     device: torch.device,
 ) -> torch.Tensor:
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
-def _show(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> str:
-    return f"{str(dtype).removeprefix('torch.')}{list(shape)} on {device}"

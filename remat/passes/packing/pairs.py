@@ -1,4 +1,4 @@
-"""Saved-tensor hooks, and ready-made pairs of them (SPEC E).
+"""Saved-tensor hooks, and ready-made pairs of them.
 
 A pair is what `torch.autograd.graph.saved_tensors_hooks` takes: ``pack`` turns a saved tensor into
 whatever is kept until backward, ``unpack`` turns that into the tensor again. The pairs here treat
@@ -12,12 +12,13 @@ import hashlib
 import math
 import threading
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from remat import torch_compat
 from remat.errors import PlanError, ProblemError
@@ -32,7 +33,7 @@ Unpack = Callable[[Packed], torch.Tensor]
 
 
 class HooksWarning(UserWarning):
-    """Hooks that do not run as one may think: outside of the graph, or not at all."""
+    """Hooks that run outside of the graph, or not at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +63,14 @@ class SavedTensorHooks:
     name: str = "custom"
 
     def __post_init__(self) -> None:
-        check_filter(self.filter)
-        check_min_bytes(self.min_bytes)
+        if self.filter not in FILTERS:
+            raise ProblemError(
+                f"hooks: filter is {self.filter!r}; expected one of {', '.join(map(repr, FILTERS))}"
+            )
+        if type(self.min_bytes) is not int or self.min_bytes < 0:
+            raise ProblemError(
+                f"hooks: min_bytes is {self.min_bytes!r}; expected a number of bytes, an int >= 0"
+            )
         for what in ("pack", "unpack"):
             given = getattr(self, what)
             if not callable(given) or type(given).__hash__ is None:
@@ -89,10 +96,6 @@ class SavedTensorHooks:
             f"hooks is {value!r}; expected the name of a ready-made pair ({', '.join(PAIRS)}), a tuple "
             "(pack, unpack) of functions, or remat.SavedTensorHooks(pack=…, unpack=…)"
         )
-
-    def only(self, **changes: Any) -> SavedTensorHooks:
-        """The same pair under another filter or ``min_bytes``."""
-        return replace(self, **changes)
 
     @property
     def cache_key(self) -> str | None:
@@ -151,18 +154,29 @@ def find(key: str) -> SavedTensorHooks:
     return hooks
 
 
-def check_filter(value: object) -> None:
-    if value not in FILTERS:
-        raise ProblemError(
-            f"hooks: filter is {value!r}; expected one of {', '.join(map(repr, FILTERS))}"
+def check_unpacked(
+    name: str, value: object, size: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """What the unpack of hooks returned for a saved tensor of a kind.
+
+    Raises:
+        PlanError: it is no tensor, or one of another kind.
+    """
+    if not isinstance(value, torch.Tensor):
+        raise PlanError(f"hooks '{name}': unpack returned {value!r}; expected a tensor")
+    fits = value.dim() == len(size) and all(
+        statically_known_true(a == b) for a, b in zip(value.shape, size, strict=True)
+    )
+    if not fits or (value.dtype, value.device) != (dtype, device):
+        raise PlanError(
+            f"hooks '{name}': unpack returned {_kind(value.shape, value.dtype, value.device)} for a "
+            f"saved {_kind(size, dtype, device)}; it must return a tensor like the one that was packed"
         )
+    return value
 
 
-def check_min_bytes(value: object) -> None:
-    if type(value) is not int or value < 0:
-        raise ProblemError(
-            f"hooks: min_bytes is {value!r}; expected a number of bytes, an int >= 0"
-        )
+def _kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
 
 
 def _key_of(function: Callable[..., Any]) -> str | None:

@@ -10,7 +10,7 @@ from remat.errors import ProblemError, RematError
 from remat.graph.lowering import Decision
 from remat.graph.rank_fingerprint import outline
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.choice import Choice
+from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
 from remat.solvers.graph_problem import evaluate
@@ -60,7 +60,7 @@ class AgreeRanks(Pass):
         self, state: State, question: Question, own: Verdict, theirs: Verdict
     ) -> PassResult:
         names = question.outline.names
-        choice = state.choice or Choice()
+        choice = state.choice or DecisionInfo()
         whose = (
             f"ranks disagree on '{question.graph}': rank {own.rank} found {own}; rank {theirs.rank} "
             f"found {theirs}"
@@ -105,8 +105,7 @@ def check_wait(wait_s: float) -> None:
     Raises:
         ProblemError: it is no finite number of 0 or more.
     """
-    number = isinstance(wait_s, (int, float)) and not isinstance(wait_s, bool)
-    if not number or not 0 <= wait_s < math.inf:
+    if type(wait_s) not in (int, float) or not 0 <= wait_s < math.inf:
         raise ProblemError(
             f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take what is decided "
             "already, wait for nobody)"
@@ -115,7 +114,7 @@ def check_wait(wait_s: float) -> None:
 
 def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     position = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
-    choice = state.choice or Choice()
+    choice = state.choice or DecisionInfo()
     lowered = state.lowered()
     done = evaluate(lowered.problem, lowered.saved_of(decision))
     return Verdict(

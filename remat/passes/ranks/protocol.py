@@ -56,9 +56,9 @@ class Question:
 
     @property
     def key(self) -> str:
-        """Ranks with the same key share a decision."""
+        """Where the decision is claimed; ranks with the same key share one."""
         text = json.dumps([self.outline.digest, self.asked])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return f"decision/{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Ranks:
                 self._announce(f"at/{place}", question)
             else:
                 self._give_way(place, question, wait_s)
-            claim = self._shared.compare_set(_decision_on(question), "", _packed(asdict(own)))
+            claim = self._shared.compare_set(question.key, "", _packed(asdict(own)))
             return Verdict(**_tuples(_unpacked(claim)))
         # Stores raise RuntimeErrors; what is too large for them is our own error.
         except (RuntimeError, PlanError) as error:
@@ -154,7 +154,7 @@ class Ranks:
 
     def _give_way(self, place: str, question: Question, wait_s: float) -> None:
         """Lets rank 0 decide first, if it has this graph and comes in time."""
-        at, key = f"at/{place}", _decision_on(question)
+        at = f"at/{place}"
         if self._missed and (self._has(self._missed) or self._has(at)):
             self._missed = None
         if self._missed:  # still where it was when it was waited for in vain
@@ -163,7 +163,7 @@ class Ranks:
         seen = False
         # Asked again and again instead of blocking: a wait in the store holds up everything else in
         # this process that talks to it, PyTorch's watchdogs among them.
-        while not self._has(key):
+        while not self._has(question.key):
             if not seen and self._has(at):
                 first, seen = self._get(at), True
                 if first["key"] != question.key:
@@ -208,7 +208,7 @@ class Ranks:
         return _unpacked(self._shared.get(key))
 
 
-#: What goes on in a group ends with it: neither its store nor anything else outlives it here.
+#: By process group; an entry, and the store it holds, goes when its group goes.
 _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
@@ -229,10 +229,6 @@ def other_ranks() -> Ranks | None:
         if ranks is None:
             ranks = _OF_GROUP[group] = Ranks(store, distributed.get_rank())
     return None if ranks.lost else ranks
-
-
-def _decision_on(question: Question) -> str:
-    return f"decision/{question.key}"
 
 
 def _tuples(data: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,4 @@
-"""The two modules of a split: what forward hands to backward, and the graphs of both.
-
-The calling convention is AOTAutograd's. Forward returns its own outputs, then saved tensors (first
-those whose version counter autograd checks), opaque objects, and sizes; backward takes sizes,
-tensors, objects, then tangents, backward seeds and backward state, and returns one gradient or None
-per input.
-"""
+"""The two modules of a split: what forward hands to backward, and the graphs of both."""
 
 from __future__ import annotations
 
@@ -28,6 +22,7 @@ from remat.graph.lowering import Decision
 from remat.graph.source import located
 from remat.graph.writes import aliased_argument, is_destination
 from remat.passes.core.state import State
+from remat.passes.split.convention import is_checked_tensor, is_size, write_output
 
 
 class Extraction:
@@ -35,9 +30,10 @@ class Extraction:
 
     Attributes:
         saved: nodes whose values forward hands to backward as tensors, in that order.
-        sizes: nodes whose symbolic sizes it hands over.
+        unchecked: the same for tensors whose version counter autograd does not check.
         objects: nodes whose opaque objects it hands over.
-        snapshots: inputs of which forward hands over a copy.
+        sizes: nodes whose symbolic sizes it hands over.
+        snapshots: positions of the inputs of which forward hands over a copy.
     """
 
     def __init__(self, state: State, decision: Decision) -> None:
@@ -46,20 +42,24 @@ class Extraction:
         self._index = state.index
         self._roles = state.roles
         keep = [self._position(name) for name in decision.saved]
-        self._snapshot_of = {self._position(name): name for name in decision.snapshots}
+        self._kept_copies = frozenset(map(self._position, decision.snapshots))
         self._backward_nodes, read = self._reach_backward(set(keep))
-        handed = sorted(read)
-        values = [(i, self._index.nodes[i].meta.get("val")) for i in handed]
-        self.sizes = [self._index.nodes[i] for i, v in values if _is_symbol(v)]
-        tensors = [self._index.nodes[i] for i, v in values if isinstance(v, torch.Tensor)]
-        self.objects = [
-            self._index.nodes[i]
-            for i, v in values
-            if not _is_symbol(v) and not isinstance(v, torch.Tensor)
-        ]
-        self.saved = [n for n in tensors if not _skips_version_check(n)]
-        self.unchecked = [n for n in tensors if _skips_version_check(n)]
-        self.snapshots = [i for i in sorted(self._snapshot_of) if i in self._snapshots_read]
+        self.saved: list[fx.Node] = []
+        self.unchecked: list[fx.Node] = []
+        self.objects: list[fx.Node] = []
+        self.sizes: list[fx.Node] = []
+        for i in sorted(read):
+            node = self._index.nodes[i]
+            value = node.meta.get("val")
+            if is_size(value):
+                self.sizes.append(node)
+            elif not isinstance(value, torch.Tensor):
+                self.objects.append(node)
+            elif is_checked_tensor(node):
+                self.saved.append(node)
+            else:
+                self.unchecked.append(node)
+        self.snapshots = sorted(self._snapshots_read)
         self._bind_symbols()
 
     def _position(self, name: str) -> int:
@@ -96,11 +96,11 @@ class Extraction:
                     read.add(i)
                 continue
             runs.add(i)
-            if not self._snapshot_of:
+            if not self._kept_copies:
                 stack.extend(index.inputs[i])
                 continue
             for j in index.inputs[i]:
-                if j in self._snapshot_of and not is_destination(index.nodes[j], index.nodes[i]):
+                if j in self._kept_copies and not is_destination(index.nodes[j], index.nodes[i]):
                     self._snapshots_read.add(j)
                 else:
                     stack.append(j)
@@ -158,12 +158,11 @@ class Extraction:
         return [self._index.nodes[i] for i, r in self._roles.placeholders.items() if r in roles]
 
     def modules(self) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Builds both modules."""
-        forward = self._forward()
-        backward = self._backward(forward[1])
-        return make_module(self._joint.graph_module, forward[0]), make_module(
-            self._joint.graph_module, backward
-        )
+        """Builds forward and backward."""
+        forward, copies = self._forward()
+        backward = self._backward(copies)
+        source = self._joint.graph_module
+        return make_module(source, forward), make_module(source, backward)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
         index, roles = self._index, self._roles
@@ -199,22 +198,10 @@ class Extraction:
             copies[i] = copy.meta["val"] = _clone(source.meta["val"])
             snapshots.append(copy)
         copier.copy([n for n in map(index.nodes.__getitem__, running) if n not in env])
-        checked = [*(env[n] for n in self.saved), *snapshots]
-        unchecked = [env[n] for n in self.unchecked]
-        rest = [env[n] for n in (*self.objects, *self.sizes)]
         values = [env[o] if isinstance(o, fx.Node) else o for o in outputs]
-        values += [*checked, *unchecked, *rest]
-        described = list(descs)
-        described += [torch_compat.SavedForBackwardsAOTOutput(k) for k in range(len(checked))]
-        described += [
-            torch_compat.SavedForBackwardsNoVcCheckAOTOutput(len(checked) + k)
-            for k in range(len(unchecked))
-        ]
-        described += [
-            torch_compat.SavedForBackwardsAOTOutput(len(checked) + len(unchecked) + k)
-            for k in range(len(rest))
-        ]
-        _finish(graph, values, described)
+        values += [*(env[n] for n in self.saved), *snapshots]
+        values += [env[n] for n in (*self.unchecked, *self.objects, *self.sizes)]
+        write_output(graph.output(()), values, descs)
         return graph, copies
 
     def _backward(self, copies: dict[int, Any]) -> fx.Graph:
@@ -241,7 +228,7 @@ class Extraction:
         for node in runs:
             env[node].meta["autograd_backward"] = True
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
-        _finish(graph, values, list(descs))
+        write_output(graph.output(()), values, descs)
         return graph
 
 
@@ -261,25 +248,9 @@ def _copy_beside(copier: Copier, nodes: list[fx.Node], snapshot: dict[fx.Node, f
             moved.add(copied)
 
 
-def _finish(graph: fx.Graph, values: list[Any], descs: list[Any]) -> None:
-    out = graph.output(tuple(values))
-    out.meta["desc"] = descs
-    out.meta["output_stack_traces"] = [
-        v.meta.get("stack_trace") if isinstance(v, fx.Node) else None for v in values
-    ]
-
-
-def _is_symbol(value: Any) -> bool:
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
-
-
 def _is_static(value: Any) -> bool:
     """Whether a value is seen at a glance to be a tensor without symbolic sizes."""
     return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)
-
-
-def _skips_version_check(node: fx.Node) -> bool:
-    return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:

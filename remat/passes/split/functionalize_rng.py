@@ -1,4 +1,7 @@
-"""Random operators that run in both halves draw the same numbers twice (SPEC A10)."""
+"""Random operators that run in both halves are made to draw the same numbers twice.
+
+As ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/partitioners.py``.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,12 @@ from remat.graph.joint import Role, output_node, role_of
 from remat.graph.replays import random_device
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
+from remat.passes.split.convention import (
+    is_checked_tensor,
+    is_size,
+    own_descriptors,
+    write_output,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class FunctionalizeRng(Pass):
         states: list[tuple[fx.Node, fx.Node]] = []
         with state.edit() as edit:
             for k, (fwd, bwd) in enumerate(pairs):
-                if graphsafe and _supports_graphsafe(random_device(fwd)):
+                if graphsafe and torch_compat.supports_graphsafe_rng(random_device(fwd)):
                     _share_generator(fwd, bwd, k)
                 else:
                     states.append(_save_and_replay(fwd, bwd))
@@ -55,18 +64,10 @@ class FunctionalizeRng(Pass):
 def twice_random(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
     """Random operators that stand in both graphs, by name, in forward's order."""
     nodes = list(backward.nodes)
-    drawn = {
-        n.name: n
-        for n, plain in zip(nodes, are_plain(nodes), strict=True)
-        if not plain and ops.is_random(n)
-    }
-    if not drawn:
-        return []
-    return [
-        (n, drawn[n.name])
-        for n in forward.nodes
-        if n.op == "call_function" and n.name in drawn and n.target == drawn[n.name].target
-    ]
+    marked = zip(nodes, are_plain(nodes), strict=True)
+    drawn = {n.name: n for n, plain in marked if not plain and ops.is_random(n)}
+    pairs = ((n, drawn.get(n.name)) for n in forward.nodes if n.op == "call_function")
+    return [(fwd, bwd) for fwd, bwd in pairs if bwd is not None and bwd.target == fwd.target]
 
 
 def _save_and_replay(fwd: fx.Node, bwd: fx.Node) -> tuple[fx.Node, fx.Node]:
@@ -96,35 +97,20 @@ def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
     """Adds the generator states to forward's outputs and backward's inputs, after checked tensors."""
     assert state.forward is not None
     assert state.backward is not None
+    own = state.joint.num_fwd_outputs
     out = output_node(state.forward.graph)
     values = list(out.args[0])  # type: ignore[arg-type]
-    descs = list(out.meta.get("desc") or [None] * len(values))
-    at = next(
-        (
-            k
-            for k in range(state.joint.num_fwd_outputs, len(values))
-            if not _is_checked_tensor(values[k])
-        ),
-        len(values),
-    )
+    handed = enumerate(values[own:], start=own)
+    at = next((k for k, value in handed if not is_checked_tensor(value)), len(values))
     values[at:at] = [s for s, _ in states]
-    descs[at:at] = [None] * len(states)
-    first = state.joint.num_fwd_outputs
-    for k in range(first, len(values)):
-        kind = type(descs[k]) if descs[k] is not None else torch_compat.SavedForBackwardsAOTOutput
-        descs[k] = kind(k - first)
-    out.args = (tuple(values),)
-    out.meta["desc"] = descs
-    out.meta["output_stack_traces"] = [
-        v.meta.get("stack_trace") if isinstance(v, fx.Node) else None for v in values
-    ]
+    write_output(out, values, own_descriptors(out, own))
     graph = state.backward.graph
     before = next(
         n
         for n in graph.nodes
         if n.op != "placeholder"
         or role_of(n) is not Role.PRIMAL
-        or not (_is_checked_tensor(n) or _is_size(n))
+        or not (is_checked_tensor(n) or is_size(n.meta.get("val")))
     )
     for saved, bwd in states:
         with graph.inserting_before(before):
@@ -136,15 +122,13 @@ def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
     """Gives both runs a generator of their own, which AOTAutograd keeps in step."""
-    from remat.torch_compat import get_default_generator
-
     device = random_device(fwd)
     for node, prefix in ((fwd, "fwd"), (bwd, "bwd")):
         graph = node.graph
         last = [n for n in graph.nodes if n.op == "placeholder"][-1]
         with graph.inserting_after(last):
             generator = graph.placeholder(f"{prefix}_rng_state_{count}")
-            generator.meta["val"] = get_default_generator(device).clone_state()
+            generator.meta["val"] = torch_compat.get_default_generator(device).clone_state()
         node.args = (node.target, *node.args)  # type: ignore[arg-type]
         node.kwargs = {**node.kwargs, "rng_state": generator}
         node.target = torch_compat.rng_prims.graphsafe_run_with_rng_state
@@ -152,10 +136,8 @@ def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:
 
 def _use_graphsafe(nodes: list[fx.Node]) -> bool:
     """Whether the graph-safe form applies: at most one such device, and eager's numbers not asked for."""
-    from remat.torch_compat import functorch_config as config
-    from remat.torch_compat import inductor_config as inductor
-
-    devices = {d for d in map(random_device, nodes) if _supports_graphsafe(d)}
+    config, inductor = torch_compat.functorch_config, torch_compat.inductor_config
+    devices = {d for d in map(random_device, nodes) if torch_compat.supports_graphsafe_rng(d)}
     return (
         bool(config.graphsafe_rng_functionalization)
         and len(devices) == 1
@@ -166,19 +148,14 @@ def _use_graphsafe(nodes: list[fx.Node]) -> bool:
     )
 
 
-def _supports_graphsafe(device: torch.device) -> bool:
-    from remat.torch_compat import supports_graphsafe_rng
-
-    return bool(supports_graphsafe_rng(device))
-
-
 def _sample_state(node: fx.Node) -> torch.Tensor:
     """A fake tensor of the size of the generator's state, in memory of its own."""
-    from remat.torch_compat import pytree
-
     device = random_device(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    fake = next((v.fake_mode for v in pytree.tree_leaves(values) if hasattr(v, "fake_mode")), None)
+    fake = next(
+        (v.fake_mode for v in torch_compat.pytree.tree_leaves(values) if hasattr(v, "fake_mode")),
+        None,
+    )
     size = 5056 if device.type == "cpu" else 16
     if fake is None:
         return torch.empty(size, dtype=torch.uint8)
@@ -190,17 +167,3 @@ def _provenance(node: fx.Node) -> dict[str, Any]:
     """Metadata that says where a node came from, without its value."""
     kept = ("stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
     return {k: node.meta[k] for k in kept if k in node.meta}
-
-
-def _is_checked_tensor(value: Any) -> bool:
-    return (
-        isinstance(value, fx.Node)
-        and isinstance(value.meta.get("val"), torch.Tensor)
-        and not value.meta.get("saved_tensor_with_no_vc_check", False)
-    )
-
-
-def _is_size(node: fx.Node) -> bool:
-    return isinstance(
-        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)
-    )

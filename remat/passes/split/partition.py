@@ -36,7 +36,7 @@ class Partition(Pass):
 
 
 def default_decision(state: State) -> Decision:
-    """Keeps whatever backward reads of forward, and the sizes only where it reads only sizes (A12)."""
+    """Saves whatever backward reads, unless it cannot be saved or is tagged for recomputation."""
     lowered = state.lowered()
     problem = lowered.problem
     nodes = state.index.nodes

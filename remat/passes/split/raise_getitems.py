@@ -24,10 +24,8 @@ class RaiseGetitems(Pass):
     summary: ClassVar[str] = "take tuples apart right behind the operator that makes them"
 
     def run(self, state: State) -> PassResult:
-        modules = [m for m in (state.forward, state.backward) if m is not None]
-        modules = modules or [state.joint.graph_module]
         with state.edit() as edit:
-            moved = sum(raise_getitems(m.graph) for m in modules)
+            moved = sum(raise_getitems(m.graph) for m in state.modules.values())
             edit.modified = moved > 0
         return edit.result(f"{moved} nodes moved", moved=moved)
 
@@ -38,11 +36,9 @@ def raise_getitems(graph: fx.Graph) -> int:
     behind: dict[fx.Node, fx.Node] = {}
     for node in graph.find_nodes(op="call_function", target=operator.getitem):
         parent = node.args[0]
-        if not isinstance(parent, fx.Node):
+        if not isinstance(parent, fx.Node) or parent.op == "placeholder":
             continue
         anchor = behind.get(parent, parent)
-        if parent.op == "placeholder":
-            continue
         if anchor.next is not node:
             anchor.append(node)
             moved += 1

@@ -1,4 +1,8 @@
-"""Backward in the order of the autograd engine (SPEC A11)."""
+"""Backward in the order of the autograd engine.
+
+As ``reordering_to_mimic_autograd_engine`` in PyTorch's ``torch/_functorch/partitioners.py``, which
+copies the nodes instead of moving them.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +23,11 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class ReorderBackward(Pass):
-    """Moves recomputed operators to where backward first needs them, so that they live shortly.
+    """Moves recomputed operators to where backward first needs them, so that their values live shortly.
 
     Starting from the first user of a tangent, backward's operators keep their order; whatever else
     they need is pulled in just before. What reads memory that backward overwrites stays before the
-    overwriting. Nodes are moved, not copied.
+    overwriting.
     """
 
     name: ClassVar[str] = "reorder-backward"

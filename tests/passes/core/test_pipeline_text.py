@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -11,13 +12,15 @@ from hypothesis import strategies as st
 
 import remat
 from remat.errors import ProblemError
-from remat.passes.core.analyses import Random
+from remat.graph.costs import CostModel, Flops, Roofline
+from remat.passes.core.analyses import Partitioned, Random
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Group, When
-from remat.passes.core.pipeline_syntax import DEEPEST, write_pipeline
-from remat.passes.core.pipeline_text import read_pipeline
+from remat.passes.core.pipeline_text import DEEPEST, read_pipeline, write_pipeline
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.joint.dce import DeadCode
+from remat.solvers.base import Solver
+from remat.units import Budget
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ ANALYSES: dict[str, type[Analysis[Any]]] = {"random": Random, "labelled": Labell
 
 
 def read(text: str) -> tuple[Pass, ...]:
-    return read_pipeline(text, passes=PASSES, analyses=ANALYSES, read={})
+    return read_pipeline(text, passes=PASSES, analyses=ANALYSES, readers={})
 
 
 #: Text with more than its share of what pipelines are written with.
@@ -169,6 +172,12 @@ def test_nesting_has_a_limit() -> None:
         read("when(condition=" + "random(" * 100_000)
 
 
+def test_nested_repetition_is_read_at_once() -> None:
+    """Twice the passes for each level of repetition would be 2^50 of them."""
+    text = "fixpoint(" * DEEPEST + "dce" + ")" * DEEPEST
+    assert str(remat.PassManager.parse(text)) == text
+
+
 def test_long_pipelines_are_read() -> None:
     text = ",".join(["dce", "group(dce,label=these)"] * 5_000)
     assert write_pipeline(read(text)) == text
@@ -195,3 +204,99 @@ def test_a_huge_value_is_not_shown_whole() -> None:
 def test_only_known_passes_are_made() -> None:
     with pytest.raises(ProblemError, match=r"no pass is called 'os\.system'"):
         remat.PassManager.parse("os.system(label=ls)")
+
+
+# Types of options ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Typed(Pass):
+    """A pass whose fields are named, or have defaults, like those of other types."""
+
+    name: ClassVar[str] = "typed"
+
+    budget: int = 0
+    solver: float = 1
+    cost: str = "dear"
+    condition: bool = False
+    limit: int | None = None
+    within: Budget = Budget(share=1.0)
+    model: CostModel = Roofline()
+    either: Solver | None = None
+    asks: Analysis[Any] = Random()
+    label: str | None = None
+
+    def run(self, state: State) -> PassResult:
+        return PassResult(state=state, modified=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [
+        (
+            "typed(budget=3,solver=0.5,cost=roofline,condition=true)",
+            Typed(3, 0.5, "roofline", True),
+        ),
+        ("typed(limit=3)", Typed(limit=3)),
+        ("typed(limit=none,label=none)", Typed()),
+        ("typed(within=8GiB)", Typed(within=Budget(nbytes=8 << 30))),
+        ("typed(model=flops)", Typed(model=Flops())),
+        ("typed(asks=partitioned)", Typed(asks=Partitioned())),
+        ("typed(label=a b)", Typed(label="a b")),
+    ],
+)
+def test_options_are_read_as_their_declared_types(text: str, made: Typed) -> None:
+    assert remat.PassManager.parse(text, passes={"typed": Typed}).passes == (made,)
+
+
+def test_a_solver_is_read_whatever_the_option_is_called() -> None:
+    (made,) = remat.PassManager.parse("typed(either=greedy)", passes={"typed": Typed}).passes
+    assert isinstance(made, Typed)
+    assert isinstance(made.either, Solver)
+    assert str(made) == "typed(either=greedy)"
+
+
+def test_none_is_written_as_it_is_read() -> None:
+    @dataclass(frozen=True)
+    class Limited(Typed):
+        limit: int | None = 7
+
+    passes = {"typed": Limited}
+    assert str(Limited(limit=None)) == "typed(limit=none)"
+    assert remat.PassManager.parse("typed(limit=none)", passes=passes).passes == (
+        Limited(limit=None),
+    )
+
+
+def test_a_type_that_only_type_checkers_know_is_that_of_the_default() -> None:
+    @dataclass(frozen=True)
+    class Unresolved(Pass):
+        name: ClassVar[str] = "unresolved"
+
+        count: NotImported = 3  # type: ignore[name-defined]  # noqa: F821
+
+        def run(self, state: State) -> PassResult:
+            return PassResult(state=state, modified=False)
+
+    (made,) = remat.PassManager.parse(
+        "unresolved(count=4)", passes={"unresolved": Unresolved}
+    ).passes
+    assert made == Unresolved(4)
+
+
+def test_options_of_another_type_stay_text_unless_somebody_reads_them() -> None:
+    @dataclass(frozen=True)
+    class Other(Pass):
+        name: ClassVar[str] = "other"
+
+        where: Path = Path()
+
+        def run(self, state: State) -> PassResult:
+            return PassResult(state=state, modified=False)
+
+    passes = {"other": Other}
+    (plain,) = remat.PassManager.parse("other(where=a/b)", passes=passes).passes
+    (read_as_path,) = remat.PassManager.parse(
+        "other(where=a/b)", passes=passes, readers={Path: Path}
+    ).passes
+    assert (plain, read_as_path) == (Other("a/b"), Other(Path("a/b")))  # type: ignore[arg-type]

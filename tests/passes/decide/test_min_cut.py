@@ -200,7 +200,7 @@ def test_each_ban_changes_what_is_kept() -> None:
     state = prepare(joint_of(f, weight(64, 16), weight(16, 16)))
 
     def banned(**options: bool) -> set[str]:
-        ban = state.get(Banned(MinCut(**options).rules()))
+        ban = state.get(Banned(MinCut(**options).rules))
         return {n.name for n, b in zip(state.index.nodes, ban, strict=True) if b}
 
     everything = banned()

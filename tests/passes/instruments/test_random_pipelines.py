@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -10,7 +9,7 @@ import remat
 from remat.graph.text import parse_joint, print_joint
 from remat.passes.instruments import OptBisect, VerifyEach
 from remat.planning.pipelines import shaped
-from tests.passes.programs import SIZE, Model, Program, programs
+from tests.passes.programs import Program, captured, programs
 
 
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -24,9 +23,7 @@ def test_every_pass_keeps_numbers_and_tells_the_truth(
     program: Program, budget: float, solver: str, limit: int
 ) -> None:
     """Wherever optional passes are left out, too; and on the graph as text gives it back."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    joint = remat.capture(Model(program), (torch.randn(SIZE, SIZE),), lower="eager")
+    joint = captured(program)
     manager = remat.default_pipeline(budget, solver, "flops")
     for graph in (joint, parse_joint(print_joint(joint))):
         state = shaped(graph, in_place=False, count_outputs=False)

@@ -6,7 +6,7 @@ import pytest
 
 import remat
 from remat.passes.instruments import Timing
-from remat.passes.instruments.timing import Span, columns, resident_bytes
+from remat.passes.instruments.timing import Timed, columns, resident_bytes
 from tests.passes.instruments.passes import Looks, Raises, Returns, run
 from tests.passes.instruments.sample import WHOLE, step
 
@@ -87,7 +87,7 @@ def test_the_table_names_units() -> None:
 
 def test_a_span_without_time_has_no_share() -> None:
     timing = Timing()
-    timing.root = Span("pipeline")
+    timing.root = Timed("pipeline")
     assert "0.0%" in timing.table()
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from models import llama
+from remat.report.tables import LEGEND, comparison_table, plan_table
 from rich.console import Console
 from rich.rule import Rule
 from torch import nn
 
 import remat
-from remat.report.tables import LEGEND, comparison_table, plan_table
 from remat.units import format_bytes
 
 TOLERANCE = 1e-4

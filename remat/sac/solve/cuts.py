@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
+from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, below
 from remat.sac.solve.peaks import rerun_peak
 
@@ -27,14 +27,14 @@ class Cut:
     need: int
 
     def missing(self, counts: Counts) -> int:
-        """Bytes by which counts violate it; 0 or below if they do not."""
+        """Ints by which counts violate it; 0 or below if they do not."""
         return self.need - sum(g * counts[c][j] for (c, j), g in self.gains.items())
 
 
 class Cutter:
     """Makes cuts for one step."""
 
-    def __init__(self, tree: ModuleTree, found: Sequence[ModuleClass], plain: Bytes) -> None:
+    def __init__(self, tree: ModuleTree, found: Sequence[ModuleClass], plain: Ints) -> None:
         self._tree, self._found, self._plain = tree, found, plain
         self._below = below(found)
 
@@ -144,7 +144,7 @@ class Cutter:
             self._set(d, value, out)
 
     def _value(self, k: int, decision: Decision) -> int:
-        """Bytes that a decision frees in a module and those below it."""
+        """Ints that a decision frees in a module and those below it."""
         return sum(
             self._tree.modules[m].calls[0].freeable_bytes - choice.kept_bytes
             for m, choice in decision.items()

@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 
 from remat.errors import ProblemError, SolverError
-from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS
+from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import Choices, candidates, choices
 from remat.sac.solve.module_classes import Decision
 from remat.sac.solve.peaks import simulate
@@ -100,7 +100,7 @@ def _name_of(backend: str | None) -> str | None:
 
 
 def _hopeless(
-    tree: ModuleTree, k: int, chosen: Sequence[int], plain: Bytes, memory_bytes: int
+    tree: ModuleTree, k: int, chosen: Sequence[int], plain: Ints, memory_bytes: int
 ) -> bool:
     """Whether checkpointing a module can never fit.
 

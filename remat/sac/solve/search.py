@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import BudgetError, SolverError
-from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
+from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import Choice, Choices, hull
 from remat.sac.solve.cuts import Cut, Cutter
 from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
@@ -150,7 +150,7 @@ class Search:
     """
 
     def __init__(
-        self, tree: ModuleTree, options: Mapping[int, Choices], plain: Bytes, backend: Backend
+        self, tree: ModuleTree, options: Mapping[int, Choices], plain: Ints, backend: Backend
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
         self._backend = backend

@@ -140,7 +140,7 @@ class Estimate:
             "modules": modules,
             "unsteady": self.sac_mod_unsteady,
         }
-        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+        return json.dumps(data, indent=2, allow_nan=False, default=sorted) + "\n"
 
     def _stats(self, module: str) -> SACStats:
         if module in self.sac_mod_stats:

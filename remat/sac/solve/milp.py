@@ -9,7 +9,7 @@ from remat.errors import ProblemError, SolverError
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import Choices, candidates, choices
+from remat.sac.solve.choices import Choice, candidates, choices
 from remat.sac.solve.module_classes import Decision
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
@@ -116,10 +116,12 @@ def _hopeless(
     return int(rest.max(initial=0)) > memory_bytes
 
 
-def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> dict[int, Choices]:
+def _options(
+    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
+) -> dict[int, tuple[Choice, ...]]:
     """The choices of each candidate that frees anything; equal modules share them."""
-    known: dict[tuple[int, float, str], Choices] = {}
-    found: dict[int, Choices] = {}
+    known: dict[tuple[int, float, str], tuple[Choice, ...]] = {}
+    found: dict[int, tuple[Choice, ...]] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
@@ -128,7 +130,7 @@ def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> 
         if key not in known:
             overhead_ps = round(module.overhead_ms * PS_PER_MS)
             known[key] = choices(stats, most, solver, overhead_ps)
-        if known[key].all:
+        if known[key]:
             found[k] = known[key]
     return found
 

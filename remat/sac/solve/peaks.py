@@ -85,7 +85,7 @@ def rerun_peak(call: CallStats, stats: SACStats, stored: Sequence[int]) -> int:
 
 
 def _held_longer(call: CallStats, stats: SACStats, stored: Sequence[int]) -> Ints:
-    """Ints by moment of forward that are alive only because they are stored."""
+    """Bytes by moment of forward that are alive only because they are stored."""
     held = np.zeros(call.end - call.begin + 1, dtype=np.int64)
     for i in stored:
         size = stats.memory[i]

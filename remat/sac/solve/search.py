@@ -14,10 +14,17 @@ import numpy as np
 from remat.errors import BudgetError, SolverError
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import Choice, Choices, hull
+from remat.sac.solve.choices import Choice, hull
 from remat.sac.solve.cuts import Cut, Cutter
 from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
-from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, classes, place
+from remat.sac.solve.module_classes import (
+    Decision,
+    ModuleClass,
+    classes,
+    columns,
+    picoseconds,
+    place,
+)
 from remat.sac.solve.peaks import Simulated, moments_of_interest, simulate
 from remat.sac.solve.program import Backend, Linear
 from remat.units import format_bytes
@@ -40,12 +47,12 @@ class Answer:
     """A solution of a program.
 
     Attributes:
-        counts: how often each choice is taken, by class and choice.
+        counts: how often each choice is taken; see `remat.sac.solve.module_classes.columns`.
         bound: lower bound on the time of all solutions, in picoseconds.
         exact: whether it is optimal for the cuts.
     """
 
-    counts: Counts
+    counts: Ints
     bound: float
     exact: bool
 
@@ -74,8 +81,8 @@ def solve(
     """
     if not found:
         fits = all(cut.need <= 0 for cut in cuts)
-        return Answer(counts=(), bound=0.0, exact=True) if fits else None
-    times = [c.picoseconds() for c in found]
+        return Answer(counts=np.zeros(0, dtype=np.int64), bound=0.0, exact=True) if fits else None
+    times = picoseconds(found)
     linear = Linear.of(found, cuts, times)
     prices = linear.prices() if merging else None
     at_most = np.inf
@@ -89,7 +96,7 @@ def solve(
     if answer is None:
         return None
     counts, bound = answer
-    spent = sum(int(t @ np.array(n)) for t, n in zip(times, counts, strict=True))
+    spent = int(times @ counts)
     # One picosecond of each choice taken is for sums of floats.
     exact = spent - bound <= max(1.0, 1e-7 * spent)
     return Answer(counts=counts, bound=min(bound, float(spent)), exact=exact)
@@ -106,22 +113,21 @@ def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> fl
         cuts: what the budget demands.
         bound: lower bound over the choices that were not omitted, in picoseconds.
     """
-    floors = [c.picoseconds(floors=True) for c in found]
-    slack = [c.picoseconds() - f for c, f in zip(found, floors, strict=True)]
-    if not any(s.any() for s in slack):
+    slack = picoseconds(found, slack=True)
+    if not slack.any():
         return bound
-    linear = Linear.of(found, cuts, floors)
+    linear = Linear.of(found, cuts, picoseconds(found) - slack)
     if linear.relaxed is not None:
         reach = bound / linear.unit - linear.relaxed.value
-        for c, reduced in enumerate(np.split(linear.relaxed.reduced, linear.starts[1:-1])):
-            slack[c][reduced > reach * (1.0 + 1e-9)] = 0
-    most = [0] * len(found)  # for one member, or for the modules below it instead
+        slack[linear.relaxed.reduced > reach * (1.0 + 1e-9)] = 0
+    most = [int(slack[at].max(initial=0)) for at in columns(found)]  # for one member
     total = 0
     for c in reversed(range(len(found))):
-        most[c] = max(most[c], int(slack[c].max(initial=0)))
-        if found[c].parent >= 0:
-            most[found[c].parent] += found[c].each * most[c]
-        else:
+        inside = sum(
+            found[d].each * most[d] for d in range(c + 1, len(found)) if found[d].parent == c
+        )
+        most[c] = max(most[c], inside)  # of the member, or of the modules below it instead
+        if found[c].parent < 0:
             total += len(found[c].members) * most[c]
     return bound - total
 
@@ -150,7 +156,11 @@ class Search:
     """
 
     def __init__(
-        self, tree: ModuleTree, options: Mapping[int, Choices], plain: Ints, backend: Backend
+        self,
+        tree: ModuleTree,
+        options: Mapping[int, tuple[Choice, ...]],
+        plain: Ints,
+        backend: Backend,
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
         self._backend = backend
@@ -213,7 +223,7 @@ class Search:
         """
         whole = sum(len(c.members) * len(c.choices) for c in self._found) <= MOST_CHOICES
         few = {k: c.choices if whole else hull(c.choices) for c in self._found for k in c.members}
-        found = self._apart(few)
+        found = classes(self._tree, few, apart=True)
         cutter = Cutter(self._tree, found, self._plain)
         lowered = budget
         for _ in range(LOWERED):
@@ -232,7 +242,8 @@ class Search:
 
     def _of_least_peak(self) -> tuple[Decision, Simulated] | None:
         """The decision of the lowest peak, where modules keep the least that they can."""
-        found = self._apart({k: c.choices[-1:] for c in self._found for k in c.members})
+        least = {k: c.choices[-1:] for c in self._found for k in c.members}
+        found = classes(self._tree, least, apart=True)
         if not found:
             return None
         cuts = Cutter(self._tree, found, self._plain).everywhere(self._moments, 0)
@@ -242,13 +253,7 @@ class Search:
             return None
         return None if answer is None else self._follow(found, answer[0])
 
-    def _apart(self, options: Mapping[int, tuple[Choice, ...]]) -> tuple[ModuleClass, ...]:
-        few = {
-            k: Choices(all=o, floors=tuple(c.recompute_ps for c in o)) for k, o in options.items()
-        }
-        return classes(self._tree, few, apart=True)
-
-    def _follow(self, found: Sequence[ModuleClass], counts: Counts) -> tuple[Decision, Simulated]:
+    def _follow(self, found: Sequence[ModuleClass], counts: Ints) -> tuple[Decision, Simulated]:
         decision = place(found, counts)
         return decision, simulate(self._tree, decision, self._plain)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from remat.sac.estimate.stats import SACStats
 from remat.sac.run.lifetimes import Ints, Lifetimes
-from remat.sac.run.recording import Span
+from remat.sac.run.recording import ModuleSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class CallStats:
         return self.activation_bytes - self.input_bytes
 
 
-def call_stats(step: Lifetimes, span: Span) -> CallStats:
+def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
     """What a step shows of a call of a module that has a backward."""
     made = step.made(span)
     crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
@@ -62,7 +62,7 @@ def call_stats(step: Lifetimes, span: Span) -> CallStats:
     )
 
 
-def as_checkpointed(step: Lifetimes, span: Span, stats: SACStats) -> SACStats:
+def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """What a checkpointed call keeps and runs again, by operator."""
     lost = {
         int(step.born[k]): int(step.nbytes[k])

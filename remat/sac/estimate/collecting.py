@@ -11,7 +11,7 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.costs import CostModel, Profile, Roofline
 from remat.sac.estimate.stats import PS_PER_MS, SACStats
-from remat.sac.run.recording import Call, Span
+from remat.sac.run.recording import Call, ModuleSpan
 
 #: The mode in which operators really run.
 BENCHMARK = "operator-level-benchmark"
@@ -69,7 +69,7 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
 def collect(
     calls: Sequence[Call],
     runtimes: Mapping[fx.Node, float],
-    span: Span,
+    span: ModuleSpan,
     saved: Collection[int],
 ) -> SACStats:
     """The statistics of one call of a module.

@@ -31,7 +31,7 @@ from remat.sac.estimate.stats import (
     difference,
 )
 from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
-from remat.sac.run.recording import Recorder, without_replays
+from remat.sac.run.recording import StepRecorder, without_replays
 
 #: Version of the JSON form.
 JSON_VERSION = 1
@@ -251,7 +251,7 @@ class SACEstimator(Estimate):
     def __exit__(self, *error: object) -> None:
         self._contexts.close()
 
-    def record(self, given: Iterable[torch.Tensor] = ()) -> Recorder:
+    def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
         """A recorder of another run, whose modules are added to the statistics as they end.
 
         Args:
@@ -274,9 +274,9 @@ class SACEstimator(Estimate):
                 "real run by estimator(mode, fake=False)"
             )
         self._earlier = dict(self.sac_mod_stats)
-        return Recorder(given, self._conclude)
+        return StepRecorder(given, self._conclude)
 
-    def _conclude(self, recorder: Recorder, position: int) -> None:
+    def _conclude(self, recorder: StepRecorder, position: int) -> None:
         """Turns what was recorded of an outermost module into statistics."""
         spans = [span for span in recorder.spans[position:] if not span.failed]
         first = spans[0].first

@@ -23,7 +23,7 @@ from remat.sac.estimate.reruns import time_reruns
 from remat.sac.estimate.stats import SACStats
 from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
-from remat.sac.run.recording import Span
+from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
 
@@ -219,7 +219,7 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
         lifetimes: a step of it.
     """
     spans = lifetimes.spans
-    order: dict[str, list[Span]] = {}
+    order: dict[str, list[ModuleSpan]] = {}
     for span in spans:
         order.setdefault(span.name, []).append(span)
     places = {name: k for k, name in enumerate(order)}
@@ -307,7 +307,7 @@ def _as_alike(
 
 
 def _why_not(
-    name: str, calls: Sequence[Span], estimator: SACEstimator, lifetimes: Lifetimes
+    name: str, calls: Sequence[ModuleSpan], estimator: SACEstimator, lifetimes: Lifetimes
 ) -> str:
     if calls[0].is_leaf:
         return "it has no children"

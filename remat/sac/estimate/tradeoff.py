@@ -146,11 +146,12 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
     # best[j]: the least area up to corner j, and where the segments under it begin; of equals, the fewest.
     best: list[tuple[float, tuple[int, ...]]] = [(line[0], (0,)) for line in lines[0]]
     for _ in range(1, min(segments, n)):
-        one_more = [
-            [(best[i - 1][0] + lines[i][j - i][0], (*best[i - 1][1], i)) for i in range(1, j + 1)]
-            for j in range(n)
-        ]
-        best = [min([fewer, *more]) for fewer, more in zip(best, one_more, strict=True)]
+        more = []
+        for j, fewer in enumerate(best):
+            options = [(best[i - 1][0] + lines[i][j - i][0], i) for i in range(1, j + 1)]
+            area, i = min([(fewer[0], 0), *options])
+            more.append((area, (*best[i - 1][1], i)) if i else fewer)
+        best = more
     begins = best[-1][1]
     last = [*(i - 1 for i in begins[1:]), n - 1]
     return [(starts[i], *lines[i][j - i][1:]) for i, j in zip(begins, last, strict=True)]

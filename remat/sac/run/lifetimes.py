@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from remat.sac.run.operators import tensors_in
-from remat.sac.run.recording import Call, Recorder, Span
+from remat.sac.run.recording import Call, ModuleSpan, StepRecorder
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 class Lifetimes:
     """One training step: each storage with its size and its life, and all calls of modules.
 
-    Moments, storages and spans are those of `Recorder`.
+    Moments, storages and spans are those of `StepRecorder`.
 
     Attributes:
         moments: how many there are.
@@ -44,12 +44,12 @@ class Lifetimes:
     resident: frozenset[int]
     gradients: frozenset[int]
     calls: tuple[Call, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[ModuleSpan, ...]
     forward_end: int
     written: dict[int, int]
 
     @classmethod
-    def of(cls, recorder: Recorder, model: nn.Module, forward_end: int) -> Lifetimes:
+    def of(cls, recorder: StepRecorder, model: nn.Module, forward_end: int) -> Lifetimes:
         """What was recorded of a step of a model that has just ended."""
         died = np.array(recorder.died, dtype=np.int64)
         parameters = list(model.parameters())
@@ -79,11 +79,11 @@ class Lifetimes:
         """Bytes alive by moment."""
         return self.alive(range(len(self.born)))
 
-    def made(self, span: Span) -> Ints:
+    def made(self, span: ModuleSpan) -> Ints:
         """Storages that were made in a call of a module."""
         return np.flatnonzero((self.born >= span.begin) & (self.born < span.end))
 
-    def operators(self, span: Span) -> list[Call]:
+    def operators(self, span: ModuleSpan) -> list[Call]:
         """What ran in a call of a module, without what checkpointing passes over."""
         return [call for call in self.calls[span.first : span.last] if not call.skipped]
 

@@ -28,7 +28,7 @@ _UNCOUNTED = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator that ran in forward. Storages are numbers: positions in the lists of `Recorder`.
+    """One operator that ran in forward. Storages are numbers: positions in the lists of `StepRecorder`.
 
     Attributes:
         op: the operator.
@@ -67,7 +67,7 @@ class Call:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Span:
+class ModuleSpan:
     """One call of a module, on the clock of the step.
 
     Attributes:
@@ -105,7 +105,7 @@ class Span:
     failed: bool = False
 
 
-class Recorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records what runs. It keeps no tensor alive: fake ones stand for them in the nodes of calls.
 
     A moment is the return of an operator, or the first time that backward asks for what was saved in a
@@ -130,12 +130,12 @@ class Recorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(
         self,
         given: Iterable[torch.Tensor] = (),
-        concluded: Callable[[Recorder, int], None] = lambda recorder, position: None,
+        concluded: Callable[[StepRecorder, int], None] = lambda recorder, position: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.calls: list[Call] = []
-        self.spans: list[Span] = []
+        self.spans: list[ModuleSpan] = []
         self.born: list[int] = []
         self.died: list[int] = []
         self.nbytes: list[int] = []
@@ -163,7 +163,7 @@ class Recorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self._inside:
             check_fake(call.name, call.module)
         self.spans.append(
-            Span(
+            ModuleSpan(
                 name=call.name,
                 parent=self._inside[-1] if self._inside else -1,
                 is_leaf=call.is_leaf,

@@ -72,7 +72,7 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ModuleChoice:
     """One way to checkpoint a module.
 
     Attributes:
@@ -91,7 +91,7 @@ class Choice:
 
 def choices(
     stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
-) -> tuple[Choice, ...]:
+) -> tuple[ModuleChoice, ...]:
     """The choices for a module that keep less than so many bytes, most bytes kept first.
 
     Args:
@@ -114,14 +114,14 @@ def choices(
     points = list(range(len(frontier)))
     if len(points) > most:
         points = sorted({round(k * (len(points) - 1) / (most - 1)) for k in range(most)})
-    found: list[Choice] = []
+    found: list[ModuleChoice] = []
     for point in points:
         if solver is None:
             picked = frontier.items(point)
         else:
             picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
         items = [grouping.free[i] for i in picked]
-        choice = Choice(
+        choice = ModuleChoice(
             stored=tuple(sorted((*always, *(i for item in items for i in item.ops)))),
             kept_bytes=fixed + sum(item.nbytes for item in items),
             recompute_ps=views_ps + free_ps - sum(item.runtime_ps for item in items),
@@ -145,9 +145,9 @@ def choices(
     )
 
 
-def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def hull(choices: Sequence[ModuleChoice]) -> tuple[ModuleChoice, ...]:
     """The choices on the lower convex hull of memory and time."""
-    found: list[Choice] = []
+    found: list[ModuleChoice] = []
     for c in choices:
         while len(found) > 1 and _above(found[-2], found[-1], c):
             found.pop()
@@ -155,7 +155,7 @@ def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     return tuple(found)
 
 
-def _above(a: Choice, b: Choice, c: Choice) -> bool:
+def _above(a: ModuleChoice, b: ModuleChoice, c: ModuleChoice) -> bool:
     """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
     return (b.recompute_ps - a.recompute_ps) * (a.kept_bytes - c.kept_bytes) >= (
         c.recompute_ps - a.recompute_ps

@@ -22,7 +22,7 @@ from remat.sac.solve.peaks import rerun_peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class BudgetCut:
     """``gains @ counts >= need`` in bytes, over all choices (`remat.sac.solve.module_classes.columns`)."""
 
     gains: Ints
@@ -33,14 +33,14 @@ class Cut:
         return self.need - int(self.gains @ counts)
 
 
-class Cutter:
+class CutMaker:
     """Makes cuts for one step."""
 
     def __init__(self, tree: ModuleTree, found: Sequence[ModuleClass], plain: Ints) -> None:
         self._tree, self._found, self._plain = tree, found, plain
         self._below, self._columns = below(found), columns(found)
 
-    def at(self, moment: int, budget: int, decision: Decision | None = None) -> Cut:
+    def at(self, moment: int, budget: int, decision: Decision | None = None) -> BudgetCut:
         """The budget at one moment.
 
         Args:
@@ -49,9 +49,11 @@ class Cutter:
             decision: one that is over the budget there; None: none is known.
         """
         gains, known = self._freed(moment, decision or {})
-        return Cut(gains=gains, need=int(self._plain[moment]) - budget - known)
+        return BudgetCut(gains=gains, need=int(self._plain[moment]) - budget - known)
 
-    def rerun(self, c: int, i: int, budget: int, decision: Decision | None = None) -> Cut | None:
+    def rerun(
+        self, c: int, i: int, budget: int, decision: Decision | None = None
+    ) -> BudgetCut | None:
         """The budget while a module runs again in one of its calls; None if it has equals."""
         one = self._found[c]
         if len(one.members) > 1:
@@ -61,9 +63,9 @@ class Cutter:
         gains, known = self._freed(call.back, decision or {})
         peaks = [rerun_peak(call, module.operators, choice.stored) for choice in one.choices]
         gains[self._columns[c]] += call.freeable_bytes - np.array(peaks) - one.gains[:, i]
-        return Cut(gains=gains, need=int(self._plain[call.back]) - budget - known)
+        return BudgetCut(gains=gains, need=int(self._plain[call.back]) - budget - known)
 
-    def everywhere(self, moments: Sequence[int], budget: int) -> list[Cut]:
+    def everywhere(self, moments: Sequence[int], budget: int) -> list[BudgetCut]:
         """All that a budget demands where each class is a module by itself."""
         calls = [len(self._tree.modules[one.members[0]].calls) for one in self._found]
         reruns = [self.rerun(c, i, budget) for c, n in enumerate(calls) for i in range(n)]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.cuts import Cut
+from remat.sac.solve.cuts import BudgetCut
 from remat.sac.solve.module_classes import ModuleClass, below, columns
 
 #: Pairs of labels that are merged at once, at most; where there would be more, others must solve it.
@@ -59,7 +59,7 @@ class _Labels:
 
 def cheapest(
     found: Sequence[ModuleClass],
-    cuts: Sequence[Cut],
+    cuts: Sequence[BudgetCut],
     times: Ints,
     prices: Floats,
     at_least: float = 0.0,
@@ -112,7 +112,7 @@ class _Program:
     def __init__(
         self,
         found: Sequence[ModuleClass],
-        cuts: Sequence[Cut],
+        cuts: Sequence[BudgetCut],
         times: Ints,
         prices: Floats,
     ) -> None:

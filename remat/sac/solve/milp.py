@@ -9,12 +9,12 @@ from remat.errors import ProblemError, SolverError
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import Choice, candidates, choices
+from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.module_classes import Decision
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
 from remat.sac.solve.program import BACKENDS, Backend
-from remat.sac.solve.search import Found, Search
+from remat.sac.solve.search import Outcome, PlanSearch
 from remat.solvers.base import Solver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.pulp_cbc import PulpCbc
@@ -67,11 +67,11 @@ def plan_modules(
     options = _options(tree, hopeful, solver)
     if tree.peak_bytes(world_size) <= memory_bytes:
         nothing: Decision = {}
-        result = Found(decision=nothing, simulated=simulate(tree, nothing, plain), bound_ps=0.0)
+        result = Outcome(decision=nothing, simulated=simulate(tree, nothing, plain), bound_ps=0.0)
     else:
         deadline = None if time_limit is None else started + time_limit
         engine = Backend(name=_name_of(backend), gap=gap, deadline=deadline)
-        result = Search(tree, options, plain, engine).within(memory_bytes)
+        result = PlanSearch(tree, options, plain, engine).within(memory_bytes)
     return _plan(tree, result, memory_bytes, world_size, f"{backend or 'highs'} (module program)")
 
 
@@ -118,10 +118,10 @@ def _hopeless(
 
 def _options(
     tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
-) -> dict[int, tuple[Choice, ...]]:
+) -> dict[int, tuple[ModuleChoice, ...]]:
     """The choices of each candidate that frees anything; equal modules share them."""
-    known: dict[tuple[int, float, str], tuple[Choice, ...]] = {}
-    found: dict[int, tuple[Choice, ...]] = {}
+    known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
+    found: dict[int, tuple[ModuleChoice, ...]] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
@@ -136,7 +136,7 @@ def _options(
 
 
 def _plan(
-    tree: ModuleTree, result: Found, memory_bytes: int, world_size: int, solver: str
+    tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int, solver: str
 ) -> SACPlan:
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):

@@ -9,10 +9,10 @@ import numpy as np
 
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import Choice
+from remat.sac.solve.choices import ModuleChoice
 
 #: A decision: module to its choice.
-Decision = dict[int, Choice]
+Decision = dict[int, ModuleChoice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +31,11 @@ class ModuleClass:
     parent: int
     each: int
     gains: Ints
-    choices: tuple[Choice, ...]
+    choices: tuple[ModuleChoice, ...]
 
 
 def classes(
-    tree: ModuleTree, options: Mapping[int, tuple[Choice, ...]], *, apart: bool = False
+    tree: ModuleTree, options: Mapping[int, tuple[ModuleChoice, ...]], *, apart: bool = False
 ) -> tuple[ModuleClass, ...]:
     """Groups equal modules: same operators, same memory, same modules below and above.
 
@@ -88,7 +88,7 @@ def _above(tree: ModuleTree, k: int, options: Mapping[int, object]) -> int:
     return next((a for a in tree.ancestors(k) if a in options), -1)
 
 
-def _looks(tree: ModuleTree, k: int, options: tuple[Choice, ...]) -> Hashable:
+def _looks(tree: ModuleTree, k: int, options: tuple[ModuleChoice, ...]) -> Hashable:
     calls = [(c.activation_bytes, c.input_bytes) for c in tree.modules[k].calls]
     return (tuple(calls), options)
 

@@ -12,7 +12,7 @@ from remat.sac.estimate.calls import CallStats
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import SACStats
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import Choice
+from remat.sac.solve.choices import ModuleChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Simulated:
     peak_bytes: int
 
 
-def simulate(tree: ModuleTree, decision: Mapping[int, Choice], plain: Ints) -> Simulated:
+def simulate(tree: ModuleTree, decision: Mapping[int, ModuleChoice], plain: Ints) -> Simulated:
     """Follows a step in which some modules are checkpointed.
 
     From the end of its forward to the start of its backward, a module keeps what it stores and its

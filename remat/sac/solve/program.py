@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from remat.errors import SolverError
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.cuts import Cut
+from remat.sac.solve.cuts import BudgetCut
 from remat.sac.solve.module_classes import ModuleClass, columns
 from remat.solvers.pulp_cbc import load_pulp, pulp_engine
 from remat.solvers.quiet import quiet_stdout
@@ -108,7 +108,7 @@ class Linear:
     def of(
         cls,
         found: Sequence[ModuleClass],
-        cuts: Sequence[Cut],
+        cuts: Sequence[BudgetCut],
         times: Ints | None = None,
     ) -> Linear:
         """The program for some classes and cuts.

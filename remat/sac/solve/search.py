@@ -14,8 +14,8 @@ import numpy as np
 from remat.errors import BudgetError, SolverError
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.choices import Choice, hull
-from remat.sac.solve.cuts import Cut, Cutter
+from remat.sac.solve.choices import ModuleChoice, hull
+from remat.sac.solve.cuts import BudgetCut, CutMaker
 from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
 from remat.sac.solve.module_classes import (
     Decision,
@@ -43,7 +43,7 @@ _LOOSE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProgramAnswer:
     """A solution of a program.
 
     Attributes:
@@ -59,13 +59,13 @@ class Answer:
 
 def solve(
     found: Sequence[ModuleClass],
-    cuts: Sequence[Cut],
+    cuts: Sequence[BudgetCut],
     backend: Backend,
     gap: float,
     *,
     at_least: float = 0.0,
     merging: bool = True,
-) -> Answer | None:
+) -> ProgramAnswer | None:
     """Finds the counts of least time; None if no counts meet the cuts.
 
     Args:
@@ -81,7 +81,11 @@ def solve(
     """
     if not found:
         fits = all(cut.need <= 0 for cut in cuts)
-        return Answer(counts=np.zeros(0, dtype=np.int64), bound=0.0, exact=True) if fits else None
+        return (
+            ProgramAnswer(counts=np.zeros(0, dtype=np.int64), bound=0.0, exact=True)
+            if fits
+            else None
+        )
     times = picoseconds(found)
     linear = Linear.of(found, cuts, times)
     prices = linear.prices() if merging else None
@@ -89,7 +93,7 @@ def solve(
     if prices is not None:
         try:
             counts, best, bound = cheapest(found, cuts, times, prices, at_least, gap)
-            return Answer(counts=counts, bound=bound, exact=bound == best)
+            return ProgramAnswer(counts=counts, bound=bound, exact=bound == best)
         except TooManyLabelsError as many:
             at_most = np.inf if many.good is None else float(many.good[1])
     answer = linear.solve(backend, gap, at_most)
@@ -99,10 +103,10 @@ def solve(
     spent = int(times @ counts)
     # One picosecond of each choice taken is for sums of floats.
     exact = spent - bound <= max(1.0, 1e-7 * spent)
-    return Answer(counts=counts, bound=min(bound, float(spent)), exact=exact)
+    return ProgramAnswer(counts=counts, bound=min(bound, float(spent)), exact=exact)
 
 
-def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
+def floor(found: Sequence[ModuleClass], cuts: Sequence[BudgetCut], bound: float) -> float:
     """A lower bound that holds for omitted choices too, in picoseconds.
 
     A decision with a choice whose floor has a reduced cost beyond the bound is not below the bound. Any
@@ -133,7 +137,7 @@ def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> fl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Outcome:
     """A decision that fits, and a lower bound on the time of any that fits."""
 
     decision: Decision
@@ -145,7 +149,7 @@ class InfeasibleError(Exception):
     """The cuts alone cannot be met."""
 
 
-class Search:
+class PlanSearch:
     """Looks for the best decision.
 
     Args:
@@ -158,7 +162,7 @@ class Search:
     def __init__(
         self,
         tree: ModuleTree,
-        options: Mapping[int, tuple[Choice, ...]],
+        options: Mapping[int, tuple[ModuleChoice, ...]],
         plain: Ints,
         backend: Backend,
     ) -> None:
@@ -167,7 +171,7 @@ class Search:
         self._found = classes(tree, options)
         self._moments = moments_of_interest(tree, options, plain)
 
-    def within(self, budget: int) -> Found:
+    def within(self, budget: int) -> Outcome:
         """The best decision within a budget.
 
         Raises:
@@ -189,13 +193,13 @@ class Search:
             bound = 0.0
         if last is None:
             return self._least(budget, bound)
-        return Found(decision=last[0], simulated=last[1], bound_ps=bound)
+        return Outcome(decision=last[0], simulated=last[1], bound_ps=bound)
 
     def _by_cuts(
         self, found: Sequence[ModuleClass], budget: int, bound: float
-    ) -> tuple[Found | None, float]:
+    ) -> tuple[Outcome | None, float]:
         """The decision that a program with cuts finds, None where cuts cannot exclude it; and its bound."""
-        cutter = Cutter(self._tree, found, self._plain)
+        cutter = CutMaker(self._tree, found, self._plain)
         cuts = [cutter.at(t, budget) for t in self._tops()]
         gap, merging = max(self._backend.gap, _LOOSE), True
         for _ in range(ROUNDS):
@@ -207,7 +211,7 @@ class Search:
             decision, simulated = self._follow(found, answer.counts)
             if simulated.peak_bytes <= budget and last:
                 bound = floor(found, cuts, bound)
-                return Found(decision=decision, simulated=simulated, bound_ps=bound), bound
+                return Outcome(decision=decision, simulated=simulated, bound_ps=bound), bound
             fresh = self._fails(found, cutter, decision, simulated, budget, answer)
             if not fresh and last:
                 return None, floor(found, cuts, bound)
@@ -224,7 +228,7 @@ class Search:
         whole = sum(len(c.members) * len(c.choices) for c in self._found) <= MOST_CHOICES
         few = {k: c.choices if whole else hull(c.choices) for c in self._found for k in c.members}
         found = classes(self._tree, few, apart=True)
-        cutter = Cutter(self._tree, found, self._plain)
+        cutter = CutMaker(self._tree, found, self._plain)
         lowered = budget
         for _ in range(LOWERED):
             cuts = cutter.everywhere(self._moments, lowered)
@@ -246,7 +250,7 @@ class Search:
         found = classes(self._tree, least, apart=True)
         if not found:
             return None
-        cuts = Cutter(self._tree, found, self._plain).everywhere(self._moments, 0)
+        cuts = CutMaker(self._tree, found, self._plain).everywhere(self._moments, 0)
         try:
             answer = Linear.of(found, cuts).solve(self._backend, self._backend.gap)
         except SolverError:
@@ -265,12 +269,12 @@ class Search:
     def _fails(
         self,
         found: Sequence[ModuleClass],
-        cutter: Cutter,
+        cutter: CutMaker,
         decision: Decision,
         simulated: Simulated,
         budget: int,
-        answer: Answer,
-    ) -> list[Cut]:
+        answer: ProgramAnswer,
+    ) -> list[BudgetCut]:
         """Cuts that a decision over the budget violates, the worst moments first."""
         over = [t for t in self._moments if simulated.memory[t] > budget]
         over.sort(key=lambda t: -int(simulated.memory[t]))
@@ -282,12 +286,12 @@ class Search:
                 made += [] if cut is None else [cut]
         return [cut for cut in made if cut.missing(answer.counts) > 0]
 
-    def _least(self, budget: int, bound: float = 0.0) -> Found:
+    def _least(self, budget: int, bound: float = 0.0) -> Outcome:
         """The decision of the lowest peak, if it fits; else the error names that peak."""
         found = self._of_least_peak()
         least = int(self._plain.max(initial=0)) if found is None else found[1].peak_bytes
         if found is not None and least <= budget:  # the programs ended at their limits
-            return Found(decision=found[0], simulated=found[1], bound_ps=bound)
+            return Outcome(decision=found[0], simulated=found[1], bound_ps=bound)
         raise BudgetError(
             f"no plan fits into {format_bytes(budget)} ({budget} bytes): the least that checkpointing "
             f"gets the step to is {least} bytes ({format_bytes(least)}), so the budget is short by "

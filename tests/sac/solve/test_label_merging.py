@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat.sac.solve.choices import Choice
-from remat.sac.solve.cuts import Cut
+from remat.sac.solve.choices import ModuleChoice
+from remat.sac.solve.cuts import BudgetCut
 from remat.sac.solve.label_merging import TooManyLabelsError, _unbeaten, cheapest
 from remat.sac.solve.module_classes import ModuleClass, picoseconds
 from remat.sac.solve.program import Backend, Linear
@@ -43,7 +43,7 @@ def test_what_is_left_is_beaten_by_nobody(rows: list[list[int]], block: int) -> 
 
 def one_class(times: Sequence[int], gains: Sequence[int], members: int) -> ModuleClass:
     made = tuple(
-        Choice(stored=(), kept_bytes=100 - g, recompute_ps=t)
+        ModuleChoice(stored=(), kept_bytes=100 - g, recompute_ps=t)
         for t, g in zip(times, gains, strict=True)
     )
     return ModuleClass(
@@ -58,8 +58,8 @@ def one_class(times: Sequence[int], gains: Sequence[int], members: int) -> Modul
 CLASSES = (one_class([10, 17, 31], [12, 20, 33], 3), one_class([4, 9], [3, 11], 2))
 
 
-def cut(need: int, factor: int = 1) -> Cut:
-    return Cut(gains=np.concatenate([c.gains[:, 0] * factor for c in CLASSES]), need=need)
+def cut(need: int, factor: int = 1) -> BudgetCut:
+    return BudgetCut(gains=np.concatenate([c.gains[:, 0] * factor for c in CLASSES]), need=need)
 
 
 def floors(found: ModuleClass) -> list[int]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.sac.estimate.modules import ModuleTree, collect_modules
-from remat.sac.solve.choices import Choice, candidates, choices
+from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.milp import _options, plan_modules
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.program import Backend
@@ -76,8 +76,8 @@ def least_time(tree: ModuleTree, budget: int) -> int | None:
 
 
 def decisions(
-    tree: ModuleTree, options: dict[int, tuple[Choice, ...]]
-) -> Iterator[dict[int, Choice]]:
+    tree: ModuleTree, options: dict[int, tuple[ModuleChoice, ...]]
+) -> Iterator[dict[int, ModuleChoice]]:
     """Every decision without nesting, over at most three choices for each module."""
     names = sorted(options)
     few = [(None, *options[k]) for k in names]

@@ -20,6 +20,7 @@ from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
 from remat.sac.solve.module_classes import (
     Decision,
     ModuleClass,
+    below,
     classes,
     columns,
     picoseconds,
@@ -109,8 +110,9 @@ def solve(
 def floor(found: Sequence[ModuleClass], cuts: Sequence[BudgetCut], bound: float) -> float:
     """A lower bound that holds for omitted choices too, in picoseconds.
 
-    A decision with a choice whose floor has a reduced cost beyond the bound is not below the bound. Any
-    other is below it by at most the sum over its choices of time minus floor.
+    Omitted choices may be faster than those that stand for them, by `ModuleChoice.slack_ps` at most. A
+    decision with a choice whose reduced cost, at its time less that slack, is beyond the bound is not below
+    the bound. Any other is below it by at most the slack of its choices together.
 
     Args:
         found: the classes.
@@ -125,15 +127,10 @@ def floor(found: Sequence[ModuleClass], cuts: Sequence[BudgetCut], bound: float)
         reach = bound / linear.unit - linear.relaxed.value
         slack[linear.relaxed.reduced > reach * (1.0 + 1e-9)] = 0
     most = [int(slack[at].max(initial=0)) for at in columns(found)]  # for one member
-    total = 0
-    for c in reversed(range(len(found))):
-        inside = sum(
-            found[d].each * most[d] for d in range(c + 1, len(found)) if found[d].parent == c
-        )
-        most[c] = max(most[c], inside)  # of the member, or of the modules below it instead
-        if found[c].parent < 0:
-            total += len(found[c].members) * most[c]
-    return bound - total
+    inner = below(found)
+    for c in reversed(range(len(found))):  # what is below a member may be chosen in its stead
+        most[c] = max(most[c], sum(found[d].each * most[d] for d in inner[c]))
+    return bound - sum(len(found[c].members) * most[c] for c in inner[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from remat.sac import greedy_order, upper_envelope
 from remat.sac.estimate.modules import ModuleStats, ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS
-from remat.sac.solve.choices import Choice, candidates
+from remat.sac.solve.choices import ModuleChoice, candidates
 from remat.sac.solve.peaks import simulate
 
 
@@ -54,7 +54,7 @@ def their_plan(tree: ModuleTree, budget: int) -> Theirs:
     started = time.perf_counter()
     chosen, said_ms, said_bytes = sac_ilp.sac_milp(graph, budget / 2**30, ac_units=units)
     solve_s = time.perf_counter() - started
-    decision: dict[int, Choice] = {}
+    decision: dict[int, ModuleChoice] = {}
     places = {m.name: k for k, m in enumerate(tree.modules)}
     for name, discarded in chosen.items():
         module = tree[name]
@@ -64,7 +64,7 @@ def their_plan(tree: ModuleTree, budget: int) -> Theirs:
         if not kept:  # no set of operators keeps so little
             continue
         stored = tuple(i for i, keep in enumerate(kept) if keep)
-        decision[places[name]] = Choice(
+        decision[places[name]] = ModuleChoice(
             stored=stored,
             kept_bytes=sum(stats.memory[i] for i in stored),
             recompute_ps=round(

@@ -124,17 +124,13 @@ class Checkpointed:
             return self.before(*args, **kwargs)
         return type(self._module).forward(self._module, *args, **kwargs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _empty, (), self.__dict__ | {"_contexts": None}
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_contexts": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         plan, policies, options = self._made_of
         self._contexts = policy(plan, *policies, **options)
-
-
-def _empty() -> Checkpointed:
-    return Checkpointed.__new__(Checkpointed)
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:

@@ -11,7 +11,7 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.costs import CostModel, Profile, Roofline
 from remat.sac.estimate.stats import PS_PER_MS, SACStats
-from remat.sac.run.recording import Call
+from remat.sac.run.recording import Call, ModuleSpan
 
 #: The mode in which operators really run.
 BENCHMARK = "operator-level-benchmark"
@@ -55,7 +55,7 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
         asked = [
             part
             for c in shown
-            if not c.is_view
+            if c.view is None
             for part in c.parts
             if not ops.is_uninitialised(part)
         ]
@@ -69,29 +69,26 @@ def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
 def collect(
     calls: Sequence[Call],
     runtimes: Mapping[fx.Node, float],
-    *,
-    outputs: Collection[int],
+    span: ModuleSpan,
     saved: Collection[int],
-    no_tensor: bool,
 ) -> SACStats:
     """The statistics of one call of a module.
 
     Args:
         calls: the operators that ran in it, those that are skipped included.
         runtimes: milliseconds of each node in `Call.parts`.
-        outputs: storages behind what the module returned: they live whatever is decided.
+        span: the call of the module. Storages that it returned live whatever is decided.
         saved: storages that autograd kept.
-        no_tensor: whether the module was given no tensor.
     """
     shown = [c for c in calls if not c.skipped]
-    views = {i for i, c in enumerate(shown) if c.is_view}
+    views = {i for i, c in enumerate(shown) if c.view is not None}
     drawn = [i for i, c in enumerate(shown) if c.is_random or c.is_opaque]
     together, copied = _groups(calls, views)
     again = _repeated(copied, together, views, drawn)
     return SACStats(
         func_names=[c.name for c in shown],
         runtimes=[sum(runtimes[part] for part in c.parts) for c in shown],
-        memory=[sum(n for key, n in c.made if key not in outputs) for c in shown],
+        memory=[sum(n for key, n in c.made if key not in span.outputs) for c in shown],
         view_like_ops=sorted(views | again),
         rand_ops=drawn,
         saved_autograd_ops=[
@@ -100,7 +97,7 @@ def collect(
         inplace_ops=sorted(pair for pair in together if pair[0] not in again),
         # What may draw is stored, and so draws nothing when the module runs again: the rest would then
         # draw other numbers.
-        force_store_random=no_tensor or any(c.is_opaque for c in shown),
+        force_store_random=span.no_tensor or any(c.is_opaque for c in shown),
     )
 
 

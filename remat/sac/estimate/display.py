@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,23 +114,12 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
 
 
 def order_data(order: SACGreedyOrderMeta) -> dict[str, Any]:
-    """A greedy order as what JSON can hold."""
-    return {
-        "recomputed_ops": sorted(order.recomputed_ops),
-        "stored_ops": sorted(order.stored_ops),
-        "inplace_op_groups": {k: sorted(v) for k, v in sorted(order.inplace_op_groups.items())},
-        "random_ops_group": {k: sorted(v) for k, v in sorted(order.random_ops_group.items())},
-        "candidates": [
-            {
-                "func_names": sorted(c.func_names),
-                "op_idx": c.op_idx,
-                "memory": c.memory,
-                "runtime": c.runtime,
-                "msps": c.msps if math.isfinite(c.msps) else None,
-            }
-            for c in order.msps_meta
-        ],
-    }
+    """A greedy order as JSON can hold it but for sets; what recomputing frees at no time has no rate."""
+    candidates = [
+        c._asdict() | {"msps": c.msps if math.isfinite(c.msps) else None} for c in order.msps_meta
+    ]
+    data = {f.name: getattr(order, f.name) for f in fields(order) if f.name != "msps_meta"}
+    return data | {"candidates": candidates}
 
 
 def tradeoff_data(fitted: SACTradeOffStats | None) -> dict[str, Any] | None:

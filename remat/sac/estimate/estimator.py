@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -30,10 +31,7 @@ from remat.sac.estimate.stats import (
     difference,
 )
 from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
-from remat.sac.run.fakes import check_fake
-from remat.sac.run.module_calls import ModuleCall, watching
-from remat.sac.run.operators import storages, tensors_in
-from remat.sac.run.recording import Recorder, without_replays
+from remat.sac.run.recording import StepRecorder, without_replays
 
 #: Version of the JSON form.
 JSON_VERSION = 1
@@ -142,7 +140,7 @@ class Estimate:
             "modules": modules,
             "unsteady": self.sac_mod_unsteady,
         }
-        return json.dumps(data, indent=2, allow_nan=False) + "\n"
+        return json.dumps(data, indent=2, allow_nan=False, default=sorted) + "\n"
 
     def _stats(self, module: str) -> SACStats:
         if module in self.sac_mod_stats:
@@ -233,9 +231,8 @@ class SACEstimator(Estimate):
                 tensors made up for it (see `remat.graph.costs.Profile`);
                 ``"operator-level-cost-model"``: a roofline, of `gpu_type` on every machine.
             cost: another model in its stead, such as ``Roofline.parse("a100")``.
-            fake: False to record a real run, which keeps all that it computes to the end of the
-                block. Some models run other operators on fake tensors: ``transformers`` looks
-                whether a mask masks anything only where it can.
+            fake: False to record a real run. Some models run other operators on fake tensors:
+                ``transformers`` looks whether a mask masks anything only where it can.
 
         Raises:
             ProblemError: no such mode, or the model does not count picoseconds.
@@ -247,107 +244,48 @@ class SACEstimator(Estimate):
         return self
 
     def __enter__(self) -> Self:
-        """Starts recording.
+        """Starts recording; raises as `record` does."""
+        self._contexts.enter_context(self.record().forward())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._contexts.close()
+
+    def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
+        """A recorder of another run, whose modules are added to the statistics as they end.
+
+        Args:
+            given: tensors that are there before it.
 
         Raises:
-            ProblemError: there is no ``FakeTensorMode`` around it, and a real run was not asked for;
-                or there is one, and it was.
+            ProblemError: there is no ``FakeTensorMode``, and a real run was not asked for; or there is
+                one, and it was.
         """
-        if not self._needs_fake and torch_compat.active_fake_mode() is not None:
+        in_fake = torch_compat.active_fake_mode() is not None
+        if in_fake and not self._needs_fake:
             raise ProblemError(
                 "SACEstimator was asked for a real run (fake=False) within a FakeTensorMode; leave "
                 "the mode, or leave out fake=False"
             )
-        if self._needs_fake and torch_compat.active_fake_mode() is None:
+        if self._needs_fake and not in_fake:
             raise ProblemError(
                 "SACEstimator was entered without a FakeTensorMode around it; write "
                 "'with FakeTensorMode(): …' and make the model and its inputs in there too, or record a "
                 "real run by estimator(mode, fake=False)"
             )
-        self._earlier = dict(self.sac_mod_stats)  # from now on, it is another run
-        forward = _Forward(self)
-        with contextlib.ExitStack() as contexts:
-            contexts.enter_context(watching(forward))
-            contexts.enter_context(
-                torch.autograd.graph.saved_tensors_hooks(forward.pack, lambda x: x)
-            )
-            contexts.enter_context(forward.recorder)
-            self._contexts = contexts.pop_all()
-        return self
+        self._earlier = dict(self.sac_mod_stats)
+        return StepRecorder(given, self._conclude)
 
-    def __exit__(self, *error: object) -> None:
-        self._contexts.close()
-        self._contexts = contextlib.ExitStack()
-
-    def _conclude(self, forward: _Forward) -> None:
+    def _conclude(self, recorder: StepRecorder, position: int) -> None:
         """Turns what was recorded of an outermost module into statistics."""
-        calls = forward.recorder.calls
+        spans = [span for span in recorder.spans[position:] if not span.failed]
+        first = spans[0].first
+        calls = recorder.calls[first:]
         if self._needs_fake:
-            calls = without_replays(calls, forward.returned)
+            returned = (x for span in recorder.spans[position:] for x in span.returned)
+            calls = recorder.calls[first:] = without_replays(calls, returned)
         taken = runtimes(calls, self.cost)
-        for span in sorted(forward.spans, key=lambda s: (s.begin, -s.end)):
-            stats = collect(
-                calls[span.begin : span.end],
-                taken,
-                outputs=span.outputs,
-                saved=forward.saved,
-                no_tensor=span.no_tensor,
-            )
-            self._take(span.name, stats)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    """One call of a module: its operators, and the storages behind what it returned."""
-
-    name: str
-    begin: int
-    end: int
-    outputs: frozenset[int]
-    no_tensor: bool
-
-
-class _Forward:
-    """What runs within the block of an estimator, one outermost module after the other."""
-
-    def __init__(self, estimator: SACEstimator) -> None:
-        self.recorder = Recorder()
-        self.spans: list[_Span] = []
-        self.saved: set[int] = set()
-        self.returned: list[torch.Tensor] = []
-        self._estimator = estimator
-        self._begins: list[int] = []
-
-    def pack(self, x: torch.Tensor) -> torch.Tensor:
-        self.saved.update(key for key, _, _ in storages(self.recorder.fake(x)))
-        return x
-
-    def begin(self, call: ModuleCall) -> None:
-        recorder = self.recorder
-        if not recorder.inside:
-            check_fake(call.name, call.module)
-            for earlier in (recorder.calls, self.spans, self.returned):
-                earlier.clear()
-        self._begins.append(len(recorder.calls))
-        recorder.inside.append(call.name)
-
-    def end(self, call: ModuleCall, out: Any) -> None:
-        """Remembers which operators were the module's."""
-        recorder, begin = self.recorder, self._begins.pop()
-        recorder.inside.pop()
-        if call.failed:
-            return
-        returned = tensors_in(out)
-        self.returned += returned
-        if not call.is_leaf:
-            self.spans.append(
-                _Span(
-                    name=call.name,
-                    begin=begin,
-                    end=len(recorder.calls),
-                    outputs=frozenset(k for t in returned for k, _, _ in storages(t)),
-                    no_tensor=not tensors_in((call.args, call.kwargs)),
-                )
-            )
-        if not recorder.inside:
-            self._estimator._conclude(self)
+        for span in spans:
+            if not span.is_leaf:
+                ran = calls[span.first - first : span.last - first]
+                self._take(span.name, collect(ran, taken, span, recorder.saved))

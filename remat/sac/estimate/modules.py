@@ -15,13 +15,15 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
-from remat.sac.estimate.calls import Bytes, CallStats, LifeTable
+from remat.running.measure import run_backward, run_forward
+from remat.sac.estimate.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimate.collecting import BENCHMARK
 from remat.sac.estimate.estimator import SACEstimator
 from remat.sac.estimate.reruns import time_reruns
 from remat.sac.estimate.stats import SACStats
 from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
-from remat.sac.run.lifetimes import Lifetimes, Span, given_tensors, loss_only, record_step
+from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
+from remat.sac.run.recording import ModuleSpan
 from remat.torch_compat import pytree
 
 
@@ -93,8 +95,8 @@ class ModuleTree:
 
     modules: tuple[ModuleStats, ...]
     post_order: tuple[int, ...]
-    other: Bytes
-    gradients: Bytes
+    other: Ints
+    gradients: Ints
     parameter_bytes: int
     forward_end: int
     step_ms: float
@@ -121,7 +123,7 @@ class ModuleTree:
             parent = self.modules[parent].parent
         return found
 
-    def memory(self, world_size: int = 1) -> Bytes:
+    def memory(self, world_size: int = 1) -> Ints:
         """Bytes alive by moment; parameters and gradients are spread over so many ranks."""
         sharded = self.parameter_bytes + self.gradients
         return self.other + -(-sharded // world_size)
@@ -140,7 +142,7 @@ def collect_modules(
     cost: CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimates a model: one forward for the operators, one whole step for the memory.
+    """Estimates a model from one step, forward and backward.
 
     Args:
         model: in train mode.
@@ -176,13 +178,32 @@ def collect_modules(
             )
             stack.enter_context(fake_parameters(model, faker))
             stack.enter_context(faker)
-        with left_as_found(given), estimator(mode, cost, fake=fake):
-            out = loss_only(model)(*args, **named)
-        del out
-        lifetimes = record_step(model, args, named)
+        lifetimes = record_step(model, args, named, estimator(mode, cost, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
         tree = build_tree(model, estimator, lifetimes)
         return with_reruns(tree, model, args, named) if timed else tree
+
+
+def record_step(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
+) -> Lifetimes:
+    """Runs forward and backward of one step; the estimator takes what its modules run.
+
+    A loss that is called ``loss`` is what backward starts from, and everything else that forward
+    returned stays alive; without one, it starts from all outputs (see `loss_only`).
+
+    Raises:
+        CaptureError: no output requires a gradient.
+    """
+    given = given_tensors(model, args, kwargs)
+    with left_as_found(given):
+        recorder = estimator.record(given)
+        with recorder.forward(model):
+            result = run_forward(loss_only(model), args, kwargs)
+        forward_end = recorder.now
+        with recorder:
+            run_backward(result)
+        return Lifetimes.of(recorder, model, forward_end)
 
 
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
@@ -197,9 +218,8 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
         estimator: its operators.
         lifetimes: a step of it.
     """
-    table = LifeTable(lifetimes)
     spans = lifetimes.spans
-    order: dict[str, list[Span]] = {}
+    order: dict[str, list[ModuleSpan]] = {}
     for span in spans:
         order.setdefault(span.name, []).append(span)
     places = {name: k for k, name in enumerate(order)}
@@ -212,7 +232,7 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
         stats = estimator.sac_mod_stats.get(name)
         with_backward = [s for s in calls if s.back_begin >= 0]
         if stats is not None and with_backward:
-            stats = table.as_checkpointed(with_backward[0], stats)
+            stats = as_checkpointed(lifetimes, with_backward[0], stats)
         parent = calls[0].parent
         modules.append(
             ModuleStats(
@@ -220,7 +240,7 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
                 parent=places[spans[parent].name] if parent >= 0 else -1,
                 is_leaf=calls[0].is_leaf,
                 parameter_bytes=parameters.get(name.partition(".")[2], 0),
-                calls=tuple(table.call(s, stats) for s in with_backward),
+                calls=tuple(call_stats(lifetimes, s) for s in with_backward),
                 stats=stats,
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )
@@ -230,9 +250,9 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
     return ModuleTree(
         modules=tuple(modules),
         post_order=tuple(places[name] for name in ended),
-        other=table.other(),
-        gradients=table.alive(lifetimes.gradients),
-        parameter_bytes=sum(lifetimes.nbytes[k] for k in lifetimes.resident),
+        other=lifetimes.total - lifetimes.alive(lifetimes.resident | lifetimes.gradients),
+        gradients=lifetimes.alive(lifetimes.gradients),
+        parameter_bytes=int(sum(lifetimes.nbytes[k] for k in lifetimes.resident)),
         forward_end=lifetimes.forward_end,
         step_ms=3 * sum(sum(s.runtimes) for s in roots),
         mode=estimator.mode,
@@ -287,14 +307,14 @@ def _as_alike(
 
 
 def _why_not(
-    name: str, calls: Sequence[Span], estimator: SACEstimator, lifetimes: Lifetimes
+    name: str, calls: Sequence[ModuleSpan], estimator: SACEstimator, lifetimes: Lifetimes
 ) -> str:
     if calls[0].is_leaf:
         return "it has no children"
     if name in estimator.sac_mod_unsteady:
         return estimator.sac_mod_unsteady[name]
-    if name not in estimator.sac_mod_stats:
-        return "it did not run when operators were estimated"
+    if any(s.failed for s in calls):
+        return "one of its calls ends in an exception"
     if any(s.back_begin < 0 for s in calls):
         return "backward needs nothing that is saved in one of its calls"
     if any(

@@ -24,10 +24,11 @@ from torch.utils.checkpoint import CheckpointError, CheckpointPolicy, checkpoint
 from remat import torch_compat
 from remat.errors import PolicyError
 from remat.running.measure import run_backward, run_forward
+from remat.sac.policies.compose import PolicyLike
 from remat.sac.policies.region import context_fn
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.lifetimes import given_tensors, loss_only
-from remat.sac.run.module_calls import in_backward, own_forward, set_forward
+from remat.sac.run.module_calls import in_backward, set_forward
 from remat.sac.run.operators import is_skipped
 
 #: Timed steps, after one that does not count.
@@ -98,7 +99,7 @@ def time_reruns(
     watch = _Watch()
     try:
         for stored in (False, True):
-            with _checkpointed(model, names, watch, _everything if stored else _nothing):
+            with _checkpointed(model, names, watch, _everything if stored else []):
                 for k in range(STEPS + 1):
                     with left_as_found(given), watch.step(stored, counts=k > 0):
                         run_backward(run_forward(loss_only(model), args, named))
@@ -109,27 +110,17 @@ def time_reruns(
 
 @contextlib.contextmanager
 def _checkpointed(
-    model: nn.Module, names: Sequence[str], watch: _Watch, policy: Callable[..., Any]
+    model: nn.Module, names: Sequence[str], watch: _Watch, policy: PolicyLike
 ) -> Iterator[None]:
     """Modules that are checkpointed, and watched when they run again."""
-    modules = [(name, model.get_submodule(name)) for name in names]
-    before = [own_forward(module) for _, module in modules]
-    for name, module in modules:
-        again = functools.partial(watch.call, name, module.forward)
-        contexts = context_fn(policy, module=name)
-        set_forward(
-            module,
-            functools.partial(checkpoint, again, use_reentrant=False, context_fn=contexts),
-        )
-    try:
+    with contextlib.ExitStack() as undo:
+        for name in names:
+            module = model.get_submodule(name)
+            again = functools.partial(watch.call, name, module.forward)
+            contexts = context_fn(policy, module=name)
+            run = functools.partial(checkpoint, again, use_reentrant=False, context_fn=contexts)
+            undo.callback(set_forward(module, run))
         yield
-    finally:
-        for (_, module), forward in zip(modules, before, strict=True):
-            set_forward(module, forward)
-
-
-def _nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _everything(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

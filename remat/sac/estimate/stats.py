@@ -10,6 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from networkx.utils import UnionFind
+
 from remat.errors import ProblemError
 
 #: Integer units in a millisecond: runtimes are compared in picoseconds.
@@ -152,19 +154,18 @@ def group(stats: SACStats) -> Grouping:
     """
     check(stats)
     views = set(stats.view_like_ops)
-    together = _Together(len(stats))
+    together = UnionFind(range(len(stats)))
     written = [(op, first) for op, first in stats.inplace_ops if op not in views]
-    for op, first in written:
-        together.join(op, first)
-    for op in stats.rand_ops[1:]:
-        together.join(op, stats.rand_ops[0])
-    kept = {together.head(op) for op, first in written if op == first or first in views}
+    for pair in written:
+        together.union(*pair)
+    together.union(*stats.rand_ops)
+    kept = {together[op] for op, first in written if op == first or first in views}
     if stats.force_store_random:
-        kept |= set(map(together.head, stats.rand_ops))
+        kept |= {together[op] for op in stats.rand_ops}
     members: dict[int, list[int]] = {}
     for i in range(len(stats)):
         if i not in views:
-            members.setdefault(together.head(i), []).append(i)
+            members.setdefault(together[i], []).append(i)
     items = [(head in kept, _item(stats, ops)) for head, ops in members.items()]
     return Grouping(
         free=tuple(item for stored, item in items if not stored),
@@ -179,23 +180,6 @@ def _item(stats: SACStats, ops: list[int]) -> Item:
         nbytes=sum(stats.memory[i] for i in ops),
         runtime_ps=sum(round(stats.runtimes[i] * PS_PER_MS) for i in ops),
     )
-
-
-class _Together:
-    """Which operators are decided as one; the first of them is the head."""
-
-    def __init__(self, n: int) -> None:
-        self._leader = list(range(n))
-
-    def head(self, i: int) -> int:
-        while self._leader[i] != i:
-            self._leader[i] = self._leader[self._leader[i]]
-            i = self._leader[i]
-        return i
-
-    def join(self, a: int, b: int) -> None:
-        a, b = self.head(a), self.head(b)
-        self._leader[max(a, b)] = min(a, b)
 
 
 def check(stats: SACStats) -> None:

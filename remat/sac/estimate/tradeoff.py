@@ -140,37 +140,21 @@ def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
 def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float, float, float]]:
     """Segments above all corners with the least area: (where it begins, slope, intercept)."""
     n = len(corners)
-    segments = min(segments, n)
     starts = [*(x for x, _ in corners), end]
-    # lines[i][j]: area, slope and intercept of the best line above corners i to j.
+    # lines[i][j]: area, slope and intercept of the best line above corners i to i + j.
     lines = [_best_lines(corners, starts, i) for i in range(n)]
-    best: list[list[tuple[float, int]]] = [[(lines[0][j][0], 0) for j in range(n)]]
-    for _ in range(1, segments):
-        last = best[-1]
-        best.append([_cheapest(last, lines, j) for j in range(n)])
-    found: list[tuple[float, float, float]] = []
-    j, k = n - 1, segments - 1
-    while j >= 0:
-        start = best[k][j][1]
-        if start >= 0:
-            _, slope, intercept = lines[start][j - start]
-            found.append((starts[start], slope, intercept))
-            j = start - 1
-        k = max(k - 1, 0)
-    return found[::-1]
-
-
-def _cheapest(
-    last: Sequence[tuple[float, int]],
-    lines: Sequence[Sequence[tuple[float, float, float]]],
-    j: int,
-) -> tuple[float, int]:
-    """The least area up to corner ``j`` with one segment more: (area, where that begins).
-
-    -1 for the beginning: one segment more does not help.
-    """
-    options = [(last[i - 1][0] + lines[i][j - i][0], i) for i in range(1, j + 1)]
-    return min([(last[j][0], -1), *options])
+    # best[j]: the least area up to corner j, and where the segments under it begin; of equals, the fewest.
+    best: list[tuple[float, tuple[int, ...]]] = [(line[0], (0,)) for line in lines[0]]
+    for _ in range(1, min(segments, n)):
+        more = []
+        for j, fewer in enumerate(best):
+            options = [(best[i - 1][0] + lines[i][j - i][0], i) for i in range(1, j + 1)]
+            area, i = min([(fewer[0], 0), *options])
+            more.append((area, (*best[i - 1][1], i)) if i else fewer)
+        best = more
+    begins = best[-1][1]
+    last = [*(i - 1 for i in begins[1:]), n - 1]
+    return [(starts[i], *lines[i][j - i][1:]) for i, j in zip(begins, last, strict=True)]
 
 
 def _best_lines(

@@ -163,7 +163,7 @@ class Writes:
                 value = getattr(entry, "val", None)
                 if not isinstance(value, torch.Tensor):
                     continue
-                if self._written.issuperset(key for key, _, _ in storages(value)):
+                if self._written.issuperset(key for key, _ in storages(value)):
                     entry.version = None if in_place else torch_compat.version(value)
 
 
@@ -187,5 +187,5 @@ def _keys(values: Iterable[Any]) -> list[int]:
         if plain and x.layout is torch.strided:
             found[torch_compat.storage_id(x.untyped_storage())] = None
         elif isinstance(x, (torch.Tensor, list, tuple)):
-            found.update((k, None) for t in tensors_in(x) for k, _, _ in storages(t))
+            found.update((k, None) for t in tensors_in(x) for k, _ in storages(t))
     return list(found)

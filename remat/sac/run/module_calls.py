@@ -29,12 +29,23 @@ def own_forward(module: nn.Module) -> Forward | None:
     return found
 
 
-def set_forward(module: nn.Module, forward: Forward | None) -> None:
-    """Puts a ``forward`` on a module itself; None gives it back that of its class."""
+def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None]:
+    """Puts a ``forward`` on a module itself; None gives it back that of its class.
+
+    Returns:
+        What puts back the one from before, unless it is somebody else's by then.
+    """
+    before = own_forward(module)
+
+    def undo() -> None:
+        if own_forward(module) is forward:
+            set_forward(module, before)
+
     if forward is None:
         module.__dict__.pop("forward", None)
     else:
         module.__dict__["forward"] = forward
+    return undo
 
 
 def in_backward() -> bool:
@@ -111,7 +122,7 @@ class _Watch:
         self._thread: int | None = threading.get_ident()
         self._roots: dict[str, nn.Module] = {}
         self._known: dict[int, nn.Module] = {}  # keeps them alive: identities stay theirs
-        self._put: list[tuple[nn.Module, Forward, Forward | None]] = []
+        self._undo: list[Callable[[], None]] = []
         # Modules in their first call, which hooks tell of, and how deep in it they call themselves.
         self._depth: dict[int, int] = {}
         self._handles: list[RemovableHandle] = []
@@ -137,9 +148,8 @@ class _Watch:
         self._thread = None
         for handle in self._handles:
             handle.remove()
-        for module, wrapped, before in reversed(self._put):
-            if own_forward(module) is wrapped:  # else it is somebody else's by now
-                set_forward(module, before)
+        for undo in reversed(self._undo):
+            undo()
 
     def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """A module is called, any module: one that is not known is watched from here on."""
@@ -186,7 +196,7 @@ class _Watch:
     def _wrap(self, name: str, module: nn.Module) -> None:
         if isinstance(module, torch.jit.ScriptModule):
             return
-        forward, before = module.forward, own_forward(module)
+        forward = module.forward
 
         @functools.wraps(forward)
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -202,5 +212,4 @@ class _Watch:
                 self._watcher.end(call, out)
             return out
 
-        set_forward(module, watched)
-        self._put.append((module, watched, before))
+        self._undo.append(set_forward(module, watched))

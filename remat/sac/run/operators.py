@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from remat import torch_compat
-from remat.graph.storages import hint, storage_of, tensor_bytes
+from remat.graph.storages import storage_of
 from remat.torch_compat import pytree
 
 #: Operators beside PyTorch's that are neither counted nor decided about.
@@ -49,14 +49,14 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in([getattr(x, name, None) for name in x.__dataclass_fields__])
 
 
-def storages(x: torch.Tensor) -> Iterator[tuple[int, int, torch.device]]:
-    """Identity, bytes and device of each storage behind a tensor; of all in a tensor subclass."""
+def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Identity of each storage behind a tensor, with the plain tensor on it; see `plain_parts`.
+
+    A layout without a storage, such as a sparse one, stands for itself.
+    """
     for part in plain_parts(x):
         storage = storage_of(part)
-        if storage is None:
-            yield id(part), tensor_bytes(part), part.device
-        else:
-            yield torch_compat.storage_id(storage), hint(storage.nbytes()), part.device
+        yield id(part) if storage is None else torch_compat.storage_id(storage), part
 
 
 def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat.errors import BudgetError, ProblemError
 from remat.sac.estimate.modules import ModuleTree
@@ -72,38 +72,27 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ModuleChoice:
     """One way to checkpoint a module.
 
     Attributes:
         stored: its operators that are stored.
         kept_bytes: bytes of their results.
         recompute_ps: picoseconds that the others take, for each call.
+        slack_ps: by how many picoseconds omitted choices may be faster, at most, that keep at least as
+            much, and less than the choice before; 0 where none is omitted.
     """
 
     stored: tuple[int, ...]
     kept_bytes: int
     recompute_ps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """All choices for one module.
-
-    Attributes:
-        all: most bytes kept first.
-        floors: for each, a lower bound in picoseconds on the time of omitted choices that keep at
-            least as much, and less than the choice before; its own time where none is omitted.
-    """
-
-    all: tuple[Choice, ...]
-    floors: tuple[int, ...]
+    slack_ps: int = 0
 
 
 def choices(
     stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
-) -> Choices:
-    """The choices for a module that keep less than so many bytes.
+) -> tuple[ModuleChoice, ...]:
+    """The choices for a module that keep less than so many bytes, most bytes kept first.
 
     Args:
         stats: its operators.
@@ -118,44 +107,47 @@ def choices(
     free_ps = sum(item.runtime_ps for item in grouping.free)
     room = most_kept - fixed - 1
     if room < 0:
-        return Choices(all=(), floors=())
+        return ()
     problem = as_knapsack(grouping, room)
     frontier = knapsack_frontier(problem)
     most = MOST_CHOICES if solver is None else ASKED
     points = list(range(len(frontier)))
     if len(points) > most:
         points = sorted({round(k * (len(points) - 1) / (most - 1)) for k in range(most)})
-    found: list[Choice] = []
+    found: list[ModuleChoice] = []
     for point in points:
         if solver is None:
             picked = frontier.items(point)
         else:
             picked = run(solver, as_knapsack(grouping, int(frontier.weights[point]))).saved
         items = [grouping.free[i] for i in picked]
-        choice = Choice(
+        choice = ModuleChoice(
             stored=tuple(sorted((*always, *(i for item in items for i in item.ops)))),
             kept_bytes=fixed + sum(item.nbytes for item in items),
             recompute_ps=views_ps + free_ps - sum(item.runtime_ps for item in items),
         )
         if not found or choice.recompute_ps < found[-1].recompute_ps:
             found.append(choice)
-    kept = tuple(reversed(found))
+    found.reverse()
     if solver is None and len(points) == len(frontier) and frontier.tolerance == 0:
-        return Choices(all=kept, floors=tuple(c.recompute_ps for c in kept))
+        return tuple(found)
     # Between two choices there may be others, each slower than the one that keeps more.
-    slack = math.ceil(frontier.tolerance * free_ps)
+    tolerance = math.ceil(frontier.tolerance * free_ps)
     if solver is None:
         fastest = [*(p - 1 for p in points[1:]), len(frontier) - 1]
         faster = [views_ps + free_ps - int(frontier.values[p]) for p in reversed(fastest)]
     else:
         best = views_ps + free_ps - int(frontier.values[-1])
-        faster = [best, *(c.recompute_ps for c in kept[:-1])]
-    return Choices(all=kept, floors=tuple(max(0, ps - slack) for ps in faster))
+        faster = [best, *(c.recompute_ps for c in found[:-1])]
+    return tuple(
+        replace(c, slack_ps=c.recompute_ps - max(0, ps - tolerance))
+        for c, ps in zip(found, faster, strict=True)
+    )
 
 
-def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def hull(choices: Sequence[ModuleChoice]) -> tuple[ModuleChoice, ...]:
     """The choices on the lower convex hull of memory and time."""
-    found: list[Choice] = []
+    found: list[ModuleChoice] = []
     for c in choices:
         while len(found) > 1 and _above(found[-2], found[-1], c):
             found.pop()
@@ -163,7 +155,7 @@ def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     return tuple(found)
 
 
-def _above(a: Choice, b: Choice, c: Choice) -> bool:
+def _above(a: ModuleChoice, b: ModuleChoice, c: ModuleChoice) -> bool:
     """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
     return (b.recompute_ps - a.recompute_ps) * (a.kept_bytes - c.kept_bytes) >= (
         c.recompute_ps - a.recompute_ps

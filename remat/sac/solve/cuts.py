@@ -10,35 +10,37 @@ valid for all decisions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remat.sac.estimate.calls import Bytes
+import numpy as np
+
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, below
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.module_classes import Decision, ModuleClass, below, columns
 from remat.sac.solve.peaks import rerun_peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """``sum(gain * count) >= need`` in bytes, over (class, choice)."""
+class BudgetCut:
+    """``gains @ counts >= need`` in bytes, over all choices (`remat.sac.solve.module_classes.columns`)."""
 
-    gains: Mapping[tuple[int, int], int]
+    gains: Ints
     need: int
 
-    def missing(self, counts: Counts) -> int:
+    def missing(self, counts: Ints) -> int:
         """Bytes by which counts violate it; 0 or below if they do not."""
-        return self.need - sum(g * counts[c][j] for (c, j), g in self.gains.items())
+        return self.need - int(self.gains @ counts)
 
 
-class Cutter:
+class CutMaker:
     """Makes cuts for one step."""
 
-    def __init__(self, tree: ModuleTree, found: Sequence[ModuleClass], plain: Bytes) -> None:
+    def __init__(self, tree: ModuleTree, found: Sequence[ModuleClass], plain: Ints) -> None:
         self._tree, self._found, self._plain = tree, found, plain
-        self._below = below(found)
+        self._below, self._columns = below(found), columns(found)
 
-    def at(self, moment: int, budget: int, decision: Decision | None = None) -> Cut:
+    def at(self, moment: int, budget: int, decision: Decision | None = None) -> BudgetCut:
         """The budget at one moment.
 
         Args:
@@ -47,9 +49,11 @@ class Cutter:
             decision: one that is over the budget there; None: none is known.
         """
         gains, known = self._freed(moment, decision or {})
-        return Cut(gains=gains, need=int(self._plain[moment]) - budget - known)
+        return BudgetCut(gains=gains, need=int(self._plain[moment]) - budget - known)
 
-    def rerun(self, c: int, i: int, budget: int, decision: Decision | None = None) -> Cut | None:
+    def rerun(
+        self, c: int, i: int, budget: int, decision: Decision | None = None
+    ) -> BudgetCut | None:
         """The budget while a module runs again in one of its calls; None if it has equals."""
         one = self._found[c]
         if len(one.members) > 1:
@@ -57,28 +61,25 @@ class Cutter:
         module = self._tree.modules[one.members[0]]
         call = module.calls[i]
         gains, known = self._freed(call.back, decision or {})
-        for j, choice in enumerate(one.choices):
-            instead = call.freeable_bytes - rerun_peak(call, module.operators, choice.stored)
-            gains[c, j] = gains.get((c, j), 0) - one.gains[j][i] + instead
-        return Cut(gains=gains, need=int(self._plain[call.back]) - budget - known)
+        peaks = [rerun_peak(call, module.operators, choice.stored) for choice in one.choices]
+        gains[self._columns[c]] += call.freeable_bytes - np.array(peaks) - one.gains[:, i]
+        return BudgetCut(gains=gains, need=int(self._plain[call.back]) - budget - known)
 
-    def everywhere(self, moments: Sequence[int], budget: int) -> list[Cut]:
+    def everywhere(self, moments: Sequence[int], budget: int) -> list[BudgetCut]:
         """All that a budget demands where each class is a module by itself."""
         calls = [len(self._tree.modules[one.members[0]].calls) for one in self._found]
         reruns = [self.rerun(c, i, budget) for c, n in enumerate(calls) for i in range(n)]
         return [*(self.at(t, budget) for t in moments), *(cut for cut in reruns if cut)]
 
-    def _freed(self, moment: int, decision: Decision) -> tuple[dict[tuple[int, int], int], int]:
+    def _freed(self, moment: int, decision: Decision) -> tuple[Ints, int]:
         """What each choice frees at a moment above its threshold, and the sum of thresholds."""
-        gains: dict[tuple[int, int], int] = {}
+        gains = np.zeros(self._columns[-1].stop, dtype=np.int64)
         thresholds: dict[int, int] = {}
         known = 0
         for c, one in enumerate(self._found):
             if len(one.members) == 1:
                 calls = self._active(one.members[0], moment)
-                for j, by_call in enumerate(one.gains):
-                    if freed := sum(by_call[i] for i in calls):
-                        gains[c, j] = freed
+                gains[self._columns[c]] = one.gains[:, calls].sum(axis=1)
                 continue
             active = [k for k in one.members if self._active(k, moment)]
             if c not in thresholds:
@@ -86,9 +87,7 @@ class Cutter:
             covered = self._covered(one.parent, moment)
             known += thresholds[c] * sum(k not in covered for k in active)
             if active:
-                for j, (gain,) in enumerate(one.gains):
-                    if gain > thresholds[c]:
-                        gains[c, j] = gain - thresholds[c]
+                gains[self._columns[c]] = np.maximum(one.gains[:, 0] - thresholds[c], 0)
         return gains, known
 
     def _active(self, k: int, moment: int) -> list[int]:
@@ -127,7 +126,7 @@ class Cutter:
             d: [k for k in self._found[d].members if last in self._tree.ancestors(k)] for d in parts
         }
         if last in decision:  # any split will do
-            most = {d: max(g[0] for g in self._found[d].gains) * len(inside[d]) for d in parts}
+            most = {d: int(self._found[d].gains[:, 0].max()) * len(inside[d]) for d in parts}
             whole = sum(most.values()) or 1
             for d in parts:
                 share = own * most[d] // whole // max(1, len(inside[d]))

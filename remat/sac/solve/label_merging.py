@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from remat.sac.solve.cuts import Cut
-from remat.sac.solve.module_classes import Counts, ModuleClass, below
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.cuts import BudgetCut
+from remat.sac.solve.module_classes import ModuleClass, below, columns
 
 #: Pairs of labels that are merged at once, at most; where there would be more, others must solve it.
 MOST_PAIRS = 1_200_000
@@ -32,7 +33,6 @@ _FEW = 128
 #: many at once.
 _BLOCK, _COMPARED, _ROWS = 48, 200, 4096
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -43,34 +43,34 @@ class TooManyLabelsError(Exception):
         good: counts that meet all cuts, and their time; None where none were found.
     """
 
-    def __init__(self, good: tuple[Counts, int] | None = None) -> None:
+    def __init__(self, good: tuple[Ints, int] | None = None) -> None:
         super().__init__()
         self.good = good
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Labels:
-    """Labels, and how to read off what was decided: pairs of a class and a choice."""
+    """Labels, and how to read off what was decided: positions of choices, see `columns`."""
 
     time: Ints
     gains: Ints
-    trace: Callable[[int], list[tuple[int, int]]]
+    trace: Callable[[int], list[int]]
 
 
 def cheapest(
     found: Sequence[ModuleClass],
-    cuts: Sequence[Cut],
-    times: Sequence[Ints],
+    cuts: Sequence[BudgetCut],
+    times: Ints,
     prices: Floats,
     at_least: float = 0.0,
     gap: float = 0.0,
-) -> tuple[Counts, int, float]:
+) -> tuple[Ints, int, float]:
     """The counts of least time that meet all cuts.
 
     Args:
         found: the classes.
         cuts: what the budget demands.
-        times: picoseconds of each choice, by class.
+        times: picoseconds of each choice (`remat.sac.solve.module_classes.columns`).
         prices: picoseconds per byte of each cut, not negative.
         at_least: a known lower bound, in picoseconds.
         gap: relative gap at which it may stop.
@@ -91,7 +91,12 @@ def cheapest(
             best = program.within(float(good[1]))
             if best is not None:
                 return *best, best[1]
-    most = float(sum(t.max(initial=0) * len(c.members) for t, c in zip(times, found, strict=True)))
+    most = float(
+        sum(
+            times[at].max(initial=0) * len(c.members)
+            for c, at in zip(found, program.at, strict=True)
+        )
+    )
     above = _FIRST * max(bound, 0.01 * most)
     with contextlib.suppress(TooManyLabelsError):
         for k in range(_TRIES):
@@ -107,27 +112,25 @@ class _Program:
     def __init__(
         self,
         found: Sequence[ModuleClass],
-        cuts: Sequence[Cut],
-        times: Sequence[Ints],
+        cuts: Sequence[BudgetCut],
+        times: Ints,
         prices: Floats,
     ) -> None:
         self.found, self.times, self._prices = found, times, prices
         self.needs = np.array([c.need for c in cuts], dtype=np.int64)
-        self.gains = [np.zeros((len(t), len(cuts)), dtype=np.int64) for t in times]
-        for i, cut in enumerate(cuts):
-            for (c, j), gain in cut.gains.items():
-                self.gains[c][j, i] = gain
+        self.gains = np.stack([c.gains for c in cuts], axis=1)
+        self.at = columns(found)
         self.below = below(found)
         self.least = [0.0] * len(found)
         for c in reversed(range(len(found))):
             inside = sum(self.found[d].each * self.least[d] for d in self.below[c])
-            own = self.worth(times[c], self.gains[c])
+            own = self.worth(times[self.at[c]], self.gains[self.at[c]])
             self.least[c] = min(inside, float(own.min(initial=0.0)))
         self._all = sum(len(found[c].members) * self.least[c] for c in self.below[-1])
         #: Lagrangian lower bound, in picoseconds.
         self.bound = float(self._all + prices @ self.needs)
 
-    def within(self, threshold: float, few: int = 0) -> tuple[Counts, int] | None:
+    def within(self, threshold: float, few: int = 0) -> tuple[Ints, int] | None:
         """The best counts of no more time than a threshold.
 
         Args:
@@ -144,10 +147,10 @@ class _Program:
         if not len(fits):
             return None
         best = int(fits[np.argmin(labels.time[fits])])
-        counts = [[0] * len(t) for t in self.times]
-        for c, j in labels.trace(best):
-            counts[c][j] += 1
-        return tuple(map(tuple, counts)), int(labels.time[best])
+        counts = np.bincount(
+            np.array(labels.trace(best), dtype=np.int64), minlength=len(self.times)
+        )
+        return counts, int(labels.time[best])
 
     def worth(self, time: Ints, gains: Ints) -> Floats:
         """Time less what the bytes are worth."""
@@ -171,18 +174,18 @@ class _Merge:
 
     def one(self, c: int) -> _Labels:
         """Labels of one member of a class: one of its choices, or what is chosen below it."""
-        of = self.of
+        of, at = self.of, self.of.at[c]
         inside = self.side_by_side([(self.one(d), of.found[d].each) for d in of.below[c]])
-        own = len(of.times[c])
-        time = np.concatenate([of.times[c], inside.time])
-        gains = np.concatenate([of.gains[c], inside.gains])
+        own = at.stop - at.start
+        time = np.concatenate([of.times[at], inside.time])
+        gains = np.concatenate([of.gains[at], inside.gains])
         left = np.flatnonzero(of.worth(time, gains) <= of.least[c] + self.above)
         left = left[_unbeaten(time[left], gains[left])]
         left = left[self._fewest(time[left], gains[left])]
 
-        def trace(i: int) -> list[tuple[int, int]]:
-            at = int(left[i])
-            return [(c, at)] if at < own else inside.trace(at - own)
+        def trace(i: int) -> list[int]:
+            j = int(left[i])
+            return [at.start + j] if j < own else inside.trace(j - own)
 
         return _Labels(time=time[left], gains=gains[left], trace=trace)
 

@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 
 from remat.errors import ProblemError, SolverError
-from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS
-from remat.sac.solve.choices import Choices, candidates, choices
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.module_classes import Decision
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
 from remat.sac.solve.program import BACKENDS, Backend
-from remat.sac.solve.search import Found, Search
+from remat.sac.solve.search import Outcome, PlanSearch
 from remat.solvers.base import Solver
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.pulp_cbc import PulpCbc
@@ -67,11 +67,11 @@ def plan_modules(
     options = _options(tree, hopeful, solver)
     if tree.peak_bytes(world_size) <= memory_bytes:
         nothing: Decision = {}
-        result = Found(decision=nothing, simulated=simulate(tree, nothing, plain), bound_ps=0.0)
+        result = Outcome(decision=nothing, simulated=simulate(tree, nothing, plain), bound_ps=0.0)
     else:
         deadline = None if time_limit is None else started + time_limit
         engine = Backend(name=_name_of(backend), gap=gap, deadline=deadline)
-        result = Search(tree, options, plain, engine).within(memory_bytes)
+        result = PlanSearch(tree, options, plain, engine).within(memory_bytes)
     return _plan(tree, result, memory_bytes, world_size, f"{backend or 'highs'} (module program)")
 
 
@@ -100,7 +100,7 @@ def _name_of(backend: str | None) -> str | None:
 
 
 def _hopeless(
-    tree: ModuleTree, k: int, chosen: Sequence[int], plain: Bytes, memory_bytes: int
+    tree: ModuleTree, k: int, chosen: Sequence[int], plain: Ints, memory_bytes: int
 ) -> bool:
     """Whether checkpointing a module can never fit.
 
@@ -116,10 +116,12 @@ def _hopeless(
     return int(rest.max(initial=0)) > memory_bytes
 
 
-def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> dict[int, Choices]:
+def _options(
+    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
+) -> dict[int, tuple[ModuleChoice, ...]]:
     """The choices of each candidate that frees anything; equal modules share them."""
-    known: dict[tuple[int, float, str], Choices] = {}
-    found: dict[int, Choices] = {}
+    known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
+    found: dict[int, tuple[ModuleChoice, ...]] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
@@ -128,13 +130,13 @@ def _options(tree: ModuleTree, chosen: Sequence[int], solver: Solver | None) -> 
         if key not in known:
             overhead_ps = round(module.overhead_ms * PS_PER_MS)
             known[key] = choices(stats, most, solver, overhead_ps)
-        if known[key].all:
+        if known[key]:
             found[k] = known[key]
     return found
 
 
 def _plan(
-    tree: ModuleTree, result: Found, memory_bytes: int, world_size: int, solver: str
+    tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int, solver: str
 ) -> SACPlan:
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):

@@ -6,15 +6,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.choices import Choice, Choices
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.choices import ModuleChoice
 
 #: A decision: module to its choice.
-Decision = dict[int, Choice]
-#: How often each choice is taken, by class and choice.
-Counts = tuple[tuple[int, ...], ...]
+Decision = dict[int, ModuleChoice]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,26 +23,19 @@ class ModuleClass:
         members: positions of the modules, in the order in which they run.
         parent: the class of the nearest module above that may be checkpointed; -1 where none is.
         each: members below one member of the parent; all of them without a parent.
-        gains: bytes freed by each choice, for each call of a member.
+        gains: bytes freed by each choice (row) in each call of a member (column).
         choices: what may be chosen, most bytes kept first.
-        floors: see `remat.sac.solve.choices.Choices`.
     """
 
     members: tuple[int, ...]
     parent: int
     each: int
-    gains: tuple[tuple[int, ...], ...]
-    choices: tuple[Choice, ...]
-    floors: tuple[int, ...]
-
-    def picoseconds(self, floors: bool = False) -> npt.NDArray[np.int64]:
-        """What each choice takes, or its floor, for all calls of a member."""
-        each = self.floors if floors else [c.recompute_ps for c in self.choices]
-        return np.array(each, dtype=np.int64) * len(self.gains[0])
+    gains: Ints
+    choices: tuple[ModuleChoice, ...]
 
 
 def classes(
-    tree: ModuleTree, options: Mapping[int, Choices], *, apart: bool = False
+    tree: ModuleTree, options: Mapping[int, tuple[ModuleChoice, ...]], *, apart: bool = False
 ) -> tuple[ModuleClass, ...]:
     """Groups equal modules: same operators, same memory, same modules below and above.
 
@@ -60,7 +51,7 @@ def classes(
     signs: dict[int, Hashable] = {}
     numbers: dict[Hashable, int] = {}
     for k in sorted(options, reverse=True):
-        key = (_looks(tree, k, options[k].all), tuple(signs[c] for c in inside[k]))
+        key = (_looks(tree, k, options[k]), tuple(signs[c] for c in inside[k]))
         signs[k] = numbers.setdefault(key, len(numbers))
     members: dict[Hashable, list[int]] = {}
     class_of: dict[int, Hashable] = {}
@@ -80,12 +71,14 @@ def classes(
                 members=tuple(sorted(group, key=lambda k: tree.modules[k].calls[0].begin)),
                 parent=parent,
                 each=len(group) // (len(found[parent].members) if parent >= 0 else 1),
-                gains=tuple(
-                    tuple(call.freeable_bytes - o.kept_bytes for call in calls)
-                    for o in options[first].all
+                gains=np.array(
+                    [
+                        [call.freeable_bytes - o.kept_bytes for call in calls]
+                        for o in options[first]
+                    ],
+                    dtype=np.int64,
                 ),
-                choices=options[first].all,
-                floors=options[first].floors,
+                choices=options[first],
             )
         )
     return tuple(found)
@@ -95,9 +88,28 @@ def _above(tree: ModuleTree, k: int, options: Mapping[int, object]) -> int:
     return next((a for a in tree.ancestors(k) if a in options), -1)
 
 
-def _looks(tree: ModuleTree, k: int, options: tuple[Choice, ...]) -> Hashable:
+def _looks(tree: ModuleTree, k: int, options: tuple[ModuleChoice, ...]) -> Hashable:
     calls = [(c.activation_bytes, c.input_bytes) for c in tree.modules[k].calls]
     return (tuple(calls), options)
+
+
+def columns(found: Sequence[ModuleClass]) -> list[slice]:
+    """Where the choices of each class stand among those of all classes, one class after the other.
+
+    Vectors over choices, such as how often each is taken, have this order.
+    """
+    ends = np.cumsum([len(c.choices) for c in found]).tolist()
+    return [slice(end - len(c.choices), end) for c, end in zip(found, ends, strict=True)]
+
+
+def picoseconds(found: Sequence[ModuleClass], *, slack: bool = False) -> Ints:
+    """What each choice takes for all calls of a member; or by how much omitted ones may be faster."""
+    each = [
+        (o.slack_ps if slack else o.recompute_ps) * c.gains.shape[1]
+        for c in found
+        for o in c.choices
+    ]
+    return np.array(each, dtype=np.int64)
 
 
 def below(found: Sequence[ModuleClass]) -> dict[int, list[int]]:
@@ -108,21 +120,25 @@ def below(found: Sequence[ModuleClass]) -> dict[int, list[int]]:
     return inside
 
 
-def place(found: Sequence[ModuleClass], counts: Counts) -> Decision:
+def place(found: Sequence[ModuleClass], counts: Ints) -> Decision:
     """Spreads the choices of each class over its members, those that free most first.
 
     What is freed early is free for longer: of two equal modules, the earlier one frees more.
 
     Args:
         found: the classes.
-        counts: for each class and choice, for how many members it is taken.
+        counts: for how many members each choice is taken; see `columns`.
     """
     queues = [
         sorted(
-            ((sum(c.gains[j]), j) for j, n in enumerate(taken) for _ in range(n)),
+            (
+                (int(c.gains[j].sum()), j)
+                for j in np.flatnonzero(counts[at]).tolist()
+                for _ in range(counts[at][j])
+            ),
             reverse=True,
         )
-        for c, taken in zip(found, counts, strict=True)
+        for c, at in zip(found, columns(found), strict=True)
     ]
     inside = below(found)
     decision: Decision = {}

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from remat.sac.estimate.calls import Bytes, CallStats
+from remat.sac.estimate.calls import CallStats
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import SACStats
-from remat.sac.solve.choices import Choice
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.choices import ModuleChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -24,12 +25,12 @@ class Simulated:
         peak_bytes: most of all of them.
     """
 
-    memory: Bytes
+    memory: Ints
     reruns: dict[tuple[int, int], int]
     peak_bytes: int
 
 
-def simulate(tree: ModuleTree, decision: Mapping[int, Choice], plain: Bytes) -> Simulated:
+def simulate(tree: ModuleTree, decision: Mapping[int, ModuleChoice], plain: Ints) -> Simulated:
     """Follows a step in which some modules are checkpointed.
 
     From the end of its forward to the start of its backward, a module keeps what it stores and its
@@ -56,7 +57,7 @@ def simulate(tree: ModuleTree, decision: Mapping[int, Choice], plain: Bytes) -> 
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)
 
 
-def moments_of_interest(tree: ModuleTree, modules: Mapping[int, object], plain: Bytes) -> list[int]:
+def moments_of_interest(tree: ModuleTree, modules: Mapping[int, object], plain: Ints) -> list[int]:
     """For each interval between ends of forward and starts of backward, the moment of most memory.
 
     No other moment can be a peak under any decision.
@@ -75,8 +76,6 @@ def rerun_peak(call: CallStats, stats: SACStats, stored: Sequence[int]) -> int:
     Stored results wait for their operator; everything else is as in forward.
     """
     sizes = stats.memory
-    if call.freed_at is None:
-        return int(call.made.max(initial=0)) + sum(sizes[i] for i in stored)
     waiting = np.zeros(len(call.made) + 1, dtype=np.int64)
     for i in stored:
         if sizes[i]:
@@ -85,14 +84,14 @@ def rerun_peak(call: CallStats, stats: SACStats, stored: Sequence[int]) -> int:
     return int((call.made + np.cumsum(waiting)[:-1]).max(initial=0))
 
 
-def _held_longer(call: CallStats, stats: SACStats, stored: Sequence[int]) -> Bytes:
+def _held_longer(call: CallStats, stats: SACStats, stored: Sequence[int]) -> Ints:
     """Bytes by moment of forward that are alive only because they are stored."""
     held = np.zeros(call.end - call.begin + 1, dtype=np.int64)
     for i in stored:
         size = stats.memory[i]
         if not size:
             continue
-        start = call.begin if call.freed_at is None else call.freed_at[i][1]
+        start = call.freed_at[i][1]
         if start < call.end:
             held[max(start - call.begin, 0)] += size
     return np.cumsum(held)[:-1]

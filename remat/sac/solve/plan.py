@@ -6,7 +6,7 @@ import json
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
@@ -170,21 +170,12 @@ def _read(kind: Any, data: Any, what: str) -> Any:
         raise PlanError(f"saved checkpointing plan: {error}") from None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kind:
-    """Modules that are alike but for their names."""
-
-    first: ModulePlan
-    names: list[str]
-
-
-def _kinds(plan: SACPlan) -> list[_Kind]:
-    """The modules, those that are alike as one, in the order of their first."""
-    kinds: dict[tuple[object, ...], _Kind] = {}
+def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
+    """Names of the modules that are alike, by what is planned for them, in the order of their first."""
+    found: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
-        rest = tuple(getattr(m, f.name) for f in fields(m) if f.name != "name")
-        kinds.setdefault(rest, _Kind(first=m, names=[])).names.append(m.name)
-    return list(kinds.values())
+        found.setdefault(replace(m, name=""), []).append(m.name)
+    return found
 
 
 def _explain(plan: SACPlan) -> str:
@@ -204,17 +195,17 @@ def _explain(plan: SACPlan) -> str:
     if not plan.modules:
         return "\n".join([*lines, "  no module is checkpointed"])
     rows = [("modules", "keep", "free", "again", "stored operators")]
-    kinds = _kinds(plan)
-    rows += [_row(kind) for kind in kinds]
+    alike = _alike(plan)
+    rows += [_row(m, names) for m, names in alike.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     for name, keep, free, again, stored in rows:
         lines.append(
             f"  {name:<{widths[0]}}  {keep:>{widths[1]}}  {free:>{widths[2]}}  "
             f"{again:>{widths[3]}}  {stored}"
         )
-    if any(len(kind.names) > 1 for kind in kinds):
+    if any(len(names) > 1 for names in alike.values()):
         lines.append("  (of modules that are alike, the figures are those of each)")
-    undeclared = list(dict.fromkeys(_undeclared(kinds)))
+    undeclared = list(dict.fromkeys(_undeclared(alike)))
     if undeclared:
         lines.append(
             f"  {', '.join(undeclared)}: stored, with what draws random numbers beside it, since not "
@@ -224,10 +215,10 @@ def _explain(plan: SACPlan) -> str:
     return "\n".join(lines)
 
 
-def _undeclared(kinds: Iterable[_Kind]) -> Iterator[str]:
+def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
     """Names of stored operators that are not known to be functions of their inputs."""
-    for kind in kinds:
-        for name in dict.fromkeys(kind.first.ops[i] for i in kind.first.stored):
+    for m in modules:
+        for name in dict.fromkeys(m.ops[i] for i in m.stored):
             try:
                 op = read_target(name)
             except LookupError:  # a plan that was read where its operators are not registered
@@ -236,8 +227,7 @@ def _undeclared(kinds: Iterable[_Kind]) -> Iterator[str]:
                 yield name_of(op)
 
 
-def _row(kind: _Kind) -> tuple[str, str, str, str, str]:
-    m, names = kind.first, kind.names
+def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
     shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]
@@ -250,15 +240,14 @@ def _row(kind: _Kind) -> tuple[str, str, str, str, str]:
 
 def _code(plan: SACPlan) -> str:
     """Python that makes the plan again and applies it to ``model``; modules that are alike once."""
-    kinds = _kinds(plan)
     lines = ["from remat.sac import ModulePlan, SACPlan, apply", ""]
     of: dict[str, int] = {}
-    for k, kind in enumerate(kinds):
-        of.update(dict.fromkeys(kind.names, k))
+    for k, (m, names) in enumerate(_alike(plan).items()):
+        of.update(dict.fromkeys(names, k))
         lines.append(f"kind_{k} = {{")
-        for f in fields(kind.first):
+        for f in fields(m):
             if f.name != "name":
-                lines += _entry(f'"{f.name}": ', getattr(kind.first, f.name))
+                lines += _entry(f'"{f.name}": ', getattr(m, f.name))
         lines += ["}"]
     lines += ["plan = SACPlan(", "    modules=("]
     lines += [f"        ModulePlan(name={m.name!r}, **kind_{of[m.name]})," for m in plan.modules]

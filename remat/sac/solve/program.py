@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from remat.errors import SolverError
-from remat.sac.solve.cuts import Cut
-from remat.sac.solve.module_classes import Counts, ModuleClass
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.cuts import BudgetCut
+from remat.sac.solve.module_classes import ModuleClass, columns
 from remat.solvers.highs import milp
 from remat.solvers.pulp_cbc import load_pulp, pulp_engine
 
@@ -33,7 +34,6 @@ _FIRST = 400
 #: HiGHS's word for a program without an answer.
 _INFEASIBLE = 2
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -86,12 +86,11 @@ class Linear:
     """How often each choice is taken: least ``costs @ x`` for which ``matrix @ x <= limits``.
 
     Attributes:
-        costs: of each choice, all classes one after the other, in ``unit``; last of the peak, if
-            that is what is minimised.
+        costs: of each choice (`remat.sac.solve.module_classes.columns`), in ``unit``; last of the peak,
+            if that is what is minimised.
         matrix: a row for each cut, in ``size`` bytes, then one for the members of each class.
         limits: of each row.
         most: how often each choice can be taken at most; infinite for the peak, which is no count.
-        starts: position of the first choice of each class.
         cuts: how many rows are cuts.
         unit: picoseconds that costs are counted in; bytes for the peak.
         size: bytes that cuts are counted in.
@@ -101,7 +100,6 @@ class Linear:
     matrix: Any
     limits: Floats
     most: Floats
-    starts: Ints
     cuts: int
     unit: float
     size: float
@@ -110,53 +108,42 @@ class Linear:
     def of(
         cls,
         found: Sequence[ModuleClass],
-        cuts: Sequence[Cut],
-        times: Sequence[Ints] | None = None,
+        cuts: Sequence[BudgetCut],
+        times: Ints | None = None,
     ) -> Linear:
         """The program for some classes and cuts.
 
         Args:
             found: the classes.
             cuts: what the memory demands.
-            times: picoseconds of each choice, by class; None: the least peak is looked for, and the
-                cuts are those of a budget of 0.
+            times: picoseconds of each choice; None: the least peak is looked for, and the cuts are those
+                of a budget of 0.
         """
         from scipy.sparse import csr_array
 
-        sizes = [len(c.choices) for c in found]
-        starts = np.cumsum([0, *sizes])
-        size = max(1.0, max((abs(c.need) for c in cuts), default=1) / 2**20)
-        parts: list[tuple[Any, Any, Any]] = []
-        for i, cut in enumerate(cuts):
-            columns = [int(starts[c]) + j for c, j in cut.gains]
-            parts.append(
-                (np.full(len(columns), i), columns, [-g / size for g in cut.gains.values()])
-            )
-        limits = [-cut.need / size for cut in cuts]
+        at = columns(found)
+        gains, needs = np.stack([c.gains for c in cuts]), np.array([c.need for c in cuts])
+        size = max(1.0, float(abs(needs).max()) / 2**20)
+        shares = np.zeros((len(found), gains.shape[1]))
         for c, one in enumerate(found):
             a = c
             while a >= 0:
-                own = np.arange(starts[a], starts[a + 1])
-                share = len(one.members) / len(found[a].members)
-                parts.append((np.full(len(own), len(limits)), own, np.full(len(own), share)))
+                shares[c, at[a]] = len(one.members) / len(found[a].members)
                 a = found[a].parent
-            limits.append(len(one.members))
-        most = np.repeat([float(len(c.members)) for c in found], sizes)
+        members = np.array([float(len(c.members)) for c in found])
+        rows = np.vstack([-gains / size, shares])
+        most = np.repeat(members, [len(c.choices) for c in found])
         if times is None:
             unit, costs, most = size, np.append(np.zeros(len(most)), 1.0), np.append(most, np.inf)
-            parts.append(
-                (np.arange(len(cuts)), np.full(len(cuts), starts[-1]), np.full(len(cuts), -1))
-            )
+            rows = np.column_stack([rows, np.repeat([-1.0, 0.0], [len(cuts), len(found)])])
         else:
-            unit = max(1.0, max((float(t.max(initial=1)) for t in times), default=1.0) / 2**20)
-            costs = np.concatenate(times) / unit
-        row, column, value = (np.concatenate(p) for p in zip(*parts, strict=True))
+            unit = max(1.0, float(times.max(initial=1)) / 2**20)
+            costs = times / unit
         return cls(
             costs=costs,
-            matrix=csr_array((value, (row, column)), shape=(len(limits), len(costs))),
-            limits=np.array(limits, dtype=np.float64),
+            matrix=csr_array(rows),
+            limits=np.concatenate([-needs / size, members]),
             most=most,
-            starts=starts,
             cuts=len(cuts),
             unit=unit,
             size=size,
@@ -182,8 +169,8 @@ class Linear:
 
     def solve(
         self, backend: Backend, gap: float, at_most: float = np.inf
-    ) -> tuple[Counts, float] | None:
-        """Counts by class and choice, and a lower bound on the costs, in picoseconds or bytes.
+    ) -> tuple[Ints, float] | None:
+        """How often each choice is taken, and a lower bound on the costs, in picoseconds or bytes.
 
         Args:
             backend: the solver and its limits.
@@ -202,7 +189,7 @@ class Linear:
 
     def _by_highs(
         self, gap: float, nodes: int, time_limit: float | None, at_most: float
-    ) -> tuple[Counts, float] | None:
+    ) -> tuple[Ints, float] | None:
         """Solves it over few choices first.
 
         No better solution has a choice whose reduced cost exceeds the distance of a known solution from
@@ -240,7 +227,7 @@ class Linear:
             if solved.fun - least <= reach or bound >= (1.0 - gap) * solved.fun:
                 counts = np.zeros(len(reduced), dtype=np.int64)
                 counts[near] = np.rint(solved.x)
-                return self._by_class(counts), bound * self.unit
+                return self._choices(counts), bound * self.unit
             reach, shown = (solved.fun - least) * (1.0 + 1e-9), len(near)
 
     def _highs(self, near: Ints, options: dict[str, float]) -> Any:
@@ -254,11 +241,11 @@ class Linear:
             options=options,
         )
 
-    def _by_class(self, counts: Ints) -> Counts:
-        pairs = zip(self.starts[:-1], self.starts[1:], strict=True)
-        return tuple(tuple(counts[a:b].tolist()) for a, b in pairs)
+    def _choices(self, counts: Ints) -> Ints:
+        """The counts without the peak."""
+        return counts[np.isfinite(self.most)]
 
-    def _by_pulp(self, backend: Backend, gap: float) -> tuple[Counts, float] | None:
+    def _by_pulp(self, backend: Backend, gap: float) -> tuple[Ints, float] | None:
         pulp = load_pulp()
         model = pulp.LpProblem("modules", pulp.LpMinimize)
         new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
@@ -285,4 +272,4 @@ class Linear:
             for n in taken:
                 n.cat = pulp.LpContinuous
             backend.run(model, 0.0, NODES)
-        return self._by_class(counts), float(pulp.value(model.objective)) * self.unit
+        return self._choices(counts), float(pulp.value(model.objective)) * self.unit

@@ -12,12 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from remat.errors import BudgetError, SolverError
-from remat.sac.estimate.calls import Bytes
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.choices import Choice, Choices, hull
-from remat.sac.solve.cuts import Cut, Cutter
+from remat.sac.run.lifetimes import Ints
+from remat.sac.solve.choices import ModuleChoice, hull
+from remat.sac.solve.cuts import BudgetCut, CutMaker
 from remat.sac.solve.label_merging import TooManyLabelsError, cheapest
-from remat.sac.solve.module_classes import Counts, Decision, ModuleClass, classes, place
+from remat.sac.solve.module_classes import (
+    Decision,
+    ModuleClass,
+    below,
+    classes,
+    columns,
+    picoseconds,
+    place,
+)
 from remat.sac.solve.peaks import Simulated, moments_of_interest, simulate
 from remat.sac.solve.program import Backend, Linear
 from remat.units import format_bytes
@@ -36,29 +44,29 @@ _LOOSE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProgramAnswer:
     """A solution of a program.
 
     Attributes:
-        counts: how often each choice is taken, by class and choice.
+        counts: how often each choice is taken; see `remat.sac.solve.module_classes.columns`.
         bound: lower bound on the time of all solutions, in picoseconds.
         exact: whether it is optimal for the cuts.
     """
 
-    counts: Counts
+    counts: Ints
     bound: float
     exact: bool
 
 
 def solve(
     found: Sequence[ModuleClass],
-    cuts: Sequence[Cut],
+    cuts: Sequence[BudgetCut],
     backend: Backend,
     gap: float,
     *,
     at_least: float = 0.0,
     merging: bool = True,
-) -> Answer | None:
+) -> ProgramAnswer | None:
     """Finds the counts of least time; None if no counts meet the cuts.
 
     Args:
@@ -74,60 +82,59 @@ def solve(
     """
     if not found:
         fits = all(cut.need <= 0 for cut in cuts)
-        return Answer(counts=(), bound=0.0, exact=True) if fits else None
-    times = [c.picoseconds() for c in found]
+        return (
+            ProgramAnswer(counts=np.zeros(0, dtype=np.int64), bound=0.0, exact=True)
+            if fits
+            else None
+        )
+    times = picoseconds(found)
     linear = Linear.of(found, cuts, times)
     prices = linear.prices() if merging else None
     at_most = np.inf
     if prices is not None:
         try:
             counts, best, bound = cheapest(found, cuts, times, prices, at_least, gap)
-            return Answer(counts=counts, bound=bound, exact=bound == best)
+            return ProgramAnswer(counts=counts, bound=bound, exact=bound == best)
         except TooManyLabelsError as many:
             at_most = np.inf if many.good is None else float(many.good[1])
     answer = linear.solve(backend, gap, at_most)
     if answer is None:
         return None
     counts, bound = answer
-    spent = sum(int(t @ np.array(n)) for t, n in zip(times, counts, strict=True))
+    spent = int(times @ counts)
     # One picosecond of each choice taken is for sums of floats.
     exact = spent - bound <= max(1.0, 1e-7 * spent)
-    return Answer(counts=counts, bound=min(bound, float(spent)), exact=exact)
+    return ProgramAnswer(counts=counts, bound=min(bound, float(spent)), exact=exact)
 
 
-def floor(found: Sequence[ModuleClass], cuts: Sequence[Cut], bound: float) -> float:
+def floor(found: Sequence[ModuleClass], cuts: Sequence[BudgetCut], bound: float) -> float:
     """A lower bound that holds for omitted choices too, in picoseconds.
 
-    A decision with a choice whose floor has a reduced cost beyond the bound is not below the bound. Any
-    other is below it by at most the sum over its choices of time minus floor.
+    Omitted choices may be faster than those that stand for them, by `ModuleChoice.slack_ps` at most. A
+    decision with a choice whose reduced cost, at its time less that slack, is beyond the bound is not below
+    the bound. Any other is below it by at most the slack of its choices together.
 
     Args:
         found: the classes.
         cuts: what the budget demands.
         bound: lower bound over the choices that were not omitted, in picoseconds.
     """
-    floors = [c.picoseconds(floors=True) for c in found]
-    slack = [c.picoseconds() - f for c, f in zip(found, floors, strict=True)]
-    if not any(s.any() for s in slack):
+    slack = picoseconds(found, slack=True)
+    if not slack.any():
         return bound
-    linear = Linear.of(found, cuts, floors)
+    linear = Linear.of(found, cuts, picoseconds(found) - slack)
     if linear.relaxed is not None:
         reach = bound / linear.unit - linear.relaxed.value
-        for c, reduced in enumerate(np.split(linear.relaxed.reduced, linear.starts[1:-1])):
-            slack[c][reduced > reach * (1.0 + 1e-9)] = 0
-    most = [0] * len(found)  # for one member, or for the modules below it instead
-    total = 0
-    for c in reversed(range(len(found))):
-        most[c] = max(most[c], int(slack[c].max(initial=0)))
-        if found[c].parent >= 0:
-            most[found[c].parent] += found[c].each * most[c]
-        else:
-            total += len(found[c].members) * most[c]
-    return bound - total
+        slack[linear.relaxed.reduced > reach * (1.0 + 1e-9)] = 0
+    most = [int(slack[at].max(initial=0)) for at in columns(found)]  # for one member
+    inner = below(found)
+    for c in reversed(range(len(found))):  # what is below a member may be chosen in its stead
+        most[c] = max(most[c], sum(found[d].each * most[d] for d in inner[c]))
+    return bound - sum(len(found[c].members) * most[c] for c in inner[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Outcome:
     """A decision that fits, and a lower bound on the time of any that fits."""
 
     decision: Decision
@@ -139,7 +146,7 @@ class InfeasibleError(Exception):
     """The cuts alone cannot be met."""
 
 
-class Search:
+class PlanSearch:
     """Looks for the best decision.
 
     Args:
@@ -150,14 +157,18 @@ class Search:
     """
 
     def __init__(
-        self, tree: ModuleTree, options: Mapping[int, Choices], plain: Bytes, backend: Backend
+        self,
+        tree: ModuleTree,
+        options: Mapping[int, tuple[ModuleChoice, ...]],
+        plain: Ints,
+        backend: Backend,
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
         self._backend = backend
         self._found = classes(tree, options)
         self._moments = moments_of_interest(tree, options, plain)
 
-    def within(self, budget: int) -> Found:
+    def within(self, budget: int) -> Outcome:
         """The best decision within a budget.
 
         Raises:
@@ -179,13 +190,13 @@ class Search:
             bound = 0.0
         if last is None:
             return self._least(budget, bound)
-        return Found(decision=last[0], simulated=last[1], bound_ps=bound)
+        return Outcome(decision=last[0], simulated=last[1], bound_ps=bound)
 
     def _by_cuts(
         self, found: Sequence[ModuleClass], budget: int, bound: float
-    ) -> tuple[Found | None, float]:
+    ) -> tuple[Outcome | None, float]:
         """The decision that a program with cuts finds, None where cuts cannot exclude it; and its bound."""
-        cutter = Cutter(self._tree, found, self._plain)
+        cutter = CutMaker(self._tree, found, self._plain)
         cuts = [cutter.at(t, budget) for t in self._tops()]
         gap, merging = max(self._backend.gap, _LOOSE), True
         for _ in range(ROUNDS):
@@ -197,7 +208,7 @@ class Search:
             decision, simulated = self._follow(found, answer.counts)
             if simulated.peak_bytes <= budget and last:
                 bound = floor(found, cuts, bound)
-                return Found(decision=decision, simulated=simulated, bound_ps=bound), bound
+                return Outcome(decision=decision, simulated=simulated, bound_ps=bound), bound
             fresh = self._fails(found, cutter, decision, simulated, budget, answer)
             if not fresh and last:
                 return None, floor(found, cuts, bound)
@@ -213,8 +224,8 @@ class Search:
         """
         whole = sum(len(c.members) * len(c.choices) for c in self._found) <= MOST_CHOICES
         few = {k: c.choices if whole else hull(c.choices) for c in self._found for k in c.members}
-        found = self._apart(few)
-        cutter = Cutter(self._tree, found, self._plain)
+        found = classes(self._tree, few, apart=True)
+        cutter = CutMaker(self._tree, found, self._plain)
         lowered = budget
         for _ in range(LOWERED):
             cuts = cutter.everywhere(self._moments, lowered)
@@ -232,23 +243,18 @@ class Search:
 
     def _of_least_peak(self) -> tuple[Decision, Simulated] | None:
         """The decision of the lowest peak, where modules keep the least that they can."""
-        found = self._apart({k: c.choices[-1:] for c in self._found for k in c.members})
+        least = {k: c.choices[-1:] for c in self._found for k in c.members}
+        found = classes(self._tree, least, apart=True)
         if not found:
             return None
-        cuts = Cutter(self._tree, found, self._plain).everywhere(self._moments, 0)
+        cuts = CutMaker(self._tree, found, self._plain).everywhere(self._moments, 0)
         try:
             answer = Linear.of(found, cuts).solve(self._backend, self._backend.gap)
         except SolverError:
             return None
         return None if answer is None else self._follow(found, answer[0])
 
-    def _apart(self, options: Mapping[int, tuple[Choice, ...]]) -> tuple[ModuleClass, ...]:
-        few = {
-            k: Choices(all=o, floors=tuple(c.recompute_ps for c in o)) for k, o in options.items()
-        }
-        return classes(self._tree, few, apart=True)
-
-    def _follow(self, found: Sequence[ModuleClass], counts: Counts) -> tuple[Decision, Simulated]:
+    def _follow(self, found: Sequence[ModuleClass], counts: Ints) -> tuple[Decision, Simulated]:
         decision = place(found, counts)
         return decision, simulate(self._tree, decision, self._plain)
 
@@ -260,12 +266,12 @@ class Search:
     def _fails(
         self,
         found: Sequence[ModuleClass],
-        cutter: Cutter,
+        cutter: CutMaker,
         decision: Decision,
         simulated: Simulated,
         budget: int,
-        answer: Answer,
-    ) -> list[Cut]:
+        answer: ProgramAnswer,
+    ) -> list[BudgetCut]:
         """Cuts that a decision over the budget violates, the worst moments first."""
         over = [t for t in self._moments if simulated.memory[t] > budget]
         over.sort(key=lambda t: -int(simulated.memory[t]))
@@ -277,12 +283,12 @@ class Search:
                 made += [] if cut is None else [cut]
         return [cut for cut in made if cut.missing(answer.counts) > 0]
 
-    def _least(self, budget: int, bound: float = 0.0) -> Found:
+    def _least(self, budget: int, bound: float = 0.0) -> Outcome:
         """The decision of the lowest peak, if it fits; else the error names that peak."""
         found = self._of_least_peak()
         least = int(self._plain.max(initial=0)) if found is None else found[1].peak_bytes
         if found is not None and least <= budget:  # the programs ended at their limits
-            return Found(decision=found[0], simulated=found[1], bound_ps=bound)
+            return Outcome(decision=found[0], simulated=found[1], bound_ps=bound)
         raise BudgetError(
             f"no plan fits into {format_bytes(budget)} ({budget} bytes): the least that checkpointing "
             f"gets the step to is {least} bytes ({format_bytes(least)}), so the budget is short by "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remat.report.pictures import write_picture
 from remat.sac.estimate.modules import ModuleTree
-from remat.sac.solve.choices import Choice
+from remat.sac.solve.choices import ModuleChoice
 from remat.sac.solve.peaks import Simulated, simulate
 from remat.sac.solve.plan import SACPlan
 from remat.units import format_bytes
@@ -26,7 +26,7 @@ def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
     """
     places = {m.name: k for k, m in enumerate(tree.modules)}
     decision = {
-        places[tree[m.name].name]: Choice(
+        places[tree[m.name].name]: ModuleChoice(
             stored=m.stored, kept_bytes=m.stored_bytes, recompute_ps=0
         )
         for m in plan.modules

@@ -14,7 +14,7 @@ from torch import nn
 
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.sac.estimate.modules import ModuleTree, collect_modules
-from remat.sac.solve.choices import Choice, candidates, choices
+from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.milp import _options, plan_modules
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.program import Backend
@@ -68,7 +68,7 @@ def least_time(tree: ModuleTree, budget: int) -> int | None:
     """The fewest picoseconds of all decisions that fit; None if none does."""
     options = _options(tree, candidates(tree), None)
     plain, best = tree.memory(), None
-    for decision in decisions(tree, {k: o.all for k, o in options.items()}):
+    for decision in decisions(tree, options):
         time = sum(c.recompute_ps for c in decision.values())
         if (best is None or time < best) and simulate(tree, decision, plain).peak_bytes <= budget:
             best = time
@@ -76,8 +76,8 @@ def least_time(tree: ModuleTree, budget: int) -> int | None:
 
 
 def decisions(
-    tree: ModuleTree, options: dict[int, tuple[Choice, ...]]
-) -> Iterator[dict[int, Choice]]:
+    tree: ModuleTree, options: dict[int, tuple[ModuleChoice, ...]]
+) -> Iterator[dict[int, ModuleChoice]]:
     """Every decision without nesting, over at most three choices for each module."""
     names = sorted(options)
     few = [(None, *options[k]) for k in names]
@@ -145,7 +145,7 @@ def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> 
         plan_modules(tree, 1000)
     found = re.search(r"gets the step to is (\d+) bytes", str(caught.value))
     assert found is not None
-    leasts = {k: (c.all[-1],) for k, c in _options(tree, candidates(tree), None).items()}
+    leasts = {k: c[-1:] for k, c in _options(tree, candidates(tree), None).items()}
     plain = tree.memory()
     peaks = [simulate(tree, d, plain).peak_bytes for d in decisions(tree, leasts)]
     assert int(found[1]) == min(peaks)
@@ -232,11 +232,11 @@ def test_choices_are_better_the_more_they_keep() -> None:
     stats = tree_of(1, 64)["pairs.0"].stats
     assert stats is not None
     found = choices(stats, sum(stats.memory) + 1)
-    kept = [c.kept_bytes for c in found.all]
+    kept = [c.kept_bytes for c in found]
     assert kept == sorted(kept, reverse=True)
-    assert [c.recompute_ps for c in found.all] == sorted(c.recompute_ps for c in found.all)
-    assert found.floors == tuple(c.recompute_ps for c in found.all)
-    assert choices(replace(stats, inplace_ops=[(1, 1)]), 0).all == ()
+    assert [c.recompute_ps for c in found] == sorted(c.recompute_ps for c in found)
+    assert not any(c.slack_ps for c in found)
+    assert choices(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
 
 
 @pytest.mark.parametrize("made", TREES, ids=str)

@@ -6,9 +6,9 @@ import contextlib
 import functools
 import json
 import os
-import warnings
 from pathlib import Path
 
+from remat.errors import warn
 from remat.files import write_whole
 from remat.graph.costs.lock import locked
 
@@ -106,7 +106,7 @@ class Store:
         """Warns once about each thing."""
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, CostWarning, stacklevel=2)
+            warn(message, CostWarning, stacklevel=2)
 
 
 def _parse(text: bytes) -> Times:

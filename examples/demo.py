@@ -22,7 +22,7 @@ from rich.rule import Rule
 from torch import nn
 
 import remat
-from remat.report.tables import LEGEND, comparison_table, plan_table
+from remat.cli.tables import LEGEND, comparison_table, plan_table
 from remat.units import format_bytes
 
 TOLERANCE = 1e-4

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.eval_frame import innermost_fn
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd import descriptors
@@ -149,6 +150,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "get_privateuse1_backend_name": ("torch._C:_get_privateuse1_backend_name",),
     "higher_order_ops": ("torch._ops:_higher_order_ops",),
     "inductor_config": ("torch._inductor.config",),
+    "innermost_fn": ("torch._dynamo.eval_frame:innermost_fn",),
     "int_oo": ("torch.utils._sympy.numbers:int_oo",),
     "is_fake": ("torch._subclasses.fake_tensor:is_fake",),
     "is_impure": ("torch._library.utils:is_impure",),

@@ -9,8 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from remat.units import format_bytes, format_cost, format_share
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from remat.cli.listings import AnalysisLine, CostLine, PassLine, SolverLine
     from remat.planning.comparison import Comparison, ComparisonRow
@@ -60,11 +62,20 @@ def new_table(title: str = "") -> Table:
     )
 
 
+def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
+    """Names and what is to say of each."""
+    table = new_table(title)
+    table.show_header = False
+    table.add_column(style="bold")
+    table.add_column()
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
 def plan_table(plan: Plan, title: str) -> Table:
     """The figures of one plan."""
-    from remat.planning.plan import format_cost
     from remat.report.explanation import counted
-    from remat.units import format_bytes
 
     share = f"{plan.saved_bytes / plan.full_bytes:.1%} of" if plan.full_bytes else "of"
     cost = format_cost(plan.recompute_cost, plan.unit)
@@ -72,11 +83,7 @@ def plan_table(plan: Plan, title: str) -> Table:
     bound = [("bound", f"no plan within the budget needs less than {proven}")]
     bound = bound if plan.recompute_cost else []
     over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
-    table = new_table(title)
-    table.show_header = False
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in (
+    rows = [
         ("budget", _budget_told(plan)),
         (
             "saved",
@@ -91,23 +98,20 @@ def plan_table(plan: Plan, title: str) -> Table:
         *bound,
         ("peak", f"{format_bytes(plan.peak_bytes)}, inputs and parameters included"),
         ("decided by", plan.solver + over + ("" if plan.deterministic else "; a clock ended it")),
-    ):
-        table.add_row(name, value)
-    return table
+    ]
+    return rows_table(rows, title)
 
 
 def _budget_told(plan: Plan) -> str:
-    from remat.units import Budget, format_bytes
 
     if raised := plan.raised_told:
         return raised
-    label, allowed = Budget.parse(plan.budget).label, format_bytes(plan.capacity)
+    label, allowed = plan.asked.label, format_bytes(plan.capacity)
     return label if label == allowed else f"{label} → {allowed}"
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
     """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`)."""
-    from remat.units import Budget
 
     table = new_table(title)
     table.add_column("solver", overflow="fold")
@@ -116,7 +120,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
         if i == 0 or budgets[i - 1] != row.budget:
-            table.add_row(f"budget {Budget.parse(row.budget).label}", style="italic")
+            table.add_row(f"budget {row.label}", style="italic")
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
         table.add_row(
             f"  {row.solver}",
@@ -129,11 +133,10 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
 
 def comparison_notes(comparison: Comparison) -> list[str]:
     """What stands below the table: why a row is empty, and where a cut did better than the solver."""
-    from remat.units import Budget
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
-        budget = Budget.parse(row.budget).label
+        budget = row.label
         if row.reason is not None:
             text = f"no plan at {budget}: {' '.join(row.reason.split())}"
         elif row.decided_by != row.solver:
@@ -146,8 +149,6 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     """The points of a frontier, thinned to a number of rows, its knee marked."""
-    from remat.planning.plan import format_cost
-    from remat.units import format_bytes
 
     table = new_table(title)
     for name in ("share", "saved", "recompute", "peak"):
@@ -178,9 +179,6 @@ def thinned(found: Frontier, rows: int) -> list[FrontierPoint]:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from remat.planning.comparison import format_share
-    from remat.planning.plan import format_cost
-    from remat.units import format_bytes
 
     if row.saved_bytes is None or row.recompute_cost is None:
         return ["–", "–  ", "–", "–", "–"]
@@ -195,56 +193,64 @@ def _cells(row: ComparisonRow) -> list[str]:
 
 
 def solver_table(lines: Sequence[SolverLine]) -> Table:
-    table = new_table()
-    _columns(table, "solver", "available", "exact", "deterministic", "what it does")
-    for line in lines:
-        table.add_row(
+    rows = [
+        (
             line.name,
             "yes" if line.reason is None else f"no: {line.reason}",
             _yes(line.exact),
             _yes(line.deterministic),
             line.summary,
-            style=None if line.reason is None else "dim",
         )
-    return table
+        for line in lines
+    ]
+    styles = [None if line.reason is None else "dim" for line in lines]
+    names = ("solver", "available", "exact", "deterministic", "what it does")
+    return _listing(names, rows, styles)
 
 
 def pass_table(lines: Sequence[PassLine]) -> Table:
-    table = new_table()
-    _columns(table, "pass", "stage", "options", "not after", "what it does")
-    for line in lines:
-        table.add_row(
-            line.name, line.stage, _shown(line.options), "\n".join(line.not_after), line.summary
-        )
-    return table
+    rows = [
+        (line.name, line.stage, _shown(line.options), "\n".join(line.not_after), line.summary)
+        for line in lines
+    ]
+    return _listing(("pass", "stage", "options", "not after", "what it does"), rows)
 
 
 def analysis_table(lines: Sequence[AnalysisLine]) -> Table:
+    rows = [(line.name, line.of, _shown(line.options), line.summary) for line in lines]
+    return _listing(("analysis", "of", "options", "what it tells"), rows)
+
+
+def cost_table(lines: Sequence[CostLine]) -> Table:
+    rows = [
+        (
+            line.name,
+            line.unit,
+            line.summary,
+            "\n".join(f"{line.name}:{name}  {label}" for name, label in line.devices.items()),
+        )
+        for line in lines
+    ]
+    return _listing(("cost model", "unit", "what it counts", "devices"), rows)
+
+
+def _listing(
+    names: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    styles: Sequence[str | None] | None = None,
+) -> Table:
+    """Columns that are never cut: the first one whole, the others folded where they must be."""
     table = new_table()
-    _columns(table, "analysis", "of", "options", "what it tells")
-    for line in lines:
-        table.add_row(line.name, line.of, _shown(line.options), line.summary)
+    table.add_column(names[0], no_wrap=True)
+    for name in names[1:]:
+        table.add_column(name, overflow="fold")
+    for row, style in zip(rows, styles or [None] * len(rows), strict=True):
+        table.add_row(*row, style=style)
     return table
 
 
 def _shown(options: Mapping[str, str]) -> str:
     return "\n".join(f"{name}={default}" for name, default in options.items())
-
-
-def cost_table(lines: Sequence[CostLine]) -> Table:
-    table = new_table()
-    _columns(table, "cost model", "unit", "what it counts", "devices")
-    for line in lines:
-        devices = "\n".join(f"{line.name}:{name}  {label}" for name, label in line.devices.items())
-        table.add_row(line.name, line.unit, line.summary, devices)
-    return table
-
-
-def _columns(table: Table, *names: str) -> None:
-    """Columns that are never cut: the first one whole, the others folded where they must be."""
-    table.add_column(names[0], no_wrap=True)
-    for name in names[1:]:
-        table.add_column(name, overflow="fold")
 
 
 def _yes(value: bool) -> str:

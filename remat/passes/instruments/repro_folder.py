@@ -20,13 +20,12 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from remat.errors import ProblemError, RematError
+from remat.files import Form, read_as, read_record
 from remat.solvers.instances import Instance, save_instance
 
-#: Version of the form of ``failure.json``; another one is refused.
-VERSION = 1
 #: Bytes of a file of a reproducer that are read, at most; the graph has a limit of its own.
 MAX_BYTES = 2**20
 
@@ -68,6 +67,8 @@ class Recorded:
         message: its message.
         note: what else to know.
     """
+
+    form: ClassVar[Form] = Form("reproducer", "remat_repro", 1)
 
     graph: Path
     pipeline: str
@@ -127,25 +128,16 @@ def read_reproducer(folder: Path) -> Recorded:
     expected = "expected a folder that a Reproducer wrote, such as remat-repro-cse-1a2b3c4d"
     if not folder.is_dir():
         raise ProblemError(f"there is no folder '{folder}'; {expected}")
-    data = _read_json(folder / "failure.json", expected)
-    if data.get("remat_repro") != VERSION:
-        raise ProblemError(
-            f"'{folder}' is a reproducer of version {data.get('remat_repro')!r}; this remat reads "
-            f"version {VERSION}"
-        )
-    options, path = data.get("options"), data.get("path")
-    texts = {key: data.get(key) for key in ("pipeline", "checks", "type", "message", "note")}
-    wrong = [key for key, value in texts.items() if not isinstance(value, str)]
-    if not _is_table(options):
-        wrong.append("options")
-    if not isinstance(path, list) or not all(isinstance(p, str) for p in path):
-        wrong.append("path")
-    if wrong:
-        raise ProblemError(f"'{folder / 'failure.json'}' lacks, or has wrong: {', '.join(wrong)}")
     graph = folder / "graph.joint"
+    recorded = read_as(
+        "reproducer",
+        folder / "failure.json",
+        lambda text: read_record(Recorded, text, graph=graph),
+        MAX_BYTES,
+    )
     if not graph.is_file():
         raise ProblemError(f"'{folder}' has no file graph.joint; {expected}")
-    return Recorded(graph=graph, options=options, path=tuple(path), **texts)  # type: ignore[arg-type]
+    return recorded
 
 
 def tell(error: BaseException, text: str) -> None:
@@ -177,7 +169,7 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
     """The files of a reproducer's folder, by name; ``name`` is that of the folder."""
     error = failure.error
     record = {
-        "remat_repro": VERSION,
+        Recorded.form.key: Recorded.form.version,
         "path": list(failure.path),
         "checks": getattr(error, "found_by", ""),
         "type": type(error).__name__,
@@ -255,23 +247,3 @@ def _plain(message: str) -> str:
     """A message without what may differ from run to run: addresses in memory, what ran before."""
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)
-
-
-def _read_json(path: Path, expected: str) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        data = json.loads(text) if len(text) <= MAX_BYTES else None
-    except OSError as error:
-        raise ProblemError(f"'{path}' cannot be read: {error.strerror}; {expected}") from None
-    except (ValueError, RecursionError) as error:
-        raise ProblemError(f"'{path}' is no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ProblemError(f"'{path}' is not the record of a failure; {expected}")
-    return data
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(k, str) and isinstance(v, str) for k, v in value.items()
-    )

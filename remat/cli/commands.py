@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -80,50 +79,15 @@ def main() -> None:
     """
 
 
-def tracing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every command that may trace a model."""
-    decorators = (
-        click.option(
-            "--lower",
-            type=click.Choice(["inductor", "eager"]),
-            default="inductor",
-            show_default=True,
-            help="what the graph is lowered to: Inductor's decompositions, or none",
-        ),
-        click.option(
-            "--device",
-            type=params.DeviceType(),
-            help="trace as if everything lay on this device; by default where the tensors are",
-        ),
-        click.option(
-            "--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]"
-        ),
-        click.option(
-            "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
-        ),
-    )
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
+def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
+    """Arguments and options that several commands have, in the order of the help."""
 
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
 
-def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options of every command that captures a model."""
-    decorators = (
-        click.argument("model", metavar="MODEL"),
-        click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
-        cost_option,
-        tracing_options,
-        json_option,
-    )
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
-
-
-def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options of every command that plans a model."""
-    return capture_options(time_limit_option(reread_option(command)))
+    return decorate
 
 
 cost_option = click.option(
@@ -157,11 +121,44 @@ reread_option = click.option(
     help="let inputs be refilled between forward and backward: none is read again but parameters, "
     "buffers, and what eager autograd would have saved too",
 )
+batch_option = click.option(
+    "--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]"
+)
+seq_option = click.option(
+    "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
+)
 time_limit_option = click.option(
     "--time-limit",
     type=params.SECONDS,
     help="seconds for a solver on one problem; without it work is counted, not time",
 )
+
+
+#: Options of every command that may trace a model.
+tracing_options = options(
+    click.option(
+        "--lower",
+        type=click.Choice(["inductor", "eager"]),
+        default="inductor",
+        show_default=True,
+        help="what the graph is lowered to: Inductor's decompositions, or none",
+    ),
+    click.option(
+        "--device",
+        type=params.DeviceType(),
+        help="trace as if everything lay on this device; by default where the tensors are",
+    ),
+    batch_option,
+    seq_option,
+)
+model_arguments = options(
+    click.argument("model", metavar="MODEL"),
+    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
+)
+#: Arguments and options of every command that captures a model.
+capture_options = options(model_arguments, cost_option, tracing_options, json_option)
+#: Those of every command that plans one.
+_model_options = options(capture_options, time_limit_option, reread_option)
 
 
 @main.command()
@@ -311,12 +308,11 @@ def compare(
 @json_option
 def solvers(as_json: bool) -> None:
     """List the solvers, and why those that cannot run here cannot."""
-    from remat.cli import listings, tables
+    from remat.cli import listings
     from remat.plugins.registry import registry
 
-    lines = {"solvers": listings.solver_lines()}
-    refused = {"refused": [str(problem) for problem in registry().problems]}
-    _list(lines, {"solvers": tables.solver_table}, as_json, **refused)
+    rows = listings.solver_rows()
+    _list(as_json, {"solvers": rows}, refused=[str(problem) for problem in registry().problems])
 
 
 @main.command()
@@ -324,7 +320,7 @@ def solvers(as_json: bool) -> None:
 @json_option
 def passes(pipeline: bool, as_json: bool) -> None:
     """List the passes and analyses, with the options that a pipeline can give them."""
-    from remat.cli import listings, tables
+    from remat.cli import listings
 
     if pipeline:
         from remat.api import default_pipeline
@@ -332,33 +328,29 @@ def passes(pipeline: bool, as_json: bool) -> None:
         text = str(default_pipeline())
         click.echo(json.dumps({"pipeline": text}) if as_json else text)
         return
-    lines = {"passes": listings.pass_lines(), "analyses": listings.analysis_lines()}
-    _list(lines, {"passes": tables.pass_table, "analyses": tables.analysis_table}, as_json)
+    _list(as_json, {"passes": listings.pass_rows(), "analyses": listings.analysis_rows()})
 
 
 @main.command()
 @json_option
 def costs(as_json: bool) -> None:
     """List the cost models, and the devices that they know."""
-    from remat.cli import listings, tables
+    from remat.cli import listings
 
-    _list({"costs": listings.cost_lines()}, {"costs": tables.cost_table}, as_json)
+    _list(as_json, {"costs": listings.cost_rows()})
 
 
-def _list(
-    lines: dict[str, Any], table: dict[str, Callable[[Any], Any]], as_json: bool, **more: Any
-) -> None:
-    """Prints lists, each as a table of its own or all as JSON with what else there is to know."""
+def _list(as_json: bool, rows: dict[str, Any], **more: Any) -> None:
+    """Prints lists, each as a table of its own, or all as JSON with what else there is to know."""
     from remat.cli import tables
 
     if as_json:
-        told = {name: [dataclasses.asdict(line) for line in of] for name, of in lines.items()}
-        echo_json({**told, **more})
+        echo_json(rows | more)
         return
-    for k, (name, of) in enumerate(lines.items()):
+    for k, (what, of) in enumerate(rows.items()):
         if k:
             click.echo()
-        tables.show(table[name](of))
+        tables.show(tables.listing(what, of))
 
 
 def plan_request(**options: Any) -> PlanRequest:

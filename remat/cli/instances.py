@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
+    from remat.solvers.solution import GraphSolution, Solution
     from remat.units import Budget
 
 
@@ -93,14 +94,8 @@ def _write_joint(
     nodes = len(joint.graph.nodes)
     if as_json:
         told = {"name": joint.name, "kind": "joint", "nodes": nodes, "lower": joint.lower}
-        echo_json(
-            {
-                **told,
-                "fingerprint": joint.fingerprint,
-                "capture_s": captured_s,
-                "file": str(output),
-            }
-        )
+        more = {"fingerprint": joint.fingerprint, "capture_s": captured_s, "file": str(output)}
+        echo_json(told | more)
         return
     click.echo(f"{title}: {nodes:,} nodes, captured in {captured_s:.1f} s")
     click.echo(f"joint graph written to {output}")
@@ -148,6 +143,7 @@ def _solve(
     """Solves an instance. The figures are of the checked answer; costs are of what is not saved."""
     from remat.solvers.graph_problem import GraphProblem
     from remat.solvers.run import run
+    from remat.solvers.run_graph import run_graph
 
     problem = instance.problem
     if isinstance(problem, GraphProblem):
@@ -155,43 +151,37 @@ def _solve(
     else:
         full, least = problem.total_weight, 0
     capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
-    answer: dict[str, Any]
+    solved: GraphSolution | Solution
     if isinstance(problem, GraphProblem):
-        from remat.solvers.run_graph import run_graph
-
-        graph = run_graph(solver, problem.within(capacity), time_limit=time_limit)
-        answer = {
-            "saved_bytes": graph.saved_bytes,
-            "recompute_cost": graph.cost,
-            "recompute_bound": graph.bound,
-            "claimed_bound": graph.claimed_bound,
-            "saved": list(graph.saved),
-            "saved_names": [problem.names[i] for i in graph.saved],
+        solved = run_graph(solver, problem.within(capacity), time_limit=time_limit)
+        answer: dict[str, Any] = {
+            "saved_bytes": solved.saved_bytes,
+            "recompute_cost": solved.cost,
+            "recompute_bound": solved.bound,
+            "claimed_bound": solved.claimed_bound,
+            "saved": list(solved.saved),
+            "saved_names": [problem.names[i] for i in solved.saved],
         }
-        done = (graph.solver, graph.status.value, graph.deterministic, graph.elapsed_s)
     else:
-        items = run(
-            solver,
-            dataclasses.replace(problem, capacity=capacity or 0),
-            time_limit=time_limit,
-        )
+        knapsack = dataclasses.replace(problem, capacity=capacity or 0)
+        solved = run(solver, knapsack, time_limit=time_limit)
+        total, claimed = problem.total_value, solved.claimed_bound
         answer = {
-            "saved_bytes": items.weight,
-            "recompute_cost": problem.total_value - items.value,
-            "recompute_bound": problem.total_value - items.bound,
-            "claimed_bound": None
-            if items.claimed_bound is None
-            else problem.total_value - items.claimed_bound,
-            "saved": list(items.saved),
+            "saved_bytes": solved.weight,
+            "recompute_cost": total - solved.value,
+            "recompute_bound": total - solved.bound,
+            "claimed_bound": None if claimed is None else total - claimed,
+            "saved": list(solved.saved),
         }
-        done = (items.solver, items.status.value, items.deterministic, items.elapsed_s)
-    keys = ("solver", "status", "deterministic", "elapsed_s")
     return {
         "instance": instance.name,
         "kind": instance.kind,
         "budget": None if budget is None else str(budget),
         "capacity": capacity,
-        **dict(zip(keys, done, strict=True)),
+        "solver": solved.solver,
+        "status": solved.status.value,
+        "deterministic": solved.deterministic,
+        "elapsed_s": solved.elapsed_s,
         "unit": instance.unit,
         **answer,
     }

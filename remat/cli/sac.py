@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main, time_limit_option
+from remat.cli.commands import (
+    batch_option,
+    echo_json,
+    json_option,
+    main,
+    model_arguments,
+    seq_option,
+    time_limit_option,
+)
 from remat.cli.example import Example
 from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
@@ -30,8 +38,7 @@ def _memory(text: str) -> int | float:
 
 
 @main.command()
-@click.argument("model", metavar="MODEL")
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@model_arguments
 @click.option(
     "--memory",
     type=params.Checked("memory", _memory),
@@ -84,10 +91,8 @@ def _memory(text: str) -> int | float:
     default=None,
     help="estimate on fake tensors, or by a real step [default: real if everything lies on the CPU]",
 )
-@click.option("--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]")
-@click.option(
-    "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
-)
+@batch_option
+@seq_option
 @click.option("--run", "run_it", is_flag=True, help="run steps without and with the plan; measure")
 @click.option(
     "--plot",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -14,7 +14,6 @@ from remat.units import format_bytes, format_cost, format_share
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from remat.cli.listings import AnalysisLine, CostLine, PassLine, SolverLine
     from remat.planning.comparison import Comparison, ComparisonRow
     from remat.planning.frontier import Frontier, FrontierPoint
     from remat.planning.plan import Plan
@@ -75,39 +74,7 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
 
 def plan_table(plan: Plan, title: str) -> Table:
     """The figures of one plan."""
-    from remat.report.explanation import counted
-
-    share = f"{plan.saved_bytes / plan.full_bytes:.1%} of" if plan.full_bytes else "of"
-    cost = format_cost(plan.recompute_cost, plan.unit)
-    proven = format_cost(plan.recompute_bound, plan.unit)
-    bound = [("bound", f"no plan within the budget needs less than {proven}")]
-    bound = bound if plan.recompute_cost else []
-    over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
-    rows = [
-        ("budget", _budget_told(plan)),
-        (
-            "saved",
-            f"{format_bytes(plan.saved_bytes)}, {share} the {format_bytes(plan.full_bytes)} that "
-            f"the runtime-optimal partition saves; {format_bytes(plan.least_bytes)} is the least",
-        ),
-        (
-            "recomputed",
-            f"{counted(len(plan.recomputed), 'node')}, {cost if plan.recompute_cost else 'at no cost'} "
-            f"({plan.cost})",
-        ),
-        *bound,
-        ("peak", f"{format_bytes(plan.peak_bytes)}, inputs and parameters included"),
-        ("decided by", plan.solver + over + ("" if plan.deterministic else "; a clock ended it")),
-    ]
-    return rows_table(rows, title)
-
-
-def _budget_told(plan: Plan) -> str:
-
-    if raised := plan.raised_told:
-        return raised
-    label, allowed = plan.asked.label, format_bytes(plan.capacity)
-    return label if label == allowed else f"{label} → {allowed}"
+    return rows_table([("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows], title)
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
@@ -192,66 +159,51 @@ def _cells(row: ComparisonRow) -> list[str]:
     ]
 
 
-def solver_table(lines: Sequence[SolverLine]) -> Table:
-    rows = [
-        (
-            line.name,
-            "yes" if line.reason is None else f"no: {line.reason}",
-            _yes(line.exact),
-            _yes(line.deterministic),
-            line.summary,
-        )
-        for line in lines
-    ]
-    styles = [None if line.reason is None else "dim" for line in lines]
-    names = ("solver", "available", "exact", "deterministic", "what it does")
-    return _listing(names, rows, styles)
+#: The tables of what there is to choose from: the columns, each with the key of its cells.
+LISTINGS = {
+    "solvers": {
+        "solver": "name",
+        "available": "available",
+        "exact": "exact",
+        "deterministic": "deterministic",
+        "what it does": "summary",
+    },
+    "passes": {
+        "pass": "name",
+        "stage": "stage",
+        "options": "options",
+        "not after": "not_after",
+        "what it does": "summary",
+    },
+    "analyses": {"analysis": "name", "of": "of", "options": "options", "what it tells": "summary"},
+    "costs": {
+        "cost model": "name",
+        "unit": "unit",
+        "what it counts": "summary",
+        "devices": "devices",
+    },
+}
 
 
-def pass_table(lines: Sequence[PassLine]) -> Table:
-    rows = [
-        (line.name, line.stage, _shown(line.options), "\n".join(line.not_after), line.summary)
-        for line in lines
-    ]
-    return _listing(("pass", "stage", "options", "not after", "what it does"), rows)
-
-
-def analysis_table(lines: Sequence[AnalysisLine]) -> Table:
-    rows = [(line.name, line.of, _shown(line.options), line.summary) for line in lines]
-    return _listing(("analysis", "of", "options", "what it tells"), rows)
-
-
-def cost_table(lines: Sequence[CostLine]) -> Table:
-    rows = [
-        (
-            line.name,
-            line.unit,
-            line.summary,
-            "\n".join(f"{line.name}:{name}  {label}" for name, label in line.devices.items()),
-        )
-        for line in lines
-    ]
-    return _listing(("cost model", "unit", "what it counts", "devices"), rows)
-
-
-def _listing(
-    names: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
-    styles: Sequence[str | None] | None = None,
-) -> Table:
-    """Columns that are never cut: the first one whole, the others folded where they must be."""
+def listing(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of `LISTINGS`; columns are never cut: the first one whole, the others folded."""
     table = new_table()
-    table.add_column(names[0], no_wrap=True)
-    for name in names[1:]:
-        table.add_column(name, overflow="fold")
-    for row, style in zip(rows, styles or [None] * len(rows), strict=True):
-        table.add_row(*row, style=style)
+    for k, name in enumerate(LISTINGS[what]):
+        table.add_column(name, no_wrap=k == 0, overflow="ellipsis" if k == 0 else "fold")
+    for row in rows:
+        cells = [_cell(row, key) for key in LISTINGS[what].values()]
+        table.add_row(*cells, style="dim" if row.get("reason") else None)
     return table
 
 
-def _shown(options: Mapping[str, str]) -> str:
-    return "\n".join(f"{name}={default}" for name, default in options.items())
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    value = row[key]
+    if key == "available" and not value:
+        return f"no: {row['reason']}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "devices":
+        return "\n".join(f"{row['name']}:{name}  {label}" for name, label in value.items())
+    if key == "options":
+        return "\n".join(f"{name}={default}" for name, default in value.items())
+    return "\n".join(value) if isinstance(value, dict) else str(value)

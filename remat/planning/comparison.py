@@ -105,6 +105,12 @@ class Comparison:
         return "\n".join(lines)
 
 
+#: Figures of a row that are those of its plan.
+_OF_PLAN = (
+    "capacity", "saved_bytes", "recompute_cost", "recompute_bound", "peak_bytes", "solve_s", "unit",
+)  # fmt: skip
+
+
 def compare(
     joint: JointGraph,
     solvers: str | Solver | Iterable[str | Solver] | None = None,
@@ -169,14 +175,8 @@ def compare(
                         solver=label,
                         budget=budget,
                         decided_by=p.solver,
-                        capacity=p.capacity,
-                        saved_bytes=p.saved_bytes,
-                        recompute_cost=p.recompute_cost,
-                        recompute_bound=p.recompute_bound,
-                        peak_bytes=p.peak_bytes,
-                        solve_s=p.solve_s,
                         plan_s=time.perf_counter() - start,
-                        unit=p.unit,
+                        **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
             if on_row is not None:

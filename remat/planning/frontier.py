@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from remat.errors import PlanError, ProblemError
+from remat.files import Form, write_record
 from remat.graph import ops
 from remat.planning.plan import Plan
 from remat.planning.planner import Decided, Planner
 from remat.units import Budget
-
-#: Version of the JSON form.
-JSON_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +45,16 @@ class Frontier:
         least_bytes: the least bytes that any plan saves.
     """
 
+    form: ClassVar[Form] = Form("frontier", "remat_frontier", 1)
+
     graph: str
     solver: str
     cost: str
     unit: str
-    points: tuple[FrontierPoint, ...]
-    bound: tuple[tuple[int, int], ...]
     full_bytes: int
     least_bytes: int
+    points: tuple[FrontierPoint, ...]
+    bound: tuple[tuple[int, int], ...]
     _planner: Planner = field(repr=False)
     _decided: tuple[Decided, ...] = field(repr=False)
 
@@ -172,15 +172,4 @@ class Frontier:
 
     def to_json(self) -> str:
         """The frontier as JSON, without its plans."""
-        data = {
-            "remat_frontier": JSON_VERSION,
-            "graph": self.graph,
-            "solver": self.solver,
-            "cost": self.cost,
-            "unit": self.unit,
-            "full_bytes": self.full_bytes,
-            "least_bytes": self.least_bytes,
-            "points": [asdict(p) for p in self.points],
-            "bound": [list(b) for b in self.bound],
-        }
-        return json.dumps(data, indent=2) + "\n"
+        return write_record(self)

@@ -171,21 +171,10 @@ class Plan:
         """
         with contextlib.suppress(RematError):  # its figures are there even without its modules
             self._complete()
-        share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
             f"plan for {self.graph}, budget {self.asked.label}, cost model {self.cost}",
-            f"  saved       {format_bytes(self.saved_bytes)}{share} "
-            f"{format_bytes(self.full_bytes)} that the runtime-optimal partition saves; "
-            f"{format_bytes(self.capacity)} allowed, {format_bytes(self.least_bytes)} the least possible)",
-            f"  recomputed  {self.recomputed_told}",
-            f"  peak        {format_bytes(self.peak_bytes)}, inputs and parameters included",
-            f"  decided by  {self.solver}"
-            + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
+            *(f"  {name:<11} {text}" for name, text in self.rows),
         ]
-        if raised := self.raised_told:
-            lines.insert(2, f"  raised      {raised}")
-        if self.region_budget:
-            lines.insert(1, self._region_told())
         if self.fallbacks:
             lines += ["  not priced by the cost model itself:"]
             lines += [f"    {text}" for text in self.fallbacks]
@@ -201,8 +190,51 @@ class Plan:
         return "\n".join(lines)
 
     @property
-    def raised_told(self) -> str:
-        """What a share was raised to and why, for people; empty where it was not raised."""
+    def rows(self) -> list[tuple[str, str]]:
+        """Its figures for people: the name of each, and what there is to say."""
+        share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
+        saved = (
+            f"{format_bytes(self.saved_bytes)}{share} {format_bytes(self.full_bytes)} that the "
+            f"runtime-optimal partition saves; {format_bytes(self.capacity)} allowed, "
+            f"{format_bytes(self.least_bytes)} the least possible)"
+        )
+        recomputed = counted(len(self.recomputed), "node") if self.recomputed else "nothing"
+        if self.recompute_cost:
+            bound = format_cost(self.recompute_bound, self.unit)
+            recomputed += (
+                f", views included, {format_cost(self.recompute_cost, self.unit)} (no plan within the "
+                f"budget needs less than {bound})"
+            )
+        elif self.recomputed:
+            recomputed += ", at no cost"
+        decided = f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""
+        rows = [
+            ("region", self._region()),
+            ("saved", saved),
+            ("raised", self._raised()),
+            ("recomputed", recomputed),
+            ("peak", f"{format_bytes(self.peak_bytes)}, inputs and parameters included"),
+            (
+                "decided by",
+                self.solver + decided + ("" if self.deterministic else "; a clock ended it"),
+            ),
+        ]
+        return [(name, text) for name, text in rows if text]
+
+    def _region(self) -> str:
+        """What the code set for its region, and how much that is; empty where it set nothing."""
+        if not self.region_budget:
+            return ""
+        share = Budget.parse(self.region_budget)
+        own = share.capacity(full=max(self.full_bytes, self.least_bytes), least=self.least_bytes)
+        return (
+            f"the code sets {self.region_budget} for the whole graph by "
+            f"region_activation_memory_budget, {format_bytes(own)}; it holds "
+            f"{'beside' if self.asked.share is None else 'instead of'} the budget"
+        )
+
+    def _raised(self) -> str:
+        """What a share was raised to and why; empty where it was not raised."""
         share = Budget.parse(self.region_budget) if self.region_budget else self.asked
         full, least = max(self.full_bytes, self.least_bytes), self.least_bytes
         known = self.least_because and share.share is not None and self.capacity == least
@@ -211,28 +243,6 @@ class Plan:
         return (
             f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
             f"{format_bytes(least)} is the least possible, because {self.least_because}"
-        )
-
-    @property
-    def recomputed_told(self) -> str:
-        """How much runs twice and what it costs, for people."""
-        nodes = counted(len(self.recomputed), "node")
-        if not self.recompute_cost:
-            return f"{nodes}, at no cost" if self.recomputed else "nothing"
-        bound = format_cost(self.recompute_bound, self.unit)
-        return (
-            f"{nodes}, views included, {format_cost(self.recompute_cost, self.unit)} "
-            f"(no plan within the budget needs less than {bound})"
-        )
-
-    def _region_told(self) -> str:
-        share = Budget.parse(self.region_budget)
-        own = share.capacity(full=max(self.full_bytes, self.least_bytes), least=self.least_bytes)
-        shared = self.asked.share is not None
-        return (
-            f"  region      the code sets {self.region_budget} for the whole graph by "
-            f"region_activation_memory_budget, {format_bytes(own)}; it holds "
-            f"{'instead of' if shared else 'beside'} the budget"
         )
 
     def _input_told(self, name: str) -> str:

@@ -98,7 +98,11 @@ class PlanRequest:
         with _about("hooks"):
             pair = None if hooks is None else SavedTensorHooks.of(hooks)
         with _about("reread_inputs"):
-            _check_reread(reread_inputs)
+            if type(reread_inputs) is not bool:
+                raise ProblemError(
+                    f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
+                    "of the step again) or False (it may not, so that they can be refilled before it)"
+                )
         with _about("plan"):
             saved = None if plan is None else read_plan(plan)
             plans = (saved,) if isinstance(saved, Plan) else saved or ()
@@ -229,14 +233,6 @@ def _about(option: str) -> Iterator[None]:
     except RematError as error:
         error.option = option
         raise
-
-
-def _check_reread(reread_inputs: object) -> None:
-    if type(reread_inputs) is not bool:
-        raise ProblemError(
-            f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs of the "
-            "step again) or False (it may not, so that they can be refilled before it)"
-        )
 
 
 def _read_pipeline(pipeline: str | Pipeline) -> Pipeline:

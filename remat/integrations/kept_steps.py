@@ -8,7 +8,6 @@ which the plan's modules are made if somebody asks for them, and the warnings th
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +48,7 @@ def keep(halves: Sequence[str], kept: Kept) -> None:
     path = _path(halves)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = write_record(kept)
-        write_whole(path, json.dumps({"digest": _digest(text), "kept": text}))
+        write_whole(path, write_record(kept))
     except OSError:
         return
 
@@ -62,11 +60,8 @@ def find(halves: Sequence[str]) -> Kept | None:
     otherwise.
     """
     try:
-        data = json.loads(_path(halves).read_text(encoding="utf-8"))
-        if data["digest"] != _digest(data["kept"]):
-            return None
-        kept = read_record(Kept, data["kept"])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        kept = read_record(Kept, _path(halves).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or damaged
         return None
     return kept if all(_known_of(name) == known for name, known in kept.operators) else None
 
@@ -91,10 +86,6 @@ def _known_of(name: str) -> str:
         return ""  # no longer registered
     tags = sorted(map(str, op.tags))
     return f"{torch_compat.schema(op)} {tags} {torch_compat.get_effect(op)} {ops.is_known(op)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def halves_of(compiled: Any) -> tuple[str, ...] | None:

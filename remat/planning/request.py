@@ -220,7 +220,7 @@ class PlanRequest:
             )
         if self.hooks is not None:
             raise ProblemError(
-                "hooks do not go together with a pipeline: end it with the pass "
+                "hooks do not go together with a pipeline: end the pipeline with the pass "
                 "'saved-tensor-hooks(pair=float8)'"
             )
 

@@ -24,7 +24,7 @@ import remat
 from remat.cli.hf import build
 from remat.cli.instances import figures
 from remat.graph.costs import Roofline
-from remat.graph.lowering import Kind, Lowered
+from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.roles import UNREACHABLE
 from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
@@ -111,7 +111,7 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> list[tuple[int
     problem, distance, nodes = lowered.problem, state.get(Distances()), state.index.nodes
     weight: dict[int, int] = {}
     for i, kind in enumerate(lowered.kind):
-        if kind is not Kind.VALUE or distance[lowered.position[i]] >= UNREACHABLE:
+        if kind is not SavedKind.VALUE or distance[lowered.position[i]] >= UNREACHABLE:
             continue
         producer = i
         while getattr(nodes[lowered.position[producer]].target, "__name__", "") == "getitem":
@@ -124,7 +124,7 @@ def candidates(state: State, lowered: Lowered, ban: bytearray) -> list[tuple[int
             weight[producer] = weight.get(producer, 0) + problem.size[i]
     for i in weight:
         for j in problem.inputs[i]:
-            if lowered.kind[j] is Kind.GENERATOR_STATE:
+            if lowered.kind[j] is SavedKind.GENERATOR_STATE:
                 weight[i] -= problem.size[j]
     return sorted(
         ((i, n) for i, n in weight.items() if n > 0), key=lambda item: (-item[1], item[0])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from remat.cli.hf import build
-from remat.cli.hf_kinds import draw, kind_of
+from remat.cli.hf_recipes import draw, recipe_for
 
 Batch = dict[str, torch.Tensor]
 
@@ -76,7 +76,7 @@ def make(name: str, seed: int = 0) -> Built:
             seq=recipe.first.seq,
             device="cpu",
         )
-        kind, model = kind_of(name), made.model
+        kind, model = recipe_for(name), made.model
 
         def batch(size: Size) -> Batch:
             inputs = kind.inputs(model.config, size.batch, size.seq or 0, model.dtype)

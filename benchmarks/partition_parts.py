@@ -20,13 +20,14 @@ from torch import fx
 from torch._functorch import partitioners
 
 import remat
+from remat.api import default_pipeline
 from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import PassResult, State
 from remat.passes.joint.cse import CommonSubexpressions
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import ReorderBackward
-from remat.planning.pipelines import default_pipeline, shaped
+from remat.planning.pipelines import shaped
 
 #: What does the same in PyTorch's partitioner.
 COUNTERPARTS: dict[str, tuple[type[Any], str]] = {

@@ -15,6 +15,7 @@ from remat.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from remat import sac as sac
+    from remat.api import default_pipeline as default_pipeline
     from remat.api import frontier as frontier
     from remat.api import instance as instance
     from remat.api import knapsack_fn as knapsack_fn
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from remat.passes.packing.pairs import SavedTensorHooks as SavedTensorHooks
     from remat.planning.comparison import compare as compare
     from remat.planning.pipelines import PassManager as PassManager
-    from remat.planning.pipelines import default_pipeline as default_pipeline
     from remat.planning.plan import Plan as Plan
-    from remat.planning.plan_set import PlanSet as PlanSet
+    from remat.planning.plan import PlanSet as PlanSet
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "PassManager": "remat.planning.pipelines",
-    "default_pipeline": "remat.planning.pipelines",
+    "default_pipeline": "remat.api",
     "compare": "remat.planning.comparison",
     "frontier": "remat.api",
     "instance": "remat.api",
@@ -78,7 +78,7 @@ _HOME = {
     "SavedTensorHooks": "remat.passes.packing.pairs",
     "Analysis": "remat.passes.core.state",
     "Plan": "remat.planning.plan",
-    "PlanSet": "remat.planning.plan_set",
+    "PlanSet": "remat.planning.plan",
     "hookimpl": "remat.plugins.hooks",
     "Reduced": "remat.reduction",
     "reduce": "remat.reduction",

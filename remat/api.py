@@ -1,28 +1,25 @@
-"""What people call: plan a graph, compare solvers on it, solve a bare knapsack."""
+"""What people call: plan a graph, its frontier, its problem; solve a bare knapsack."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
-from remat.errors import ProblemError
+from remat.arguments import BUDGET, COST, SOLVER
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.instances import Instance
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.run import check_time_limit
 from remat.solvers.run import run as run_solver
 from remat.solvers.solution import Solution
 
 if TYPE_CHECKING:
-    from remat.graph.costs import CostModel
     from remat.graph.joint import JointGraph
     from remat.passes.core.pipeline import Pipeline
-    from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
     from remat.planning.frontier import Frontier
-    from remat.planning.plan import Plan
-    from remat.planning.plan_set import PlanSet
-    from remat.units import Budget, Peak
+    from remat.planning.plan import Plan, PlanSet
+    from remat.planning.request import BudgetOption, CostOption, HooksOption, SolverOption
+    from remat.planning.saved_plans import SavedPlan
 
 
 def solve(
@@ -72,44 +69,44 @@ def knapsack_fn(
 @overload
 def plan(
     joint: JointGraph,
-    budget: float | int | str | Budget | Peak = ...,
-    solver: str | Solver = ...,
-    cost: str | CostModel = ...,
+    budget: BudgetOption = ...,
+    solver: SolverOption = ...,
+    cost: CostOption = ...,
     time_limit: float | None = ...,
     *,
-    plan: Plan | None = ...,
+    plan: SavedPlan | None = ...,
     pipeline: str | Pipeline | None = ...,
     count_outputs: bool = ...,
-    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
+    hooks: HooksOption = ...,
     reread_inputs: bool = ...,
     isolation: str | None = ...,
 ) -> Plan: ...
 @overload
 def plan(
     joint: Sequence[JointGraph],
-    budget: float | int | str | Budget | Peak = ...,
-    solver: str | Solver = ...,
-    cost: str | CostModel = ...,
+    budget: BudgetOption = ...,
+    solver: SolverOption = ...,
+    cost: CostOption = ...,
     time_limit: float | None = ...,
     *,
     plan: None = ...,
     pipeline: None = ...,
     count_outputs: bool = ...,
-    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = ...,
+    hooks: HooksOption = ...,
     reread_inputs: bool = ...,
     isolation: str | None = ...,
 ) -> PlanSet: ...
 def plan(
     joint: JointGraph | Sequence[JointGraph],
-    budget: float | int | str | Budget | Peak = 0.5,
-    solver: str | Solver = "auto",
-    cost: str | CostModel = "roofline",
+    budget: BudgetOption = BUDGET,
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
     time_limit: float | None = None,
     *,
-    plan: Plan | None = None,
+    plan: SavedPlan | None = None,
     pipeline: str | Pipeline | None = None,
     count_outputs: bool = False,
-    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+    hooks: HooksOption = None,
     reread_inputs: bool = True,
     isolation: str | None = None,
 ) -> Plan | PlanSet:
@@ -126,7 +123,8 @@ def plan(
         solver: who decides: on the whole graph where it can, else by a knapsack.
         cost: cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, a plugin's.
         time_limit: seconds for the solver; None: no clock.
-        plan: a saved plan to apply to this graph instead of deciding anew.
+        plan: a saved plan to apply to this graph instead of deciding anew: a `Plan`, its JSON text, or a
+            path to it. Given beside it, a budget is for a graph that the plan was not made for.
         pipeline: passes to run instead of the default ones, as text or as a manager: see
             `remat.default_pipeline`. Its passes carry the budget, the solver and the cost model.
         count_outputs: count forward's outputs as saved bytes instead of as free.
@@ -145,78 +143,55 @@ def plan(
         PlanError: nothing to differentiate, conflicting tags, or a plan for another graph.
         SolverError: the solver is unknown, unavailable, refuses, raises, or answers wrongly.
     """
-    from remat.graph.joint import JointGraph
-    from remat.passes.packing.pairs import SavedTensorHooks
-    from remat.planning.frontier import plan_prepared
-    from remat.planning.pipelines import apply_plan, default_pipeline, plan_by_pipeline, prepare
-    from remat.units import Budget as BudgetType
+    from remat.planning.plan_set import plan_graphs
+    from remat.planning.planner import plan_graph
+    from remat.planning.request import PlanRequest
 
-    # Fingerprints know of what plugins declare.
-    registry().learn_operators()
-    # Everything that can be refused is refused before any work is done.
-    passed_through = None if hooks is None else SavedTensorHooks.of(hooks)
-    if plan is not None:
-        if not isinstance(joint, JointGraph):
-            raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
-        return apply_plan(joint, plan, hooks=passed_through, reread_inputs=reread_inputs)
-    if pipeline is not None:
-        if hooks is not None:
-            raise ProblemError(
-                "hooks= does not go together with pipeline=: end the pipeline with the pass "
-                "'saved-tensor-hooks(pair=float8)'"
-            )
-        if not isinstance(joint, JointGraph):
-            raise ProblemError("pipeline= runs on one graph, got several graphs")
-        if (budget, solver, cost, time_limit) != (0.5, "auto", "roofline", None):
-            raise ProblemError(
-                "budget, solver, cost and time_limit are options of the pipeline's own passes when "
-                f"pipeline= is given: '{default_pipeline(budget, solver, cost, time_limit)}'"
-            )
-        return plan_by_pipeline(
-            joint,
-            pipeline,
-            count_outputs=count_outputs,
-            reread_inputs=reread_inputs,
-            fingerprint=joint.fingerprint,
-        )
-    asked, model = BudgetType.parse(budget), registry().cost_model(cost)
-    decider = registry().solver(solver, isolation=isolation)
-    check_time_limit(time_limit)
-    if isinstance(joint, (list, tuple)):
-        from remat.planning.plan_set import plan_together
-
-        return plan_together(
-            joint,
-            budget=asked,
-            solver=decider,
-            cost=model,
-            time_limit=time_limit,
-            count_outputs=count_outputs,
-            hooks=passed_through,
-            reread_inputs=reread_inputs,
-        )
-    if not isinstance(joint, JointGraph):
-        raise ProblemError(
-            f"joint is a {type(joint).__name__}; expected a JointGraph or a list of them: use "
-            "remat.capture(model, args)"
-        )
-    state = prepare(
-        joint, count_outputs=count_outputs, hooks=passed_through, reread_inputs=reread_inputs
-    )
-    return plan_prepared(
-        state,
-        budget=asked,
-        solver=decider,
-        cost=model,
+    request = PlanRequest.of(
+        budget=budget,
+        solver=solver,
+        cost=cost,
         time_limit=time_limit,
-        fingerprint=joint.fingerprint,
+        plan=plan,
+        pipeline=pipeline,
+        count_outputs=count_outputs,
+        hooks=hooks,
+        reread_inputs=reread_inputs,
+        isolation=isolation,
     )
+    if isinstance(joint, (list, tuple)):
+        return plan_graphs(joint, request)
+    return plan_graph(joint, request)  # type: ignore[arg-type]  # it says what it may be
+
+
+def default_pipeline(
+    budget: BudgetOption = BUDGET,
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
+    time_limit: float | None = None,
+) -> Pipeline:
+    """The pipeline that `remat.plan` runs, to be printed, edited and handed back to it.
+
+    Args:
+        budget: as in `remat.plan`, but no peak.
+        solver: as in `remat.plan`.
+        cost: as in `remat.plan`.
+        time_limit: as in `remat.plan`.
+
+    Raises:
+        RematError: an argument that cannot be meant.
+    """
+    from remat.planning.request import PlanRequest
+
+    return PlanRequest.of(
+        budget=budget, solver=solver, cost=cost, time_limit=time_limit
+    ).as_pipeline()
 
 
 def frontier(
     joint: JointGraph,
-    solver: str | Solver = "auto",
-    cost: str | CostModel = "roofline",
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
     time_limit: float | None = None,
     *,
     reread_inputs: bool = True,
@@ -236,25 +211,19 @@ def frontier(
         PlanError: nothing to differentiate, or conflicting tags.
         SolverError: as from `plan`.
     """
-    from remat.planning.frontier import Sweep
-    from remat.planning.pipelines import prepare
+    from remat.planning.frontier import Frontier
+    from remat.planning.planner import Planner
+    from remat.planning.request import PlanRequest
 
-    model, decider = registry().cost_model(cost), registry().solver(solver)
-    check_time_limit(time_limit)
-    sweep = Sweep(
-        prepare(joint, reread_inputs=reread_inputs),
-        fingerprint=joint.fingerprint,
-        solver=decider,
-        cost=model,
-        time_limit=time_limit,
-        on_step=on_step,
+    request = PlanRequest.of(
+        solver=solver, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs
     )
-    return sweep.frontier()
+    return Frontier.of(Planner.of(joint, request, on_step=on_step))
 
 
 def instance(
     joint: JointGraph,
-    cost: str | CostModel = "roofline",
+    cost: CostOption = COST,
     *,
     name: str | None = None,
     source: str = "",
@@ -273,22 +242,17 @@ def instance(
         PlanError: nothing to differentiate, or conflicting tags.
         ProblemError: an argument is not what it must be.
     """
-    from remat.passes.decide.budgeted import least_decision
-    from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
-    from remat.planning.pipelines import prepare
+    from remat.planning.planner import Planner
+    from remat.planning.request import PlanRequest
 
-    model = registry().cost_model(cost)
-    state = prepare(joint, reread_inputs=reread_inputs)
-    require_tangents(state)
-    problem = state.lowered(model).problem
-    least = sum(problem.size[i] for i in least_decision(state))
-    full = sum(problem.size[i] for i in state.get(RuntimeOptimalCut()))
+    planner = Planner.of(joint, PlanRequest.of(cost=cost, reread_inputs=reread_inputs))
+    problem = planner.lowered.problem
     return Instance(
         name=joint.name if name is None else name,
         problem=problem,
-        full_bytes=max(full, least),
-        least_bytes=least,
-        cost=str(model),
+        full_bytes=planner.full_bytes,
+        least_bytes=planner.least_bytes,
+        cost=str(planner.request.cost),
         unit=problem.unit,
         source=source,
     )

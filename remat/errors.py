@@ -1,12 +1,24 @@
-"""The errors that remat raises. One root, few leaves; every message says what, got, expected, what to do."""
+"""The errors that remat raises. One root, few leaves; every message says what, got, expected, what to do.
+
+And the one way in which it warns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 
 class RematError(Exception):
-    """Root of all errors that remat raises on purpose."""
+    """Root of all errors that remat raises on purpose.
+
+    Attributes:
+        option: the option that cannot be meant, where the error was raised as options were read.
+    """
+
+    option: str = ""
 
 
 class ProblemError(RematError, ValueError):
@@ -85,3 +97,27 @@ class PassError(RematError):
         self.pass_name = pass_name
         self.completed = tuple(completed)
         self.found_by = found_by
+
+
+#: A warning as it was given: its text and its class.
+Warned = tuple[str, type[Warning]]
+#: The lists that warnings are noted in, innermost last; each thread and each task has its own.
+_NOTED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_NOTED", default=())
+
+
+def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
+    """Warns as `warnings.warn` does, and notes it for who is `noting_warnings`, shown or not."""
+    for noted in _NOTED.get():
+        noted.append((text, category))
+    warnings.warn(text, category, stacklevel=stacklevel + 1)
+
+
+@contextlib.contextmanager
+def noting_warnings() -> Iterator[list[Warned]]:
+    """Notes what `warn` warns of in this thread, whatever the filters of warnings say."""
+    noted: list[Warned] = []
+    token = _NOTED.set((*_NOTED.get(), noted))
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)

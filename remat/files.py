@@ -1,15 +1,18 @@
-"""Files: written whole or not at all, read with one line for whatever is wrong."""
+"""Files: written whole or not at all, read with one line for whatever is wrong; and records as JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from remat.errors import ProblemError
+from remat.errors import ProblemError, RematError
 
 T = TypeVar("T")
 
@@ -65,3 +68,116 @@ def read_as(
     except ValueError as error:  # a ProblemError; a path with a null in it
         reason = str(error)
     raise ProblemError(f"{what} '{path}' cannot be read: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The form of a record: a dataclass has it as its ``form``.
+
+    Attributes:
+        what: what it is, for messages: "plan".
+        key: the key of the JSON object under which the version stands.
+        version: version of the fields; another one is refused.
+    """
+
+    what: str
+    key: str
+    version: int
+
+
+def write_record(record: Any) -> str:
+    """The JSON of a dataclass with a ``form``: its public fields; `read_record` reads it."""
+    return json.dumps(_plain(record), indent=2) + "\n"
+
+
+def read_record(
+    kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **known: Any
+) -> T:
+    """Reads what `write_record` wrote, strictly: the version, each field of its declared type, no other.
+
+    A field with a default may be missing, as in files from before it was added.
+
+    Args:
+        kind: the dataclass. Its fields are bools, ints, floats, texts, tuples and mappings of those, and
+            dataclasses of such fields.
+        text: the JSON.
+        error: what to raise.
+        known: fields that are not in the file.
+
+    Raises:
+        RematError: of the class ``error``; the text is no such record, cut off, of another version, or
+            has wrong fields.
+    """
+    form: Form = kind.form  # type: ignore[attr-defined]
+    try:
+        data = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as wrong:
+        raise error(f"this is not a saved {form.what}: {wrong}") from None
+    try:
+        return _record(kind, data, form, known)  # type: ignore[no-any-return]
+    except ValueError as wrong:  # a ProblemError of the dataclass itself, too
+        raise error(str(wrong)) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if not is_dataclass(value):
+        return value
+    kind, form = value.__class__, getattr(value, "form", None)
+    head = {} if form is None else {form.key: form.version}
+    return head | {name: _plain(getattr(value, name)) for name in _fields(kind)}
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
+    """The public fields of a dataclass: the type of each, and whether it may be missing."""
+    hints = get_type_hints(kind)
+    return {
+        f.name: (hints[f.name], f.default is not MISSING)
+        for f in fields(kind)
+        if not f.name.startswith("_")
+    }
+
+
+def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
+    """A dataclass from an object of JSON; ``whole`` is the form of what it is or is a part of."""
+    form: Form | None = getattr(kind, "form", None)
+    what = f"saved {(form or whole).what}"
+    data = dict(data) if isinstance(data, dict) else {}
+    if form is not None:
+        if form.key not in data:
+            raise ValueError(f"this is not a {what}: expected JSON with the key '{form.key}'")
+        version = data.pop(form.key)
+        if version != form.version:
+            raise ValueError(
+                f"this {form.what} is of version {version!r}; this remat reads version {form.version}"
+            )
+    wanted = {name: of for name, of in _fields(kind).items() if name not in known}
+    missing = sorted(n for n, (_, optional) in wanted.items() if not optional and n not in data)
+    unknown = sorted(data.keys() - wanted.keys())
+    if missing or unknown:
+        raise ValueError(f"{what}: fields missing: {missing}, unknown: {unknown}")
+    values = {n: _value(wanted[n][0], v, whole, f"{what}: field '{n}'") for n, v in data.items()}
+    try:
+        return kind(**values, **known)
+    except ProblemError as wrong:
+        raise ValueError(f"{what}: {wrong}") from None
+
+
+def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
+    """A value of JSON as a declared type has it; a bool is no int."""
+    kinds = get_args(wanted)
+    if is_dataclass(wanted):
+        return _record(wanted, value, whole, {})
+    if get_origin(wanted) is tuple and type(value) is list:
+        every = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+        if len(every) == len(value):
+            return tuple(_value(k, v, whole, where) for k, v in zip(every, value, strict=True))
+    if get_origin(wanted) is Mapping and type(value) is dict:
+        return {key: _value(kinds[1], v, whole, where) for key, v in value.items()}
+    if wanted is float and type(value) is int and abs(value) < 2**1023:
+        return float(value)
+    if type(value) is wanted:
+        return value
+    raise ValueError(f"{where} is {value!r:.60}, expected {wanted if kinds else wanted.__name__}")

@@ -1,4 +1,4 @@
-"""Memory budgets: a share, a number of bytes, or text such as ``"8GiB"``."""
+"""Budgets as people write them, and bytes, costs and shares as they read them."""
 
 from __future__ import annotations
 
@@ -162,6 +162,10 @@ class Budget:
         return format(Decimal(repr(self.share)).normalize(), "f")
 
 
+#: A budget as users give it.
+AnyBudget = float | int | str | Budget | Peak
+
+
 def bytes_of_share(share: float, full: int) -> int:
     """The most bytes that are no larger a share of ``full``, as floats divide.
 
@@ -190,3 +194,26 @@ def format_bytes(n: float) -> str:
             )
         size /= 1024
     return f"{size:.4g} TiB"
+
+
+def format_cost(cost: float, unit: str) -> str:
+    """A cost for people; picoseconds as seconds or parts of them."""
+    if unit == "ps":
+        return _scaled(cost, (("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3)), "ps")
+    scales = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+    return _scaled(cost, tuple((f"{prefix}{unit}", scale) for prefix, scale in scales), unit)
+
+
+def _scaled(number: float, units: tuple[tuple[str, float], ...], unit: str) -> str:
+    """Four digits, and the largest unit that a number reaches."""
+    for name, scale in units:
+        if number >= scale:
+            return f"{number / scale:.4g} {name}"
+    return f"{number:.0f} {unit}"
+
+
+def format_share(share: float | None) -> str:
+    """A share for people, in percent; a dash where there is none."""
+    if share is None:
+        return "–"
+    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"

@@ -21,7 +21,7 @@ ROOMS = (
     "version",
     "errors",
     "files",
-    "lists",
+    "arguments",
     "units",
     "torch_compat",
     "solvers",

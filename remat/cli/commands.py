@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
@@ -24,7 +23,8 @@ from remat.version import __version__
 if TYPE_CHECKING:
     from remat.cli.example import Example
     from remat.graph.joint import JointGraph
-    from remat.planning.plan_set import PlanSet
+    from remat.planning.plan import PlanSet
+    from remat.planning.request import PlanRequest
 
 
 #: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
@@ -52,7 +52,7 @@ class _Group(click.Group):
             try:
                 return super().invoke(ctx)
             except RematError as error:
-                click.echo(f"error: {' '.join(str(error).split())}", err=True)
+                click.echo(f"error: {params.one_line(error)}", err=True)
                 ctx.exit(1)
             finally:
                 _tell_refused_plugins()
@@ -79,55 +79,20 @@ def main() -> None:
     """
 
 
-def tracing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of every command that may trace a model."""
-    decorators = (
-        click.option(
-            "--lower",
-            type=click.Choice(["inductor", "eager"]),
-            default="inductor",
-            show_default=True,
-            help="what the graph is lowered to: Inductor's decompositions, or none",
-        ),
-        click.option(
-            "--device",
-            type=params.DeviceType(),
-            help="trace as if everything lay on this device; by default where the tensors are",
-        ),
-        click.option(
-            "--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]"
-        ),
-        click.option(
-            "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
-        ),
-    )
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
+def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
+    """Arguments and options that several commands have, in the order of the help."""
 
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
 
-def capture_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options of every command that captures a model."""
-    decorators = (
-        click.argument("model", metavar="MODEL"),
-        click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
-        cost_option,
-        tracing_options,
-        json_option,
-    )
-    for decorator in reversed(decorators):
-        command = decorator(command)
-    return command
-
-
-def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options of every command that plans a model."""
-    return capture_options(time_limit_option(reread_option(command)))
+    return decorate
 
 
 cost_option = click.option(
     "--cost",
-    type=params.CostType(),
+    metavar="COST",
     default="roofline",
     show_default=True,
     help="cost model: see `remat costs`; roofline:a100 names a device",
@@ -135,14 +100,14 @@ cost_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
 budget_option = click.option(
     "--budget",
-    type=params.BudgetType(),
+    metavar="BUDGET",
     default="0.5",
     show_default=True,
     help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB bounds the peak",
 )
 solver_option = click.option(
     "--solver",
-    type=params.SolverType(),
+    metavar="SOLVER",
     default="auto",
     show_default=True,
     help="who decides: see `remat solvers`; module:Class names any other",
@@ -156,11 +121,44 @@ reread_option = click.option(
     help="let inputs be refilled between forward and backward: none is read again but parameters, "
     "buffers, and what eager autograd would have saved too",
 )
+batch_option = click.option(
+    "--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]"
+)
+seq_option = click.option(
+    "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
+)
 time_limit_option = click.option(
     "--time-limit",
-    type=params.TimeLimitType(),
+    type=params.SECONDS,
     help="seconds for a solver on one problem; without it work is counted, not time",
 )
+
+
+#: Options of every command that may trace a model.
+tracing_options = options(
+    click.option(
+        "--lower",
+        type=click.Choice(["inductor", "eager"]),
+        default="inductor",
+        show_default=True,
+        help="what the graph is lowered to: Inductor's decompositions, or none",
+    ),
+    click.option(
+        "--device",
+        type=params.DeviceType(),
+        help="trace as if everything lay on this device; by default where the tensors are",
+    ),
+    batch_option,
+    seq_option,
+)
+model_arguments = options(
+    click.argument("model", metavar="MODEL"),
+    click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
+)
+#: Arguments and options of every command that captures a model.
+capture_options = options(model_arguments, cost_option, tracing_options, json_option)
+#: Those of every command that plans one.
+_model_options = options(capture_options, time_limit_option, reread_option)
 
 
 @main.command()
@@ -174,7 +172,7 @@ time_limit_option = click.option(
 )
 @click.option(
     "--hooks",
-    type=params.HooksType(),
+    metavar="PAIR",
     help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
 )
 @click.option(
@@ -194,35 +192,38 @@ time_limit_option = click.option(
 def plan(
     model: str,
     overrides: tuple[str, ...],
-    budget: Any,
-    solver: Any,
-    cost: Any,
+    budget: str,
+    solver: str,
+    cost: str,
     time_limit: float | None,
     reread_inputs: bool,
     save: Path | None,
-    hooks: Any,
+    hooks: str | None,
     explain: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Plan one training step of MODEL under a memory budget."""
-    from remat import api
     from remat.cli import tables
     from remat.planning.plan import Plan
+    from remat.planning.plan_set import plan_graphs
+    from remat.planning.planner import plan_graph
 
+    request = plan_request(
+        budget=budget,
+        solver=solver,
+        cost=cost,
+        time_limit=time_limit,
+        hooks=hooks,
+        reread_inputs=reread_inputs,
+    )
     if options["run"] and options["fullgraph"]:
         raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
     with Progress() as progress:
         example, joints, captured = capture_graphs(progress, model, overrides, **options)
         progress.step("planning")
-        made: Plan | PlanSet = api.plan(
-            joints if len(joints) > 1 else joints[0],
-            budget,
-            solver,
-            cost,
-            time_limit,
-            hooks=hooks,
-            reread_inputs=reread_inputs,
+        made: Plan | PlanSet = (
+            plan_graph(joints[0], request) if len(joints) == 1 else plan_graphs(joints, request)
         )
     if save is not None:
         params.write(save, made.to_json(), "plan")
@@ -243,12 +244,13 @@ def plan(
 @_model_options
 @click.option(
     "--solvers",
-    type=params.ListOf(params.SolverName()),
+    type=params.ListOf(params.SOLVER_NAME),
     help="solvers to compare, with commas; by default all that can run here",
 )
 @click.option(
     "--budgets",
-    type=params.ListOf(params.BudgetType()),
+    type=params.ListOf(click.STRING),
+    metavar="BUDGET,…",
     default="0.2,0.5,0.8",
     show_default=True,
     help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB",
@@ -257,8 +259,8 @@ def compare(
     model: str,
     overrides: tuple[str, ...],
     solvers: tuple[str, ...] | None,
-    budgets: tuple[Any, ...],
-    cost: Any,
+    budgets: tuple[str, ...],
+    cost: str,
     time_limit: float | None,
     reread_inputs: bool,
     as_json: bool,
@@ -273,6 +275,12 @@ def compare(
     from remat.planning.comparison import ComparisonRow
     from remat.planning.comparison import compare as run_all
 
+    common: dict[str, Any] = {
+        "cost": cost,
+        "time_limit": time_limit,
+        "reread_inputs": reread_inputs,
+    }
+    asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names = api.solver_names() if solvers is None else solvers
     with Progress() as progress:
         example, joint, captured = capture_model(progress, model, overrides, **options)
@@ -284,9 +292,7 @@ def compare(
             progress.step(f"comparing: {done} of {total} plans, last {row.solver} at {row.budget}")
 
         progress.step(f"comparing: 0 of {total} plans")
-        comparison = run_all(
-            joint, names, budgets, cost, time_limit, reread_inputs=reread_inputs, on_row=count
-        )
+        comparison = run_all(joint, names, asked, on_row=count, **common)
     if as_json:
         click.echo(comparison.to_json(), nl=False)
     else:
@@ -302,15 +308,11 @@ def compare(
 @json_option
 def solvers(as_json: bool) -> None:
     """List the solvers, and why those that cannot run here cannot."""
-    from remat.cli import listings, tables
+    from remat.cli import listings
     from remat.plugins.registry import registry
 
-    lines = listings.solver_lines()
-    if as_json:
-        refused = [str(problem) for problem in registry().problems]
-        echo_json({"solvers": [dataclasses.asdict(line) for line in lines], "refused": refused})
-        return
-    tables.show(tables.solver_table(lines))
+    rows = listings.solver_rows()
+    _list(as_json, {"solvers": rows}, refused=[str(problem) for problem in registry().problems])
 
 
 @main.command()
@@ -318,39 +320,57 @@ def solvers(as_json: bool) -> None:
 @json_option
 def passes(pipeline: bool, as_json: bool) -> None:
     """List the passes and analyses, with the options that a pipeline can give them."""
-    from remat.cli import listings, tables
+    from remat.cli import listings
 
     if pipeline:
-        from remat.planning.pipelines import default_pipeline
+        from remat.api import default_pipeline
 
         text = str(default_pipeline())
         click.echo(json.dumps({"pipeline": text}) if as_json else text)
         return
-    lines, analyses = listings.pass_lines(), listings.analysis_lines()
-    if as_json:
-        echo_json(
-            {
-                "passes": [dataclasses.asdict(line) for line in lines],
-                "analyses": [dataclasses.asdict(line) for line in analyses],
-            }
-        )
-        return
-    tables.show(tables.pass_table(lines))
-    click.echo()
-    tables.show(tables.analysis_table(analyses))
+    _list(as_json, {"passes": listings.pass_rows(), "analyses": listings.analysis_rows()})
 
 
 @main.command()
 @json_option
 def costs(as_json: bool) -> None:
     """List the cost models, and the devices that they know."""
-    from remat.cli import listings, tables
+    from remat.cli import listings
 
-    lines = listings.cost_lines()
+    _list(as_json, {"costs": listings.cost_rows()})
+
+
+def _list(as_json: bool, rows: dict[str, Any], **more: Any) -> None:
+    """Prints lists, each as a table of its own, or all as JSON with what else there is to know."""
+    from remat.cli import tables
+
     if as_json:
-        echo_json({"costs": [dataclasses.asdict(line) for line in lines]})
+        echo_json(rows | more)
         return
-    tables.show(tables.cost_table(lines))
+    for k, (what, of) in enumerate(rows.items()):
+        if k:
+            click.echo()
+        tables.show(tables.listing(what, of))
+
+
+def plan_request(**options: Any) -> PlanRequest:
+    """The request of the running command, from options as they were typed; a bad one is wrong usage.
+
+    Args:
+        options: those of `remat.planning.request.PlanRequest.of`.
+
+    Raises:
+        click.BadParameter: an option cannot be meant; the option of the command is named.
+    """
+    from remat.planning.request import PlanRequest
+
+    try:
+        return PlanRequest.of(**options)
+    except RematError as error:
+        context = click.get_current_context()
+        called = {param.name: param for param in context.command.params}
+        param = called.get(error.option) or called.get(f"{error.option}s")
+        raise click.BadParameter(params.one_line(error), context, param) from None
 
 
 def capture_model(
@@ -423,4 +443,4 @@ def _tell_refused_plugins() -> None:
     if registries is None:
         return
     for problem in registries.registry().problems:
-        click.echo(f"warning: {' '.join(str(problem).split())}", err=True)
+        click.echo(f"warning: {params.one_line(problem)}", err=True)

@@ -15,6 +15,7 @@ from remat.cli.commands import (
     capture_options,
     echo_json,
     main,
+    plan_request,
     reread_option,
     time_limit_option,
 )
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
-    from remat.solvers.base import Solver
-    from remat.units import Budget
 
 #: Rows of points that are shown, over all solvers.
 ROWS = 20
@@ -38,14 +37,15 @@ ROWS = 20
 @reread_option
 @click.option(
     "--solvers",
-    type=params.ListOf(params.SolverType()),
+    type=params.ListOf(click.STRING),
+    metavar="SOLVER,…",
     default="auto",
     show_default=True,
     help="who decides, with commas; each has a frontier of its own",
 )
 @click.option(
     "--budget",
-    type=params.BudgetType(),
+    metavar="BUDGET",
     help="also plan at this budget, with the first solver, and mark the plan",
 )
 @click.option(
@@ -56,10 +56,10 @@ ROWS = 20
 def frontier(
     model: str,
     overrides: tuple[str, ...],
-    solvers: tuple[Solver, ...],
-    budget: Budget | None,
+    solvers: tuple[str, ...],
+    budget: str | None,
     plot: Path | None,
-    cost: Any,
+    cost: str,
     time_limit: float | None,
     reread_inputs: bool,
     as_json: bool,
@@ -70,34 +70,33 @@ def frontier(
     The knee is the point beyond which more memory buys little. A share is of the bytes that the
     runtime-optimal partition saves: up to 1, what --budget takes.
     """
-    from remat import api
+    from remat.planning.frontier import Frontier
+    from remat.planning.planner import Planner, plan_graph
 
+    given: dict[str, Any] = {} if budget is None else {"budget": budget}
+    given |= {"cost": cost, "time_limit": time_limit, "reread_inputs": reread_inputs}
+    requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []
         failed: dict[str, str] = {}
-        for solver in dict.fromkeys(solvers):
+        for request in requests:
+            name = request.solver.name
             try:
-                made.append(
-                    api.frontier(
-                        joint,
-                        solver,
-                        cost,
-                        time_limit,
-                        reread_inputs=reread_inputs,
-                        on_step=lambda text, name=solver.name: progress.step(f"{name}: {text}"),  # type: ignore[misc]
-                    )
+                planner = Planner.of(
+                    joint,
+                    request,
+                    on_step=lambda text, name=name: progress.step(f"{name}: {text}"),  # type: ignore[misc]
                 )
+                made.append(Frontier.of(planner))
             except RematError as error:
-                if len(solvers) == 1:
+                if len(requests) == 1:
                     raise
-                failed[solver.name] = " ".join(str(error).split())
+                failed[name] = params.one_line(error)
         chosen = None
         if budget is not None and made:
-            progress.step(f"planning at {budget.label}")
-            chosen = api.plan(
-                joint, budget, solvers[0], cost, time_limit, reread_inputs=reread_inputs
-            )
+            progress.step(f"planning at {requests[0].budget.label}")
+            chosen = plan_graph(joint, requests[0])
         if plot is not None and made:
             progress.step("drawing")
             made[0].plot(plot, chosen=chosen, others=made[1:])
@@ -129,8 +128,7 @@ def _json(
 
 def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | None) -> None:
     from remat.cli import tables
-    from remat.planning.plan import format_cost
-    from remat.units import Budget, format_bytes
+    from remat.units import format_bytes, format_cost
 
     if not made:
         return
@@ -148,9 +146,8 @@ def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | No
         click.echo(f"\n{found.solver}: {count}{some}")
         tables.show(table)
     if chosen is not None:
-        label = Budget.parse(chosen.budget).label
         click.echo(
-            f"\nbudget {label}: {format_bytes(chosen.saved_bytes)} saved, "
+            f"\nbudget {chosen.asked.label}: {format_bytes(chosen.saved_bytes)} saved, "
             f"{format_cost(chosen.recompute_cost, chosen.unit)} recomputed, "
             f"peak {format_bytes(chosen.peak_bytes)}"
         )

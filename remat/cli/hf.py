@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from remat.cli.example import Example
-from remat.cli.hf_kinds import draw, kind_of
+from remat.cli.hf_recipes import draw, recipe_for
 from remat.errors import CaptureError
 
 BATCH = 4
@@ -52,7 +52,7 @@ def build(
         ) from None
     transformers.logging.set_verbosity_error()
     kind = _known_type(kind)
-    recipe = kind_of(kind)
+    recipe = recipe_for(kind)
     if seq is not None and not recipe.takes_seq:
         raise click.UsageError(f"--seq has no meaning for hf:{kind}, which does {recipe.label}")
     config = _config(kind, overrides)

@@ -15,6 +15,7 @@ from remat.cli.commands import (
     echo_json,
     json_option,
     main,
+    plan_request,
     reread_option,
     solver_option,
     time_limit_option,
@@ -22,11 +23,10 @@ from remat.cli.commands import (
 from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from remat.graph.joint import JointGraph
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
+    from remat.solvers.solution import GraphSolution, Solution
     from remat.units import Budget
 
 
@@ -46,7 +46,7 @@ def capture(
     overrides: tuple[str, ...],
     output: Path,
     name: str | None,
-    cost: Any,
+    cost: str,
     reread_inputs: bool,
     as_json: bool,
     **options: Any,
@@ -60,6 +60,7 @@ def capture(
     from remat.graph.text import SUFFIX
     from remat.solvers.instances import save_instance
 
+    request = plan_request(cost=cost, reread_inputs=reread_inputs)
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         if output.suffix == SUFFIX:
@@ -70,7 +71,11 @@ def capture(
         progress.step("making the graph problem")
         source = f"{example.title}; {joint.lower} lowering"
         made = api.instance(
-            joint, cost, name=name or output.stem, source=source, reread_inputs=reread_inputs
+            joint,
+            request.cost,
+            name=name or output.stem,
+            source=source,
+            reread_inputs=reread_inputs,
         )
         save_instance(output, made)
     if as_json:
@@ -89,14 +94,8 @@ def _write_joint(
     nodes = len(joint.graph.nodes)
     if as_json:
         told = {"name": joint.name, "kind": "joint", "nodes": nodes, "lower": joint.lower}
-        echo_json(
-            {
-                **told,
-                "fingerprint": joint.fingerprint,
-                "capture_s": captured_s,
-                "file": str(output),
-            }
-        )
+        more = {"fingerprint": joint.fingerprint, "capture_s": captured_s, "file": str(output)}
+        echo_json(told | more)
         return
     click.echo(f"{title}: {nodes:,} nodes, captured in {captured_s:.1f} s")
     click.echo(f"joint graph written to {output}")
@@ -109,13 +108,13 @@ def _write_joint(
 @solver_option
 @click.option(
     "--budget",
-    type=params.BudgetType(),
+    metavar="BUDGET",
     help="share of the bytes from 0 to 1, or bytes [default: the file's capacity, else 0.5]",
 )
 @time_limit_option
 @json_option
 def solve(
-    file: Path, solver: Solver, budget: Budget | None, time_limit: float | None, as_json: bool
+    file: Path, solver: str, budget: str | None, time_limit: float | None, as_json: bool
 ) -> None:
     """Solve the problem in FILE, such as `remat capture` writes.
 
@@ -123,11 +122,14 @@ def solve(
     """
     from remat.solvers.instances import load_instance
 
+    given = {} if budget is None else {"budget": budget}
+    request = plan_request(solver=solver, time_limit=time_limit, **given)
     with Progress() as progress:
         progress.step(f"reading {file}")
         instance = load_instance(file)
-        progress.step(f"solving {instance.name} with {solver.name}")
-        solved = _solve(instance, solver, budget, time_limit)
+        progress.step(f"solving {instance.name} with {request.solver.name}")
+        asked = None if budget is None and instance.problem.capacity is not None else request.budget
+        solved = _solve(instance, request.solver, asked, time_limit)
     if as_json:
         echo_json(solved)
         return
@@ -141,53 +143,45 @@ def _solve(
     """Solves an instance. The figures are of the checked answer; costs are of what is not saved."""
     from remat.solvers.graph_problem import GraphProblem
     from remat.solvers.run import run
-    from remat.units import Budget as BudgetType
+    from remat.solvers.run_graph import run_graph
 
     problem = instance.problem
-    if budget is None and problem.capacity is None:
-        budget = BudgetType(share=0.5)
     if isinstance(problem, GraphProblem):
         full, least = instance.full_bytes or 0, instance.least_bytes or 0
     else:
         full, least = problem.total_weight, 0
     capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
-    answer: dict[str, Any]
+    solved: GraphSolution | Solution
     if isinstance(problem, GraphProblem):
-        from remat.solvers.run_graph import run_graph
-
-        graph = run_graph(solver, problem.within(capacity), time_limit=time_limit)
-        answer = {
-            "saved_bytes": graph.saved_bytes,
-            "recompute_cost": graph.cost,
-            "recompute_bound": graph.bound,
-            "claimed_bound": graph.claimed_bound,
-            "saved": list(graph.saved),
-            "saved_names": [problem.names[i] for i in graph.saved],
+        solved = run_graph(solver, problem.within(capacity), time_limit=time_limit)
+        answer: dict[str, Any] = {
+            "saved_bytes": solved.saved_bytes,
+            "recompute_cost": solved.cost,
+            "recompute_bound": solved.bound,
+            "claimed_bound": solved.claimed_bound,
+            "saved": list(solved.saved),
+            "saved_names": [problem.names[i] for i in solved.saved],
         }
-        done = (graph.solver, graph.status.value, graph.deterministic, graph.elapsed_s)
     else:
-        items = run(
-            solver,
-            dataclasses.replace(problem, capacity=capacity or 0),
-            time_limit=time_limit,
-        )
+        knapsack = dataclasses.replace(problem, capacity=capacity or 0)
+        solved = run(solver, knapsack, time_limit=time_limit)
+        total, claimed = problem.total_value, solved.claimed_bound
         answer = {
-            "saved_bytes": items.weight,
-            "recompute_cost": problem.total_value - items.value,
-            "recompute_bound": problem.total_value - items.bound,
-            "claimed_bound": None
-            if items.claimed_bound is None
-            else problem.total_value - items.claimed_bound,
-            "saved": list(items.saved),
+            "saved_bytes": solved.weight,
+            "recompute_cost": total - solved.value,
+            "recompute_bound": total - solved.bound,
+            "claimed_bound": None if claimed is None else total - claimed,
+            "saved": list(solved.saved),
         }
-        done = (items.solver, items.status.value, items.deterministic, items.elapsed_s)
-    keys = ("solver", "status", "deterministic", "elapsed_s")
     return {
         "instance": instance.name,
         "kind": instance.kind,
         "budget": None if budget is None else str(budget),
         "capacity": capacity,
-        **dict(zip(keys, done, strict=True)),
+        "solver": solved.solver,
+        "status": solved.status.value,
+        "deterministic": solved.deterministic,
+        "elapsed_s": solved.elapsed_s,
         "unit": instance.unit,
         **answer,
     }
@@ -237,8 +231,7 @@ def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
 
 
 def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
-    from remat.planning.plan import format_cost
-    from remat.units import format_bytes
+    from remat.units import format_bytes, format_cost
 
     cost, bound, unit = solved["recompute_cost"], solved["recompute_bound"], solved["unit"]
     budget = solved["budget"] or "of the file"
@@ -265,10 +258,4 @@ def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
 def _show(rows: list[tuple[str, str]], title: str) -> None:
     from remat.cli import tables
 
-    table: Table = tables.new_table(title)
-    table.show_header = False
-    table.add_column(style="bold")
-    table.add_column()
-    for name, value in rows:
-        table.add_row(name, value)
-    tables.show(table)
+    tables.show(tables.rows_table(rows, title))

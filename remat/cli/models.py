@@ -51,7 +51,10 @@ def load(
         raise click.UsageError(
             f"{given[0]} is for hf:TYPE only: '{spec}' decides by itself what it returns"
         )
-    return _checked(_call(_find(where, name, spec), spec), spec)
+    function = _find(where, name, spec)
+    with users_code(spec):
+        returned = function()
+    return _checked(returned, spec)
 
 
 def _find(where: str, name: str, spec: str) -> Any:
@@ -106,11 +109,6 @@ def _import(name: str, spec: str) -> ModuleType:
         raise
     except ValueError:
         raise click.UsageError(f"MODEL is '{spec}'; {FORMS}") from None
-
-
-def _call(function: Any, spec: str) -> Any:
-    with users_code(spec):
-        return function()
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from remat.cli.commands import (
     echo_json,
     json_option,
     main,
+    plan_request,
     solver_option,
     time_limit_option,
     tracing_options,
@@ -27,10 +28,9 @@ from remat.errors import ProblemError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.core.pipeline import Instrument
+    from remat.passes.core.pipeline import Instrument, Pipeline
     from remat.passes.core.state import PassResult
     from remat.passes.instruments import OptBisect, Statistics, Timing
-    from remat.planning.pipelines import PassManager
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -95,7 +95,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
     from remat.planning import pipelines
 
     output = options.pop("output")
-    manager = _manager(options)
+    manager = _pipeline(options)
     watch = _Watch.of(manager, options)
     with Progress() as progress:
         graph = read_graph(progress, joint, overrides, **options)
@@ -159,21 +159,20 @@ def _from_stdin() -> JointGraph:
         ) from None
 
 
-def _manager(options: dict[str, Any]) -> PassManager:
+def _pipeline(options: dict[str, Any]) -> Pipeline:
     """The pipeline that was asked for, or the default one under the options for that."""
-    from remat.planning.pipelines import default_pipeline
-
-    given: PassManager | None = options.pop("passes")
+    given: Pipeline | None = options.pop("passes")
     context = click.get_current_context()
     names = ("budget", "solver", "cost", "time_limit")
-    of_default = {name: options.pop(name) for name in names}
+    request = plan_request(**{name: options.pop(name) for name in names})
     if given is None:
-        return default_pipeline(**of_default)
+        return request.as_pipeline()
     for name in names:
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            example = plan_request(budget=0.3).as_pipeline()
             raise click.UsageError(
                 f"'--{name.replace('_', '-')}' is for the default pipeline; in --passes it is an "
-                f"option of the pass that decides, for example '{default_pipeline(0.3)}'"
+                f"option of the pass that decides, for example '{example}'"
             )
     return given
 
@@ -189,7 +188,7 @@ class _Watch:
     shown: tuple[str, ...] = field(default=())
 
     @classmethod
-    def of(cls, manager: PassManager, options: dict[str, Any]) -> _Watch:
+    def of(cls, manager: Pipeline, options: dict[str, Any]) -> _Watch:
         from remat.passes import instruments as made
 
         limit = options["opt_bisect_limit"]
@@ -224,7 +223,7 @@ class _Watch:
             if table is not None:
                 _note(f"{title}:\n{table}")
 
-    def to_dict(self, manager: PassManager, result: PassResult) -> dict[str, Any]:
+    def to_dict(self, manager: Pipeline, result: PassResult) -> dict[str, Any]:
         """The same for machines."""
         counts = {} if self.statistics is None else self.statistics.counts
         return {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,94 +11,70 @@ import click
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.graph.costs import CostModel
-    from remat.passes.packing.pairs import SavedTensorHooks
     from remat.planning.pipelines import PassManager
-    from remat.solvers.base import Solver
-    from remat.units import Budget
 
     ParamType = click.ParamType[Any]
 else:  # a class without parameters before click 8.4
     ParamType = click.ParamType
 
 
-class _Checked(ParamType):
-    """A value that remat itself reads; what it refuses is a bad parameter."""
+class Checked(ParamType):
+    """A value that remat itself reads; what it refuses is a bad parameter.
 
-    @contextlib.contextmanager
-    def _refused(self, param: Any, ctx: Any) -> Iterator[None]:
+    Args:
+        name: what it is, for the help.
+        read: makes it of the text.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
-            yield
+            return self._read(value)
         except RematError as error:
-            self.fail(" ".join(str(error).split()), param, ctx)
+            self.fail(one_line(error), param, ctx)
 
 
-class BudgetType(_Checked):
-    """``0.5``, ``8GiB`` or a number of bytes."""
-
-    name = "budget"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Budget:
-        from remat.units import Budget
-
-        with self._refused(param, ctx):
-            return Budget.parse(value)
+def one_line(error: Exception) -> str:
+    """The message of an error in one line."""
+    return " ".join(str(error).split())
 
 
-class SolverType(_Checked):
-    """A registered solver that can run here, or ``module:Class``."""
+def _seconds(text: str) -> float:
+    from remat.solvers.run import check_time_limit
 
-    name = "solver"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Solver:
-        from remat.plugins.registry import registry
-
-        with self._refused(param, ctx):
-            return registry().solver(value)
-
-
-class CostType(_Checked):
-    """A registered cost model, with an argument behind a colon."""
-
-    name = "cost model"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> CostModel:
-        from remat.plugins.registry import registry
-
-        with self._refused(param, ctx):
-            return registry().cost_model(value)
+    try:
+        limit = float(text)
+    except ValueError:
+        raise RematError(f"'{text}' is no number of seconds") from None
+    check_time_limit(limit)
+    return limit
 
 
-class TimeLimitType(_Checked):
-    """Seconds, above 0."""
+def _cost_model(text: str) -> Any:
+    from remat.plugins.registry import registry
 
-    name = "seconds"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        from remat.solvers.run import check_time_limit
-
-        try:
-            limit = float(value)
-        except ValueError:
-            self.fail(f"'{value}' is no number of seconds", param, ctx)
-        with self._refused(param, ctx):
-            check_time_limit(limit)
-        return limit
+    return registry().cost_model(text)
 
 
-class HooksType(_Checked):
-    """The name of a ready-made pair of saved-tensor hooks."""
+def _solver_name(text: str) -> str:
+    from remat.plugins.registry import registry
 
-    name = "pair"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> SavedTensorHooks:
-        from remat.passes.packing.pairs import SavedTensorHooks
-
-        with self._refused(param, ctx):
-            return SavedTensorHooks.of(value)
+    registry().solver_class(text)
+    return text
 
 
-class PipelineType(_Checked):
+#: Seconds, above 0.
+SECONDS = Checked("seconds", _seconds)
+#: A registered cost model, with an argument behind a colon.
+COST_MODEL = Checked("cost model", _cost_model)
+#: A registered solver, whether or not it can run here, or ``module:Class``.
+SOLVER_NAME = Checked("solver", _solver_name)
+
+
+class PipelineType(ParamType):
     """Passes with commas between them, as `remat.PassManager.parse` reads them."""
 
     name = "passes"
@@ -203,16 +178,3 @@ class ListOf(ParamType):
         if not parts:
             self.fail(f"'{value}' is an empty list", param, ctx)
         return tuple(self.item.convert(part, param, ctx) for part in parts)
-
-
-class SolverName(_Checked):
-    """A registered solver, whether or not it can run here, or ``module:Class``."""
-
-    name = "solver"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> str:
-        from remat.plugins.registry import registry
-
-        with self._refused(param, ctx):
-            registry().solver_class(value)
-        return str(value)

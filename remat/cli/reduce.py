@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main
+from remat.cli.commands import INTERRUPTED, echo_json, json_option, main
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.instruments.repro_folder import Recorded
 
-#: Exit code after Ctrl-C.
-INTERRUPTED = 130
 #: Exit codes by which a shell says that a command did not even start.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
 #: Files of a reproducer that are about the graph as it was.
@@ -44,7 +42,7 @@ _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 )
 @click.option(
     "--test-timeout",
-    type=params.TimeLimitType(),
+    type=params.SECONDS,
     metavar="SECONDS",
     help="a command that takes longer is ended and counts as not failing [default: no limit]",
 )

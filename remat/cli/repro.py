@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -69,13 +69,14 @@ def replay(
         recorded: the failure.
         passes: a pipeline to run instead of the recorded one.
     """
-    from remat import api
     from remat.passes.instruments import VerifyEach
     from remat.planning import pipelines
+    from remat.planning.planner import plan_graph
+    from remat.planning.request import PlanRequest
 
     try:
         if passes is None and recorded.options:
-            api.plan(joint, **_plan_arguments(recorded.options))
+            plan_graph(joint, PlanRequest.from_text(recorded.options))
             return None
         manager = passes or pipelines.PassManager.parse(recorded.pipeline)
         if recorded.path:
@@ -83,16 +84,7 @@ def replay(
             checks = [VerifyEach(numbers=recorded.checks == "numbers")] if recorded.checks else []
             manager.run(state, in_place=True, instruments=checks)
         else:  # it failed behind the passes, where plans are verified
-            pipelines.plan_by_pipeline(joint, manager, in_place=True, fingerprint=joint.fingerprint)
+            plan_graph(joint, PlanRequest.of(pipeline=manager), in_place=True)
     except Exception as error:  # whatever was raised is what was asked for
         return error
     return None
-
-
-def _plan_arguments(options: Any) -> dict[str, Any]:
-    given: dict[str, Any] = dict(options)
-    if "time_limit" in given:
-        given["time_limit"] = float(given["time_limit"])
-    if "reread_inputs" in given:
-        given["reread_inputs"] = given["reread_inputs"] == "True"
-    return given

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main, time_limit_option
+from remat.cli.commands import (
+    batch_option,
+    echo_json,
+    json_option,
+    main,
+    model_arguments,
+    seq_option,
+    time_limit_option,
+)
 from remat.cli.example import Example
 from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
@@ -23,36 +31,17 @@ if TYPE_CHECKING:
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 
-class MemoryType(params._Checked):
-    """``12GiB``, a number of bytes, or a share such as ``0.5``."""
+def _memory(text: str) -> int | float:
+    from remat.sac.api.checkpointing import read_memory
 
-    name = "memory"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> int | float:
-        from remat.sac.api.checkpointing import read_memory
-
-        with self._refused(param, ctx):
-            return read_memory(value)
-
-
-class NamesType(params.ParamType):
-    """Names or patterns with commas between them."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
-        if not isinstance(value, str):
-            return tuple(value)
-        names = tuple(part.strip() for part in value.split(",") if part.strip())
-        return names or self.fail(f"'{value}' names nothing", param, ctx)
+    return read_memory(text)
 
 
 @main.command()
-@click.argument("model", metavar="MODEL")
-@click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+@model_arguments
 @click.option(
     "--memory",
-    type=MemoryType(),
+    type=params.Checked("memory", _memory),
     required=True,
     help="what a step may take at its peak: 12GiB, bytes, or a share of the peak such as 0.5",
 )
@@ -63,7 +52,7 @@ class NamesType(params.ParamType):
     show_default=True,
     help="how runtimes are found: modelled, or measured operator by operator",
 )
-@click.option("--cost", type=params.CostType(), help="another cost model for the mode")
+@click.option("--cost", type=params.COST_MODEL, help="another cost model for the mode")
 @click.option(
     "--world-size",
     type=click.IntRange(min=1),
@@ -73,13 +62,20 @@ class NamesType(params.ParamType):
 )
 @click.option(
     "--units",
-    type=NamesType(),
+    type=params.ListOf(click.STRING),
+    metavar="NAMES,…",
     help="modules that may be checkpointed: names or patterns such as model.layers.*, with commas",
 )
-@click.option("--fsdp-units", type=NamesType(), default=(), help="modules that FSDP gathers as one")
+@click.option(
+    "--fsdp-units",
+    type=params.ListOf(click.STRING),
+    metavar="NAMES,…",
+    default=(),
+    help="modules that FSDP gathers as one",
+)
 @click.option(
     "--solver",
-    type=params.SolverName(),
+    type=params.SOLVER_NAME,
     default="auto",
     show_default=True,
     help="a knapsack solver to decide within modules; auto: all best choices are computed",
@@ -95,10 +91,8 @@ class NamesType(params.ParamType):
     default=None,
     help="estimate on fake tensors, or by a real step [default: real if everything lies on the CPU]",
 )
-@click.option("--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]")
-@click.option(
-    "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
-)
+@batch_option
+@seq_option
 @click.option("--run", "run_it", is_flag=True, help="run steps without and with the plan; measure")
 @click.option(
     "--plot",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from remat.units import format_bytes, format_cost, format_share
 
-    from remat.cli.listings import AnalysisLine, CostLine, PassLine, SolverLine
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from remat.planning.comparison import Comparison, ComparisonRow
     from remat.planning.frontier import Frontier, FrontierPoint
     from remat.planning.plan import Plan
@@ -60,54 +61,24 @@ def new_table(title: str = "") -> Table:
     )
 
 
-def plan_table(plan: Plan, title: str) -> Table:
-    """The figures of one plan."""
-    from remat.planning.plan import format_cost
-    from remat.report.explanation import counted
-    from remat.units import format_bytes
-
-    share = f"{plan.saved_bytes / plan.full_bytes:.1%} of" if plan.full_bytes else "of"
-    cost = format_cost(plan.recompute_cost, plan.unit)
-    proven = format_cost(plan.recompute_bound, plan.unit)
-    bound = [("bound", f"no plan within the budget needs less than {proven}")]
-    bound = bound if plan.recompute_cost else []
-    over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
+def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
+    """Names and what is to say of each."""
     table = new_table(title)
     table.show_header = False
     table.add_column(style="bold")
     table.add_column()
-    for name, value in (
-        ("budget", _budget_told(plan)),
-        (
-            "saved",
-            f"{format_bytes(plan.saved_bytes)}, {share} the {format_bytes(plan.full_bytes)} that "
-            f"the runtime-optimal partition saves; {format_bytes(plan.least_bytes)} is the least",
-        ),
-        (
-            "recomputed",
-            f"{counted(len(plan.recomputed), 'node')}, {cost if plan.recompute_cost else 'at no cost'} "
-            f"({plan.cost})",
-        ),
-        *bound,
-        ("peak", f"{format_bytes(plan.peak_bytes)}, inputs and parameters included"),
-        ("decided by", plan.solver + over + ("" if plan.deterministic else "; a clock ended it")),
-    ):
+    for name, value in rows:
         table.add_row(name, value)
     return table
 
 
-def _budget_told(plan: Plan) -> str:
-    from remat.units import Budget, format_bytes
-
-    if raised := plan.raised_told:
-        return raised
-    label, allowed = Budget.parse(plan.budget).label, format_bytes(plan.capacity)
-    return label if label == allowed else f"{label} → {allowed}"
+def plan_table(plan: Plan, title: str) -> Table:
+    """The figures of one plan."""
+    return rows_table([("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows], title)
 
 
 def comparison_table(comparison: Comparison, title: str) -> Table:
     """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`)."""
-    from remat.units import Budget
 
     table = new_table(title)
     table.add_column("solver", overflow="fold")
@@ -116,7 +87,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
         if i == 0 or budgets[i - 1] != row.budget:
-            table.add_row(f"budget {Budget.parse(row.budget).label}", style="italic")
+            table.add_row(f"budget {row.label}", style="italic")
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
         table.add_row(
             f"  {row.solver}",
@@ -129,11 +100,10 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
 
 def comparison_notes(comparison: Comparison) -> list[str]:
     """What stands below the table: why a row is empty, and where a cut did better than the solver."""
-    from remat.units import Budget
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
-        budget = Budget.parse(row.budget).label
+        budget = row.label
         if row.reason is not None:
             text = f"no plan at {budget}: {' '.join(row.reason.split())}"
         elif row.decided_by != row.solver:
@@ -146,8 +116,6 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     """The points of a frontier, thinned to a number of rows, its knee marked."""
-    from remat.planning.plan import format_cost
-    from remat.units import format_bytes
 
     table = new_table(title)
     for name in ("share", "saved", "recompute", "peak"):
@@ -178,9 +146,6 @@ def thinned(found: Frontier, rows: int) -> list[FrontierPoint]:
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    from remat.planning.comparison import format_share
-    from remat.planning.plan import format_cost
-    from remat.units import format_bytes
 
     if row.saved_bytes is None or row.recompute_cost is None:
         return ["–", "–  ", "–", "–", "–"]
@@ -194,58 +159,51 @@ def _cells(row: ComparisonRow) -> list[str]:
     ]
 
 
-def solver_table(lines: Sequence[SolverLine]) -> Table:
+#: The tables of what there is to choose from: the columns, each with the key of its cells.
+LISTINGS = {
+    "solvers": {
+        "solver": "name",
+        "available": "available",
+        "exact": "exact",
+        "deterministic": "deterministic",
+        "what it does": "summary",
+    },
+    "passes": {
+        "pass": "name",
+        "stage": "stage",
+        "options": "options",
+        "not after": "not_after",
+        "what it does": "summary",
+    },
+    "analyses": {"analysis": "name", "of": "of", "options": "options", "what it tells": "summary"},
+    "costs": {
+        "cost model": "name",
+        "unit": "unit",
+        "what it counts": "summary",
+        "devices": "devices",
+    },
+}
+
+
+def listing(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table of `LISTINGS`; columns are never cut: the first one whole, the others folded."""
     table = new_table()
-    _columns(table, "solver", "available", "exact", "deterministic", "what it does")
-    for line in lines:
-        table.add_row(
-            line.name,
-            "yes" if line.reason is None else f"no: {line.reason}",
-            _yes(line.exact),
-            _yes(line.deterministic),
-            line.summary,
-            style=None if line.reason is None else "dim",
-        )
+    for k, name in enumerate(LISTINGS[what]):
+        table.add_column(name, no_wrap=k == 0, overflow="ellipsis" if k == 0 else "fold")
+    for row in rows:
+        cells = [_cell(row, key) for key in LISTINGS[what].values()]
+        table.add_row(*cells, style="dim" if row.get("reason") else None)
     return table
 
 
-def pass_table(lines: Sequence[PassLine]) -> Table:
-    table = new_table()
-    _columns(table, "pass", "stage", "options", "not after", "what it does")
-    for line in lines:
-        table.add_row(
-            line.name, line.stage, _shown(line.options), "\n".join(line.not_after), line.summary
-        )
-    return table
-
-
-def analysis_table(lines: Sequence[AnalysisLine]) -> Table:
-    table = new_table()
-    _columns(table, "analysis", "of", "options", "what it tells")
-    for line in lines:
-        table.add_row(line.name, line.of, _shown(line.options), line.summary)
-    return table
-
-
-def _shown(options: Mapping[str, str]) -> str:
-    return "\n".join(f"{name}={default}" for name, default in options.items())
-
-
-def cost_table(lines: Sequence[CostLine]) -> Table:
-    table = new_table()
-    _columns(table, "cost model", "unit", "what it counts", "devices")
-    for line in lines:
-        devices = "\n".join(f"{line.name}:{name}  {label}" for name, label in line.devices.items())
-        table.add_row(line.name, line.unit, line.summary, devices)
-    return table
-
-
-def _columns(table: Table, *names: str) -> None:
-    """Columns that are never cut: the first one whole, the others folded where they must be."""
-    table.add_column(names[0], no_wrap=True)
-    for name in names[1:]:
-        table.add_column(name, overflow="fold")
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _cell(row: Mapping[str, Any], key: str) -> str:
+    value = row[key]
+    if key == "available" and not value:
+        return f"no: {row['reason']}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "devices":
+        return "\n".join(f"{row['name']}:{name}  {label}" for name, label in value.items())
+    if key == "options":
+        return "\n".join(f"{name}={default}" for name, default in value.items())
+    return "\n".join(value) if isinstance(value, dict) else str(value)

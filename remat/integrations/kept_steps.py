@@ -8,22 +8,18 @@ which the plan's modules are made if somebody asks for them, and the warnings th
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import fx
 
 from remat import torch_compat
 from remat.errors import RematError
-from remat.files import write_whole
+from remat.files import Form, read_record, write_record, write_whole
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
-
-#: Version of the form of the files; another one is not read.
-VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +34,8 @@ class Kept:
         warnings: what planning warned of: modules and names of the classes, and the texts.
     """
 
+    form: ClassVar[Form] = Form("step", "version", 3)
+
     plan: str = ""
     joint: str = ""
     parameters: str = ""
@@ -50,8 +48,7 @@ def keep(halves: Sequence[str], kept: Kept) -> None:
     path = _path(halves)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(asdict(kept))
-        write_whole(path, json.dumps({"version": VERSION, "digest": _digest(text), "kept": text}))
+        write_whole(path, write_record(kept))
     except OSError:
         return
 
@@ -63,16 +60,10 @@ def find(halves: Sequence[str]) -> Kept | None:
     otherwise.
     """
     try:
-        data = json.loads(_path(halves).read_text(encoding="utf-8"))
-        if data["version"] != VERSION or data["digest"] != _digest(data["kept"]):
-            return None
-        fields = json.loads(data["kept"])
-        told = tuple((str(a), str(b), str(c)) for a, b, c in fields.pop("warnings"))
-        operators = tuple((str(a), str(b)) for a, b in fields.pop("operators"))
-        kept = Kept(**fields, operators=operators, warnings=told)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        kept = read_record(Kept, _path(halves).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or damaged
         return None
-    return kept if all(_known_of(name) == known for name, known in operators) else None
+    return kept if all(_known_of(name) == known for name, known in kept.operators) else None
 
 
 def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
@@ -95,10 +86,6 @@ def _known_of(name: str) -> str:
         return ""  # no longer registered
     tags = sorted(map(str, op.tags))
     return f"{torch_compat.schema(op)} {tags} {torch_compat.get_effect(op)} {ops.is_known(op)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def halves_of(compiled: Any) -> tuple[str, ...] | None:

@@ -6,52 +6,56 @@ import hashlib
 import json
 import threading
 import warnings
+import weakref
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import PlanError, ProblemError
+from remat.arguments import BUDGET, COST, SOLVER
+from remat.errors import noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
 from remat.integrations.kept_steps import Kept, operators_of, text_of
-from remat.integrations.saved_plans import plan_for, read_plan
+from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.crash_reports import folder_for, report
-from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack, register
+from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
-from remat.planning import frontier as sweep
-from remat.planning import pipelines
-from remat.planning.mismatch import could_be_for
+from remat.planning.pipelines import prepare, split
 from remat.planning.plan import Plan
+from remat.planning.planner import plan_graph
+from remat.planning.request import (
+    BudgetOption,
+    CostOption,
+    HooksOption,
+    PlanRequest,
+    SolverOption,
+)
+from remat.planning.saved_plans import SavedPlan
 from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
-from remat.plugins.registry import registry
-from remat.solvers.base import Solver
-from remat.solvers.run import check_time_limit
-from remat.units import Budget
 from remat.version import __version__
 
-if TYPE_CHECKING:
-    from remat.graph.costs import CostModel
-    from remat.passes.core.pipeline import Pipeline
-    from remat.planning.plan_set import PlanSet
-
-_PLANS: list[Plan] = []
+#: Plans that are listed, at most.
+MOST_PLANS = 1_000
+#: The newest plans: each by itself for as long as somebody holds it, then by its figures.
+_PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
 _LOCK = threading.Lock()
-
 
 #: Attributes of a partitioner that have no part in what it decides.
 _DECIDES_NOTHING = frozenset(
     (
+        "request",
         "agree",
         "repro",
         "siblings",
@@ -60,14 +64,10 @@ _DECIDES_NOTHING = frozenset(
         "halves_only",
         "called",
         "kept",
-        "_last_made",
-        "_uses_saved",
+        "made",
+        "_asked",
     )
 )
-
-
-#: The budget where none is given; told from a given one by identity, since that has a part beside a plan.
-DEFAULT_BUDGET = Budget.parse(0.5)
 
 
 class BudgetWarning(UserWarning):
@@ -75,9 +75,13 @@ class BudgetWarning(UserWarning):
 
 
 def plans() -> tuple[Plan, ...]:
-    """The plans that compiled models of this process run on, newest last."""
+    """The plans that compiled models of this process run on, newest last; the newest 1,000 of them.
+
+    A plan has its modules for as long as its compiled step is there, or anybody else holds it; its
+    figures stay.
+    """
     with _LOCK:
-        return tuple(_PLANS)
+        return tuple(plan() or figures for plan, figures in _PLANS)
 
 
 class Partitioner(torch_compat.CustomPartitionerFn):
@@ -91,44 +95,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def __init__(
         self,
         *,
-        budget: float | int | str | Budget = DEFAULT_BUDGET,
-        solver: str | Solver = "auto",
-        cost: str | CostModel = "roofline",
-        time_limit: float | None = None,
-        plan: Plan | PlanSet | str | Path | None = None,
-        pipeline: str | Pipeline | None = None,
         lower: str = "eager",
         rank_wait_s: float | None = WAIT_S,
-        hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
-        reread_inputs: bool = True,
         repro: str | Path | bool | None = None,
+        **options: Any,
     ) -> None:
+        """Takes the options of `partitioner`, and the lowering of the graphs."""
         torch_compat.check_version()
-        registry().learn_operators()  # what they declare is part of fingerprints
-        self.budget = Budget.parse(budget)
-        self.solver = registry().solver(solver)
-        self.cost = registry().cost_model(cost)
-        check_time_limit(time_limit)
-        self.time_limit = time_limit
-        self.plan = None if plan is None else read_plan(plan)
-        self.plans_others = plan is not None and budget is not DEFAULT_BUDGET
-        self.pipeline = None if pipeline is None else pipelines.read_pipeline(pipeline)
-        if self.pipeline is not None and (
-            self.budget, solver, cost, time_limit, plan,
-        ) != (DEFAULT_BUDGET, "auto", "roofline", None, None):  # fmt: skip
-            raise ProblemError(
-                "budget, solver, cost, time_limit and plan do not go together with a pipeline, whose "
-                f"passes carry them, for example '{pipelines.default_pipeline()}'"
-            )
-        self.hooks = None if hooks is None else SavedTensorHooks.of(hooks)
-        if self.hooks is not None and pipeline is not None:
-            raise ProblemError(
-                "hooks do not go together with a pipeline: end it with the pass "
-                "'saved-tensor-hooks(pair=float8)'"
-            )
+        self.request = PlanRequest.of(**options)
         self.hooks_key = "".join(map(register, self._all_hooks()))
-        pipelines.check_reread(reread_inputs)
-        self.reread_inputs = reread_inputs
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
@@ -141,8 +116,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         )
         self.called = False
         self.kept: Kept | None = None
-        self._last_made: Plan | None = None
-        self._uses_saved = self.plan is not None  # for the graph at hand
+        self.made: Plan | None = None  # the newest plan: who holds this object holds its modules
+        self._asked = self.request  # for the graph at hand
 
     def __call__(
         self,
@@ -178,23 +153,19 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def _split_and_note(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Splits, and notes what a process needs that finds the compiled step in a cache."""
         text, parameters, operators = text_of(joint), _parameters_of(joint), operators_of(joint)
-        self._last_made = None
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
+        self.made = None
+        with noting_warnings() as warned:
             halves = self._split(joint)
-        for w in told:
-            warnings.warn_explicit(w.message, w.category, w.filename, w.lineno, source=w.source)
         if text is not None:
-            made = self._last_made
             self.kept = Kept(
-                plan="" if made is None else made.to_json(),
+                plan="" if self.made is None else self.made.to_json(),
                 joint=text,
                 parameters=parameters,
                 operators=operators,
                 warnings=tuple(
-                    (w.category.__module__, w.category.__qualname__, str(w.message))
-                    for w in told
-                    if w.category.__module__.startswith("remat") and w.category is not BudgetWarning
+                    (kind.__module__, kind.__qualname__, told)
+                    for told, kind in warned
+                    if kind is not BudgetWarning
                 ),
             )
         return halves
@@ -210,128 +181,68 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if not kept.plan:
             return
         plan = Plan.from_json(kept.plan)
-        if self.plan is None and self.pipeline is None:
+        if self.request.plan is None and self.request.pipeline is None:
             self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
+        hooks, reread_inputs = self.request.hooks, self.request.reread_inputs
 
         def again() -> Plan:
-            return self._apply(parse_joint(kept.joint), plan)
+            request = PlanRequest.of(plan=plan, hooks=hooks, reread_inputs=reread_inputs)
+            return plan_graph(parse_joint(kept.joint), request, in_place=True)
 
+        self._list(replace(plan, graph=_name_of(gm), _again=again))
+
+    def _list(self, made: Plan) -> None:
+        """Adds a plan to `plans`."""
+        self.made = made
         with _LOCK:
-            _PLANS.append(replace(plan, graph=_name_of(gm), _again=again))
-
-    def _apply(self, joint: JointGraph, plan: Plan, *, in_place: bool = True) -> Plan:
-        return pipelines.apply_plan(
-            joint, plan, in_place=in_place, hooks=self.hooks, reread_inputs=self.reread_inputs
-        )
+            _PLANS.append((weakref.ref(made), made.figures))
 
     def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
-            state = pipelines.split(pipelines.prepare(joint, in_place=True))
+            state = split(prepare(joint, in_place=True))
             assert state.forward is not None
             assert state.backward is not None
             verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
-        saved = self._saved_for(joint)
-        self._uses_saved = saved is not None
-        if saved is not None:
-            made = self._apply(joint, saved)
-        elif self.pipeline is not None:
-            pipeline = self.pipeline
-            if self.agree is not None:
-                pipeline = pipelines.with_agreement(pipeline, self.agree)
-            made = pipelines.plan_by_pipeline(
-                joint,
-                pipeline,
-                in_place=True,
-                reread_inputs=self.reread_inputs,
-                fingerprint=joint.fingerprint,
-            )
-        else:
-            digest = joint.fingerprint
-            self._count_graph(_kind_of(joint) or digest)
-            made = sweep.plan_prepared(
-                pipelines.prepare(
-                    joint, in_place=True, hooks=self.hooks, reread_inputs=self.reread_inputs
-                ),
-                budget=self.budget,
-                solver=self.solver,
-                cost=self.cost,
-                time_limit=self.time_limit,
-                fingerprint=digest,
-                agree=self.agree,
-            )
-        self._last_made = made
-        with _LOCK:
-            _PLANS.append(made)
+        self._asked = asked = self.request
+        if asked.plan is not None:
+            self._asked = asked = asked.for_graph(joint, joint.fingerprint)
+        kind = _kind_of(joint)  # before the graph is taken apart
+        made = plan_graph(joint, asked, in_place=True, agree=self.agree)
+        if asked.plan is None and asked.pipeline is None:
+            self._count_graph(kind or made.fingerprint)
+        self._list(made)
         return made.forward, made.backward
-
-    def _saved_for(self, joint: JointGraph) -> Plan | None:
-        """The saved plan for a graph; None where it is to be planned.
-
-        Raises:
-            PlanError: there are saved plans, none is for it, and no budget says how to plan others; or
-                they were made for another lowering or PyTorch, so that they are for no graph here.
-        """
-        if self.plan is None:
-            return None
-        saved = [self.plan] if isinstance(self.plan, Plan) else self.plan.plans
-        could_be = could_be_for(joint, saved)
-        if self.plans_others and could_be:
-            digest = joint.fingerprint
-            return next((p for p in saved if p.fingerprint == digest), None)
-        try:
-            return plan_for(joint, self.plan)
-        except PlanError as error:
-            if not could_be:
-                raise
-            raise PlanError(
-                f"{error}; or give a budget beside the plans, under which graphs without a plan are "
-                'planned when they are met: options={"plan": plans, "budget": 0.5}'
-            ) from None
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
-        if self.pipeline is not None:
-            return str(self.pipeline), {}, ""
-        if self._uses_saved:
-            text = f"{pipelines.PREPARE},{pipelines.SPLIT}"
-            return text, {}, "It was split by a saved plan, whose decision is not in here."
-        known = registry().solvers.get(self.solver.name) is type(self.solver)
-        kind = type(self.solver)
-        given = {
-            "budget": str(self.budget),
-            "solver": self.solver.name if known else f"{kind.__module__}:{kind.__qualname__}",
-            "cost": str(self.cost),
-        }
-        if self.time_limit is not None:
-            given["time_limit"] = str(self.time_limit)
-        if self.hooks is not None:
-            given["hooks"] = self.hooks.name
-        if not self.reread_inputs:
-            given["reread_inputs"] = "False"
-        if self.budget.peak_bytes is not None:
-            return "", given, ""
-        made = pipelines.default_pipeline(self.budget, self.solver, self.cost, self.time_limit)
-        return str(made), given, ""
+        asked, note = self._asked, ""
+        if asked.plan is not None:
+            note = "It was split by a saved plan, whose decision is not in here."
+        searched = asked.budget.peak_bytes is not None and asked.plan is None
+        return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
     def _agreement(self, wait_s: float) -> AgreeRanks:
         """The pass by which the ranks of a job agree on what is asked for here."""
+        request = self.request
         asked = (
-            f"budget {self.budget}, solver {self.solver.name}, cost {self.cost}, time limit "
-            f"{self.time_limit}"
+            f"budget {request.budget}, solver {request.solver.name}, cost {request.cost}, time limit "
+            f"{request.time_limit}"
         )
-        if self.pipeline is not None:
-            asked = f"pipeline {self.pipeline}"
+        if request.pipeline is not None:
+            asked = f"pipeline {request.pipeline}"
+        reread = "" if request.reread_inputs else ", inputs not read again"
         return AgreeRanks(
-            asked=f"{asked}{'' if self.reread_inputs else ', inputs not read again'}, lowering {self.lower}, remat {__version__}",
+            asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
             wait_s=wait_s,
-            capacity_too=self.budget.peak_bytes is not None,
+            capacity_too=request.budget.peak_bytes is not None,
         )
 
     def _all_hooks(self) -> list[SavedTensorHooks]:
-        found = [] if self.hooks is None else [self.hooks]
-        passes = () if self.pipeline is None else self.pipeline.flat()
-        return found + [p.hooks for p in passes if isinstance(p, PackSaved)]
+        request = self.request
+        passes = () if request.pipeline is None else request.pipeline.flat()
+        packed = [p.hooks for p in passes if isinstance(p, PackSaved)]
+        return packed if request.hooks is None else [request.hooks, *packed]
 
     @property
     def cacheable(self) -> bool:
@@ -339,12 +250,13 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return all(h.cache_key is not None for h in self._all_hooks())
 
     def _count_graph(self, kind: str) -> None:
-        """Says once that a budget in bytes is each graph's own; the same graph again is no second one."""
+        """Warns once, at the second distinct graph, that a budget in bytes is each graph's own."""
         known = kind in self.siblings
         self.siblings.add(kind)
-        if not known and len(self.siblings) == 2 and self.budget.share is None:
-            warnings.warn(
-                f"a second graph is compiled under the budget {self.budget}: each graph gets it by "
+        budget = self.request.budget
+        if not known and len(self.siblings) == 2 and budget.share is None:
+            warn(
+                f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "
                 "plan them together and reuse the plans: "
                 "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
@@ -361,11 +273,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     def _options(self) -> dict[str, Any]:
         """All that this object holds but what decides nothing, so that no option can be forgotten."""
-        given = {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
+        given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
+        given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
         found = {name: described(value) for name, value in given.items()}
         found |= {"hooks": self.hooks_key}
-        if self.pipeline is not None:
-            found["pipeline"] = str(self.pipeline)
+        if self.request.pipeline is not None:
+            found["pipeline"] = str(self.request.pipeline)
         if self.halves_only:
             for name in ("solver", "cost"):
                 if not is_known_elsewhere(found[name]):
@@ -378,7 +291,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
         Not where code decides that is not ours, nor where ranks are to agree with one another.
         """
-        if not self.cacheable or self.pipeline is not None:
+        if not self.cacheable or self.request.pipeline is not None:
             return False
         if self.agree is not None and other_ranks() is not None:
             return False
@@ -386,15 +299,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 def partitioner(
-    budget: float | int | str | Budget = DEFAULT_BUDGET,
-    solver: str | Solver = "auto",
-    cost: str | CostModel = "roofline",
+    budget: BudgetOption = BUDGET,
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
     time_limit: float | None = None,
     *,
-    plan: Plan | PlanSet | str | Path | None = None,
+    plan: SavedPlan | None = None,
     pipeline: str | Pipeline | None = None,
     rank_wait_s: float | None = WAIT_S,
-    hooks: str | tuple[Pack, Unpack] | SavedTensorHooks | None = None,
+    hooks: HooksOption = None,
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
 ) -> Partitioner:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,25 +19,13 @@ from remat.graph.joint import copy_module
 from remat.graph.regions import calls_regions
 from remat.integrations import kept_steps
 from remat.integrations.kept_steps import traces_of
-from remat.integrations.partitioner import Partitioner
+from remat.integrations.partitioner import Partitioner, partitioner
 
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
-OPTIONS = (
-    "budget",
-    "solver",
-    "cost",
-    "time_limit",
-    "plan",
-    "pipeline",
-    "lower",
-    "rank_wait_s",
-    "hooks",
-    "reread_inputs",
-    "repro",
-)
+OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
 
 
 #: Inductor's vectorised ends of loops on a CPU. In PyTorch 2.13 they compute wrong gradients of a Mamba
@@ -83,8 +73,14 @@ def backend(
                 f"lower='eager' does not use Inductor, but {names} is for it; known options of remat: "
                 f"{', '.join(OPTIONS)}"
             )
-        return _compile_eager(gm, example_inputs, partition)
-    return _compile_inductor(gm, example_inputs, partition, given, mode)
+        compiled = _compile_eager(gm, example_inputs, partition)
+    else:
+        compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
+    # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
+    # step, Dynamo takes off.
+    with contextlib.suppress(AttributeError):
+        torch_compat.innermost_fn(compiled).partitioner = partition  # type: ignore[attr-defined]
+    return compiled
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

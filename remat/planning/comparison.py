@@ -7,20 +7,15 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
-from remat.errors import ProblemError, RematError
-from remat.lists import as_list
+from remat.arguments import COST, as_list
+from remat.errors import RematError
+from remat.graph.joint import JointGraph
+from remat.planning.planner import Planner
+from remat.planning.request import CostOption, PlanRequest
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
-from remat.solvers.run import check_time_limit
-
-if TYPE_CHECKING:
-    from remat.graph.costs import CostModel
-    from remat.graph.joint import JointGraph
-    from remat.units import Budget, Peak
-
-    Budgets = float | int | str | Budget | Peak
+from remat.units import AnyBudget, Budget, Peak, format_bytes, format_cost, format_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +54,11 @@ class ComparisonRow:
     reason: str | None = None
 
     @property
+    def label(self) -> str:
+        """The budget for people."""
+        return Budget.parse(self.budget).label
+
+    @property
     def gap(self) -> float | None:
         """At most this share of the cost is more than the budget needs, 0 to 1.
 
@@ -89,15 +89,11 @@ class Comparison:
         return json.dumps({"graph": self.graph, "cost": self.cost, "rows": rows}, indent=2) + "\n"
 
     def __str__(self) -> str:
-        from remat.planning.plan import format_cost
-        from remat.units import Budget as BudgetType
-        from remat.units import format_bytes
-
         wide = max([len("solver"), *(len(r.solver) for r in self.rows)])
         head = f"{'saved':>9} {'recompute':>11}   {'gap':>7} {'peak':>9} {'time':>9}"
         lines = [f"{'budget':>13} {'solver':{wide}} {head}"]
         for r in self.rows:
-            name = f"{BudgetType.parse(r.budget).label:>13} {r.solver:{wide}}"
+            name = f"{r.label:>13} {r.solver:{wide}}"
             if r.saved_bytes is None or r.recompute_cost is None:
                 lines.append(f"{name} {r.reason}")
                 continue
@@ -109,18 +105,17 @@ class Comparison:
         return "\n".join(lines)
 
 
-def format_share(share: float | None) -> str:
-    """A share for people, in percent; a dash where there is none."""
-    if share is None:
-        return "–"
-    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
+#: Figures of a row that are those of its plan.
+_OF_PLAN = (
+    "capacity", "saved_bytes", "recompute_cost", "recompute_bound", "peak_bytes", "solve_s", "unit",
+)  # fmt: skip
 
 
 def compare(
     joint: JointGraph,
     solvers: str | Solver | Iterable[str | Solver] | None = None,
-    budgets: Budgets | Sequence[Budgets] = (0.2, 0.5, 0.8),
-    cost: str | CostModel = "roofline",
+    budgets: AnyBudget | Sequence[AnyBudget] = (0.2, 0.5, 0.8),
+    cost: CostOption = COST,
     time_limit: float | None = None,
     *,
     reread_inputs: bool = True,
@@ -145,73 +140,50 @@ def compare(
         ProblemError: an argument is not what it must be, or a list is empty.
         SolverError: a solver is unknown.
     """
-    from remat.graph.joint import JointGraph as JointGraphType
-    from remat.planning.frontier import plan_prepared
-    from remat.planning.pipelines import prepare
-    from remat.units import Budget as BudgetType
-    from remat.units import Peak
-
     known = registry()
-    if not isinstance(joint, JointGraphType):
-        raise ProblemError(
-            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args)"
-        )
     names = (
         list(known.solver_names())
         if solvers is None
         else as_list("solvers", solvers, (str, Solver))
     )
-    asked = [
-        BudgetType.parse(b)
-        for b in as_list("budgets", budgets, (str, int, float, Fraction, BudgetType, Peak))
+    requests = [
+        PlanRequest.of(budget=b, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs)
+        for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak))
     ]
     for name in names:
         if isinstance(name, str):
             known.solver_class(name)
-    model = registry().cost_model(cost)
-    check_time_limit(time_limit)
-    state = prepare(joint, reread_inputs=reread_inputs)
-    digest = joint.fingerprint
+    prepared = Planner.of(joint, requests[0])
     rows: list[ComparisonRow] = []
     ready: dict[str, Solver] = {}
-    for budget in asked:
+    for request in requests:
         for name in names:
             label = name if isinstance(name, str) else name.name
-            start = time.perf_counter()
+            budget, start = str(request.budget), time.perf_counter()
             try:
                 if label not in ready:
-                    ready[label] = known.solver(name, isolation="foreign")
-                p = plan_prepared(
-                    state,
-                    budget=budget,
-                    solver=ready[label],
-                    cost=model,
-                    time_limit=time_limit,
-                    fingerprint=digest,
+                    ready[label] = request.by(name, isolation="foreign").solver
+                planner = Planner(
+                    prepared.state, request.by(ready[label]), fingerprint=prepared.fingerprint
                 )
+                p = planner.finish(planner.decide(request.budget), request.budget)
             except RematError as error:
-                rows.append(ComparisonRow(solver=label, budget=str(budget), reason=str(error)))
+                rows.append(ComparisonRow(solver=label, budget=budget, reason=str(error)))
             else:
                 rows.append(
                     ComparisonRow(
                         solver=label,
-                        budget=str(budget),
+                        budget=budget,
                         decided_by=p.solver,
-                        capacity=p.capacity,
-                        saved_bytes=p.saved_bytes,
-                        recompute_cost=p.recompute_cost,
-                        recompute_bound=p.recompute_bound,
-                        peak_bytes=p.peak_bytes,
-                        solve_s=p.solve_s,
                         plan_s=time.perf_counter() - start,
-                        unit=p.unit,
+                        **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
             if on_row is not None:
                 on_row(rows[-1])
     on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
     rows = [_no_dearer(r, rows) if r.solver in on_graphs else r for r in rows]
-    return Comparison(graph=joint.name, cost=str(model), rows=_mark_best(rows))
+    return Comparison(graph=joint.name, cost=str(requests[0].cost), rows=_mark_best(rows))
 
 
 def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:

@@ -1,37 +1,27 @@
-"""Plans: the decision for one joint graph, its modules, and its figures by the one yardstick."""
+"""Plans: the decision for one joint graph with its modules and figures, and those for all graphs of a step."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, overload
 
-import torch
 from torch import fx
 
-from remat.errors import PlanError, RematError
-from remat.graph.collection import without_collection
-from remat.graph.costs import CostModel
-from remat.graph.liveness import own_outputs, saved_storages, simulate_peak, timeline
-from remat.graph.lowering import Decision, SavedKind
+from remat.errors import PlanError, ProblemError, RematError
+from remat.files import Form, read_record, write_record
+from remat.graph.liveness import own_outputs, timeline
+from remat.graph.lowering import Decision
 from remat.graph.refills import told
-from remat.graph.verify import Split, verify
-from remat.passes.core.choice import DecisionInfo
-from remat.passes.core.state import State
 from remat.report.explanation import counted, explain
-from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.hull import Hull
-from remat.units import Budget, bytes_of_share, format_bytes
-
-#: Version of the JSON form; a newer one is refused.
-JSON_VERSION = 1
+from remat.solvers.graph_problem import GraphProblem
+from remat.units import Budget, bytes_of_share, format_bytes, format_cost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class Plan:
     """What one training step keeps, what it computes again, and what that comes to.
 
@@ -75,25 +65,27 @@ class Plan:
             to that; else empty.
     """
 
-    saved: tuple[str, ...]
-    snapshots: tuple[str, ...]
-    recomputed: tuple[str, ...]
-    saved_bytes: int
-    peak_bytes: int
-    recompute_cost: int
-    recompute_bound: int
+    form: ClassVar[Form] = Form("plan", "remat_plan", 1)
+
+    graph: str
+    fingerprint: str
+    budget: str
+    solver: str
+    cost: str
     unit: str
     capacity: int
     full_bytes: int
     least_bytes: int
-    budget: str
-    solver: str
-    cost: str
+    saved_bytes: int
+    peak_bytes: int
+    recompute_cost: int
+    recompute_bound: int
     items: int
     deterministic: bool
     solve_s: float
-    graph: str
-    fingerprint: str
+    saved: tuple[str, ...]
+    snapshots: tuple[str, ...]
+    recomputed: tuple[str, ...]
     fallbacks: tuple[str, ...] = ()
     reread_inputs: bool = True
     reread: tuple[str, ...] = ()
@@ -102,6 +94,7 @@ class Plan:
     region_budget: str = ""
     least_because: str = ""
     operators: str = ""
+    _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
@@ -122,6 +115,16 @@ class Plan:
         return self.recompute_cost - self.recompute_bound
 
     @property
+    def asked(self) -> Budget:
+        """The budget; a plan from a file has its text only."""
+        return self._asked or Budget.parse(self.budget)
+
+    @property
+    def figures(self) -> Plan:
+        """The plan without its modules, as if it had been read from a file."""
+        return replace(self, _modules=None, _problem=None, _again=None)
+
+    @property
     def decision(self) -> Decision:
         return Decision(saved=self.saved, snapshots=self.snapshots)
 
@@ -135,8 +138,8 @@ class Plan:
         self._complete()
         if self._modules is None:
             raise PlanError(
-                "this plan was read from a file and has no modules; give it its graph with "
-                "remat.plan(joint, plan=plan)"
+                "this plan has no modules: it was read from a file, or nobody holds the compiled step any "
+                "more that it is of; give it its graph with remat.plan(joint, plan=plan)"
             )
         return self._modules
 
@@ -149,8 +152,7 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON, without its modules."""
-        fields = {k: getattr(self, k) for k in _JSON_FIELDS}
-        return json.dumps({"remat_plan": JSON_VERSION, **fields}, indent=2) + "\n"
+        return write_record(self)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -159,35 +161,7 @@ class Plan:
         Raises:
             PlanError: the text is no plan, cut off, of a newer version, or has wrong fields.
         """
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, TypeError, RecursionError) as error:
-            raise PlanError(f"this is not a saved plan: {error}") from None
-        if not isinstance(data, dict) or "remat_plan" not in data:
-            raise PlanError("this is not a saved plan: expected JSON with the key 'remat_plan'")
-        version = data.pop("remat_plan")
-        if version != JSON_VERSION:
-            raise PlanError(
-                f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
-            )
-        data = {**_LATER_FIELDS, **data}  # an older plan says nothing of them
-        missing = sorted(_JSON_FIELDS.keys() - data.keys())
-        unknown = sorted(data.keys() - _JSON_FIELDS.keys())
-        if missing or unknown:
-            raise PlanError(f"saved plan: fields missing: {missing}, unknown: {unknown}")
-        values: dict[str, Any] = {}
-        for name, kind in _JSON_FIELDS.items():
-            value = data[name]
-            if kind is tuple and isinstance(value, list) and all(type(v) is str for v in value):
-                value = tuple(value)
-            if kind is float and type(value) is int:
-                value = float(value)
-            if type(value) is not kind:
-                raise PlanError(
-                    f"saved plan: field '{name}' is {type(value).__name__}, expected {kind.__name__}"
-                )
-            values[name] = value
-        return cls(**values)
+        return read_record(cls, text, error=PlanError)
 
     def explain(self) -> str:
         """The plan as text: its figures, each kept activation, and what is recomputed and why.
@@ -197,21 +171,10 @@ class Plan:
         """
         with contextlib.suppress(RematError):  # its figures are there even without its modules
             self._complete()
-        share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
         lines = [
-            f"plan for {self.graph}, budget {Budget.parse(self.budget).label}, cost model {self.cost}",
-            f"  saved       {format_bytes(self.saved_bytes)}{share} "
-            f"{format_bytes(self.full_bytes)} that the runtime-optimal partition saves; "
-            f"{format_bytes(self.capacity)} allowed, {format_bytes(self.least_bytes)} the least possible)",
-            f"  recomputed  {self.recomputed_told}",
-            f"  peak        {format_bytes(self.peak_bytes)}, inputs and parameters included",
-            f"  decided by  {self.solver}"
-            + (f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""),
+            f"plan for {self.graph}, budget {self.asked.label}, cost model {self.cost}",
+            *(f"  {name:<11} {text}" for name, text in self.rows),
         ]
-        if raised := self.raised_told:
-            lines.insert(2, f"  raised      {raised}")
-        if self.region_budget:
-            lines.insert(1, self._region_told())
         if self.fallbacks:
             lines += ["  not priced by the cost model itself:"]
             lines += [f"    {text}" for text in self.fallbacks]
@@ -227,9 +190,52 @@ class Plan:
         return "\n".join(lines)
 
     @property
-    def raised_told(self) -> str:
-        """What a share was raised to and why, for people; empty where it was not raised."""
-        share = Budget.parse(self.region_budget or self.budget)
+    def rows(self) -> list[tuple[str, str]]:
+        """Its figures for people: the name of each, and what there is to say."""
+        share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
+        saved = (
+            f"{format_bytes(self.saved_bytes)}{share} {format_bytes(self.full_bytes)} that the "
+            f"runtime-optimal partition saves; {format_bytes(self.capacity)} allowed, "
+            f"{format_bytes(self.least_bytes)} the least possible)"
+        )
+        recomputed = counted(len(self.recomputed), "node") if self.recomputed else "nothing"
+        if self.recompute_cost:
+            bound = format_cost(self.recompute_bound, self.unit)
+            recomputed += (
+                f", views included, {format_cost(self.recompute_cost, self.unit)} (no plan within the "
+                f"budget needs less than {bound})"
+            )
+        elif self.recomputed:
+            recomputed += ", at no cost"
+        decided = f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""
+        rows = [
+            ("region", self._region()),
+            ("saved", saved),
+            ("raised", self._raised()),
+            ("recomputed", recomputed),
+            ("peak", f"{format_bytes(self.peak_bytes)}, inputs and parameters included"),
+            (
+                "decided by",
+                self.solver + decided + ("" if self.deterministic else "; a clock ended it"),
+            ),
+        ]
+        return [(name, text) for name, text in rows if text]
+
+    def _region(self) -> str:
+        """What the code set for its region, and how much that is; empty where it set nothing."""
+        if not self.region_budget:
+            return ""
+        share = Budget.parse(self.region_budget)
+        own = share.capacity(full=max(self.full_bytes, self.least_bytes), least=self.least_bytes)
+        return (
+            f"the code sets {self.region_budget} for the whole graph by "
+            f"region_activation_memory_budget, {format_bytes(own)}; it holds "
+            f"{'beside' if self.asked.share is None else 'instead of'} the budget"
+        )
+
+    def _raised(self) -> str:
+        """What a share was raised to and why; empty where it was not raised."""
+        share = Budget.parse(self.region_budget) if self.region_budget else self.asked
         full, least = max(self.full_bytes, self.least_bytes), self.least_bytes
         known = self.least_because and share.share is not None and self.capacity == least
         if not known or not share.below(full=full, least=least):
@@ -237,28 +243,6 @@ class Plan:
         return (
             f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
             f"{format_bytes(least)} is the least possible, because {self.least_because}"
-        )
-
-    @property
-    def recomputed_told(self) -> str:
-        """How much runs twice and what it costs, for people."""
-        nodes = counted(len(self.recomputed), "node")
-        if not self.recompute_cost:
-            return f"{nodes}, at no cost" if self.recomputed else "nothing"
-        bound = format_cost(self.recompute_bound, self.unit)
-        return (
-            f"{nodes}, views included, {format_cost(self.recompute_cost, self.unit)} "
-            f"(no plan within the budget needs less than {bound})"
-        )
-
-    def _region_told(self) -> str:
-        share = Budget.parse(self.region_budget)
-        own = share.capacity(full=max(self.full_bytes, self.least_bytes), least=self.least_bytes)
-        shared = Budget.parse(self.budget).share is not None
-        return (
-            f"  region      the code sets {self.region_budget} for the whole graph by "
-            f"region_activation_memory_budget, {format_bytes(own)}; it holds "
-            f"{'instead of' if shared else 'beside'} the budget"
         )
 
     def _input_told(self, name: str) -> str:
@@ -274,7 +258,7 @@ class Plan:
         from remat.report.memory_plot import draw_step
 
         forward, backward = self._pair()
-        peak_budget = Budget.parse(self.budget).peak_bytes
+        peak_budget = self.asked.peak_bytes
         shown = self.budget if peak_budget is None else f"{format_bytes(peak_budget)} of peak"
         draw_step(
             timeline(forward, backward, own_outputs(forward)),
@@ -285,129 +269,69 @@ class Plan:
         )
 
 
-_JSON_FIELDS: dict[str, type] = {
-    "graph": str,
-    "fingerprint": str,
-    "budget": str,
-    "solver": str,
-    "cost": str,
-    "unit": str,
-    "capacity": int,
-    "full_bytes": int,
-    "least_bytes": int,
-    "saved_bytes": int,
-    "peak_bytes": int,
-    "recompute_cost": int,
-    "recompute_bound": int,
-    "items": int,
-    "deterministic": bool,
-    "solve_s": float,
-    "saved": tuple,
-    "snapshots": tuple,
-    "recomputed": tuple,
-    "fallbacks": tuple,
-    "reread_inputs": bool,
-    "reread": tuple,
-    "lower": str,
-    "torch": str,
-    "region_budget": str,
-    "least_because": str,
-    "operators": str,
-}
-#: Fields that plans did not always have, with what they stand for where they lack.
-_LATER_FIELDS: dict[str, Any] = {
-    "reread_inputs": True,
-    "reread": [],
-    "region_budget": "",
-    "least_because": "",
-    "operators": "",
-    "lower": "",
-    "torch": "",
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSet(Sequence[Plan]):
+    """The plans of all graphs of one step, under one budget.
 
-
-@without_collection
-def finish(state: State, *, cost: CostModel, budget: str, fingerprint: str) -> Plan:
-    """Scores and verifies a partitioned state: the end of every way to a plan.
-
-    Raises:
-        PlanError: a rule of the verifier is broken.
+    Attributes:
+        plans: one for each graph, in the order in which the graphs run.
+        passed_bytes: bytes of the activations that one graph hands to a later one and that either
+            keeps for backward, each counted once.
+        capacity: the budget in bytes.
     """
-    assert state.decision is not None
-    assert state.forward is not None
-    assert state.backward is not None
-    lowered = state.lowered(cost)
-    problem = lowered.problem
-    scored = evaluate(problem, lowered.saved_of(state.decision))
-    n = state.joint.num_fwd_outputs
-    saved_bytes = sum(
-        saved_storages(
-            state.forward, n, count_outputs=state.count_outputs, memories=state.joint.memories
-        ).values()
-    )
-    choice = state.choice or DecisionInfo()
-    capacity = saved_bytes if choice.capacity is None else choice.capacity
-    verify(
-        Split(
-            joint=state.joint,
-            forward=state.forward,
-            backward=state.backward,
-            capacity=capacity,
-            count_outputs=state.count_outputs,
-            saved_bytes=saved_bytes,
-            refilled=frozenset() if state.reread_inputs else state.refillable,
+
+    form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
+
+    capacity: int
+    passed_bytes: int
+    plans: tuple[Plan, ...]
+
+    def __post_init__(self) -> None:
+        if not self.plans:
+            raise ProblemError("it holds no plan")
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that all graphs together keep from forward to backward."""
+        return sum(p.saved_bytes for p in self.plans) + self.passed_bytes
+
+    @property
+    def recompute_cost(self) -> int:
+        """Summed cost of what runs twice, in the unit of the plans."""
+        return sum(p.recompute_cost for p in self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, i: int) -> Plan: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, i: int | slice) -> Plan | tuple[Plan, ...]:
+        return self.plans[i]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    def explain(self) -> str:
+        """All plans as text, under a line for their sum."""
+        unit = self.plans[0].unit
+        head = (
+            f"{len(self)} graphs: {format_bytes(self.saved_bytes)} saved of "
+            f"{format_bytes(self.capacity)} allowed, {format_bytes(self.passed_bytes)} of it passed "
+            f"from graph to graph; {format_cost(self.recompute_cost, unit)} recomputed"
         )
-    )
-    state.forward.recompile()
-    state.backward.recompile()
-    kept = [i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE]
-    saved = tuple(problem.names[i] for i in kept)
-    region = choice.region_budget
-    priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
-    return Plan(
-        saved=saved,
-        snapshots=state.decision.snapshots,
-        recomputed=tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i]),
-        saved_bytes=saved_bytes,
-        peak_bytes=simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
-        recompute_cost=scored.recompute_cost,
-        recompute_bound=min(
-            scored.recompute_cost,
-            max(choice.recompute_bound, Hull.of(problem).edge(capacity).bound(capacity)),
-        ),
-        unit=problem.unit,
-        capacity=capacity,
-        full_bytes=choice.full_bytes if choice.full_bytes is not None else saved_bytes,
-        least_bytes=choice.least_bytes if choice.least_bytes is not None else 0,
-        budget=budget,
-        solver=choice.solver,
-        cost=str(cost),
-        items=choice.items,
-        deterministic=choice.deterministic,
-        solve_s=choice.elapsed_s,
-        graph=state.joint.name,
-        fingerprint=fingerprint,
-        fallbacks=tuple(cost.fallbacks(priced)),
-        reread_inputs=state.reread_inputs,
-        reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
-        lower=state.joint.lower,
-        torch=torch.__version__,
-        region_budget="" if region is None else str(Budget(share=region)),
-        least_because=choice.least_because,
-        operators=state.operators,
-        _modules=(state.forward, state.backward),
-        _problem=problem,
-    )
+        return "\n\n".join([head, *(p.explain() for p in self.plans)])
 
+    def to_json(self) -> str:
+        """The plans as JSON, without their modules; `torch.compile` takes it as ``options["plan"]``."""
+        return write_record(self)
 
-def format_cost(cost: float, unit: str) -> str:
-    """A cost for people."""
-    if unit == "ps":
-        for name, scale in (("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3)):
-            if cost >= scale:
-                return f"{cost / scale:.4g} {name}"
-        return f"{cost:.0f} ps"
-    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if cost >= scale:
-            return f"{cost / scale:.4g} {prefix}{unit}"
-    return f"{cost:.0f} {unit}"
+    @classmethod
+    def from_json(cls, text: str) -> PlanSet:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no set of plans, cut off, of a newer version, or has wrong fields.
+        """
+        return read_record(cls, text, error=PlanError)

@@ -11,6 +11,7 @@ from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
 from remat.planning import pipelines
+from remat.plugins.registry import registry
 from remat.reduction.edits import EDITS, GraphEdit, Item, fault_of, tidy
 
 #: Whether a graph still fails.
@@ -65,6 +66,7 @@ def reduce(
     Raises:
         ProblemError: the graph does not fail at the start, or has no text form.
     """
+    registry().learn_operators()
     search = _Search(test, progress or (lambda _: None))
     return search.run(joint)
 

@@ -8,15 +8,12 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TypeVar
 
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.solution import Answer, Solution
 from remat.solvers.verify import verify
-
-T = TypeVar("T")
 
 
 def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = None) -> Solution:
@@ -43,16 +40,14 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
             solver.name, f"solver '{solver.name}' solves the graph problem only, not knapsacks"
         )
     given = (problem.weights, problem.values, problem.capacity)
-
-    def ask() -> object:
-        return drawn(solver.solve(problem, time_limit=time_limit), len(problem))
-
-    with noting(problem):
-        reason, _ = asked(solver, lambda: solver.refuses(problem))
+    with noting(problem), asking(solver):
+        reason = solver.refuses(problem)
     if reason is not None:
         raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
     with noting(problem):
-        answer, elapsed_s = asked(solver, ask)
+        with asking(solver) as elapsed:
+            answer = drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+            elapsed_s = elapsed()
         if given != (problem.weights, problem.values, problem.capacity):
             raise SolverError(
                 solver.name, f"solver '{solver.name}' changed the problem it was given"
@@ -88,11 +83,12 @@ def noting(problem: object) -> Iterator[None]:
         raise
 
 
-def asked(solver: Solver, ask: Callable[[], T]) -> tuple[T, float]:
-    """What a solver answers, and the seconds that it takes; errors name the solver."""
+@contextlib.contextmanager
+def asking(solver: Solver) -> Iterator[Callable[[], float]]:
+    """Runs a solver: whatever it raises names it. Gives the seconds that have gone by since."""
     started = time.perf_counter()
     try:
-        answer = ask()
+        yield lambda: time.perf_counter() - started
     except SolverError as error:
         if error.solver == solver.name:  # its own account, such as why its process died
             raise
@@ -101,7 +97,6 @@ def asked(solver: Solver, ask: Callable[[], T]) -> tuple[T, float]:
         raise
     except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
         raise _raised(solver, error) from error
-    return answer, time.perf_counter() - started
 
 
 def check_time_limit(time_limit: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from remat.solvers.base import Solver
 from remat.solvers.completion import by_knapsack
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.run import asked, check_question, drawn, noting
+from remat.solvers.run import asking, check_question, drawn, noting
 from remat.solvers.solution import GraphSolution
 from remat.solvers.verify import verify_graph
 
@@ -33,9 +33,8 @@ def run_graph(
     if not solver.graph:
         return by_knapsack(solver, problem, time_limit=time_limit)
 
-    def ask() -> object:
-        return drawn(solver.solve_graph(problem, time_limit=time_limit), len(problem))
-
     with noting(problem):
-        answer, elapsed_s = asked(solver, ask)
+        with asking(solver) as elapsed:
+            answer = drawn(solver.solve_graph(problem, time_limit=time_limit), len(problem))
+            elapsed_s = elapsed()
         return verify_graph(problem, solver, answer, elapsed_s=elapsed_s)

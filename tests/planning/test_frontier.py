@@ -15,9 +15,9 @@ from torch import nn
 
 import remat
 from remat.errors import BudgetError, PlanError, ProblemError
-from remat.planning.frontier import Frontier, FrontierPoint, Sweep
-from remat.planning.pipelines import prepare
-from remat.plugins.registry import registry
+from remat.planning.frontier import Frontier, FrontierPoint
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
 from remat.solvers.lagrangian import Lagrangian
 from remat.units import Budget
 from tests.graphs import joint_of
@@ -140,7 +140,7 @@ def made_up(*points: tuple[int, int]) -> Frontier:
         bound=points,
         full_bytes=1,
         least_bytes=0,
-        _sweep=cast(Any, None),
+        _planner=cast(Any, None),
         _decided=(),
     )
 
@@ -208,14 +208,8 @@ def test_every_step_is_told_of(joint: remat.JointGraph) -> None:
 
 def test_each_capacity_is_decided_once(joint: remat.JointGraph) -> None:
     told: list[str] = []
-    sweep = Sweep(
-        prepare(joint),
-        fingerprint=joint.fingerprint,
-        solver=Lagrangian(),
-        cost=registry().cost_model("roofline"),
-        on_step=told.append,
-    )
-    assert sweep.at(10_000) is sweep.at(10_000)
+    planner = Planner.of(joint, PlanRequest.of(solver=Lagrangian()), on_step=told.append)
+    assert planner.at(10_000) is planner.at(10_000)
     assert len(told) == 1
 
 

@@ -70,7 +70,7 @@ def test_pipelines_that_cannot_be_meant(pipeline: object, message: str) -> None:
 def test_options_beside_a_pipeline_are_refused() -> None:
     with pytest.raises(ProblemError, match=r"options of the pipeline's own passes.*budget=0.2"):
         remat.plan(joint(), 0.2, pipeline="partition")
-    with pytest.raises(ProblemError, match="do not go together with a pipeline"):
+    with pytest.raises(ProblemError, match="budget given beside a pipeline"):
         remat.partitioner(0.2, pipeline="partition")
     with pytest.raises(ProblemError, match="searched for over many plans"):
         remat.default_pipeline(remat.Peak("1GiB"))

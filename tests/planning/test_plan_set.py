@@ -138,12 +138,12 @@ def test_what_cannot_be_shared_is_refused(step) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("{", "no saved set"),
+        ("{", "not a saved set of plans"),
         ("[]", "with the key 'remat_plans'"),
         ('{"remat_plans": 9}', "version 9"),
         (
             '{"remat_plans": 1, "capacity": 1.5, "passed_bytes": 0, "plans": []}',
-            "expected integers",
+            "field 'capacity' is 1.5, expected int",
         ),
         ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": []}', "holds no plan"),
         ('{"remat_plans": 1, "capacity": 1, "passed_bytes": 0, "plans": [1]}', "saved plan"),

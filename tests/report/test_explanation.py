@@ -13,9 +13,9 @@ from torch.utils.checkpoint import (
 )
 
 import remat
-from remat.planning.plan import format_cost
 from remat.report.explanation import MOST_DECLARED, MOST_ROWS, again, kept, price
 from remat.solvers.graph_problem import GraphProblem
+from remat.units import format_cost
 from tests.graphs import joint_of, weight
 
 

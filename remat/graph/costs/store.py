@@ -6,13 +6,13 @@ import contextlib
 import functools
 import json
 import os
-import warnings
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from remat.errors import warn
 from remat.files import write_whole
 
 #: Version of the file's form; it stands in the file's name and in the file.
@@ -114,7 +114,7 @@ class Store:
         """Warns once about each thing."""
         if message not in self._warned:
             self._warned.add(message)
-            warnings.warn(message, CostWarning, stacklevel=2)
+            warn(message, CostWarning, stacklevel=2)
 
 
 @contextlib.contextmanager

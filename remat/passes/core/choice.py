@@ -17,7 +17,6 @@ class DecisionInfo:
         items: nodes of the graph problem that a solver decided; 0 without one.
         deterministic: False if a clock ended the search.
         elapsed_s: seconds that the solver took.
-        recompute_cost: what the decision costs, where that was asked.
         recompute_bound: what no decision within the capacity can cost less than, as far as the
             solver has proven.
         region_budget: the share that the code set for its region, where that held.
@@ -31,7 +30,6 @@ class DecisionInfo:
     items: int = 0
     deterministic: bool = True
     elapsed_s: float = 0.0
-    recompute_cost: int | None = None
     recompute_bound: int = 0
     region_budget: float | None = None
     least_because: str = ""

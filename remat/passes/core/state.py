@@ -145,7 +145,6 @@ class State:
         refillable: names of the inputs that eager autograd lets the user refill before backward.
         reread_inputs: whether backward may read those nevertheless.
         operators: digest of the operators of the graph as it was captured; empty where not known.
-        heeds_regions: whether a budget that the code sets for its region holds.
     """
 
     joint: JointGraph
@@ -159,7 +158,6 @@ class State:
     refillable: frozenset[str] = frozenset()
     reread_inputs: bool = True
     operators: str = ""
-    heeds_regions: bool = True
     _of_joint: Known = field(default=Known(()), repr=False)
     _of_halves: Known = field(default=Known(()), repr=False)
 

@@ -51,13 +51,12 @@ class Budgeted(Pass):
     time_limit: float = 0.0
 
     def run(self, state: State) -> PassResult:
-        saved, choice = self.decide(state)
-        lowered = state.lowered(self.cost)
-        nbytes = sum(lowered.problem.size[i] for i in saved)
+        found, choice = self.decide(state, self.limits(state))
+        decision = state.lowered(self.cost).decision(found.saved)
         return PassResult(
-            state=replace(state, decision=lowered.decision(saved), choice=choice),
+            state=replace(state, decision=decision, choice=choice),
             modified=True,
-            detail=f"{nbytes} of {choice.capacity} bytes saved, by {choice.solver}",
+            detail=f"{found.saved_bytes} of {choice.capacity} bytes saved, by {choice.solver}",
         )
 
     @without_collection
@@ -71,32 +70,31 @@ class Budgeted(Pass):
         """
         require_tangents(state)
         full, least = full_and_least(state)
-        most = max(full, least)
-        own = state.get(RegionBudget()) if state.heeds_regions else None
+        own = state.get(RegionBudget())
         shares = (self.budget, *(() if own is None else (Budget(share=own),)))
-        raised = any(b.below(full=most, least=least) for b in shares)
+        raised = any(b.below(full=full, least=least) for b in shares)
         why = least_causes(state, least_decision(state)) if raised else ("", "")
         return DecisionInfo(
-            capacity=capacity_under(self.budget, own, full=most, least=least, why=why),
+            capacity=capacity_under(self.budget, own, full=full, least=least, why=why),
             full_bytes=full,
             least_bytes=least,
             region_budget=own,
             least_because=why[0],
         )
 
-    def decide(self, state: State) -> tuple[tuple[int, ...], DecisionInfo]:
-        """The nodes of the graph problem to save, and how that came about.
+    def decide(self, state: State, limits: DecisionInfo) -> tuple[GraphSolution, DecisionInfo]:
+        """What to save of the graph problem within ``limits.capacity`` bytes, and how that came about.
 
         The objective at every budget is the least cost within its bytes. That more bytes never cost
         more than fewer do is ensured as far as that takes little time: see `_lower_rungs`.
 
         Raises:
-            PlanError: no solver was given, nothing is differentiated, or tags conflict.
-            BudgetError: the budget is below the least possible.
+            PlanError: no solver was given, or tags conflict.
+            BudgetError: the capacity is below the least possible.
             SolverError: as from `remat.solvers.run_graph.run_graph`.
         """
-        solver, choice = self.asked(), self.limits(state)
-        capacity, full = choice.capacity or 0, choice.full_bytes or 0
+        solver = self.asked()
+        capacity, full = limits.capacity or 0, limits.full_bytes or 0
         problem = state.lowered(self.cost).problem.within(capacity)
         by_items = self.knapsack or not solver.graph
         cuts = self._cuts(
@@ -106,16 +104,15 @@ class Budgeted(Pass):
         found = [self._solved(problem)]
         if not isinstance(solver, CutSolver):
             if not by_items:
-                found += self._lower_rungs(problem, found[0], choice)
+                found += self._lower_rungs(problem, found[0], limits)
             found += self._cut_solutions(problem, found[0])
         best = min(found, key=lambda s: (s.cost, s.saved_bytes))
-        return best.saved, replace(
-            choice,
+        return best, replace(
+            limits,
             solver=best.solver,
             items=len(problem),
             elapsed_s=sum(f.elapsed_s for f in found),
             deterministic=all(f.deterministic for f in found),
-            recompute_cost=best.cost,
             recompute_bound=min(best.cost, found[0].bound),
         )
 
@@ -201,14 +198,6 @@ class Budgeted(Pass):
         return self.solver
 
 
-def full_and_least(state: State) -> tuple[int, int]:
-    """Bytes that the runtime-optimal cut saves, and the least that any decision saves."""
-    size = state.lowered().problem.size
-    saved = state.get(RuntimeOptimalCut(state.cut_rules)), least_decision(state)
-    full, least = (sum(size[i] for i in of) for of in saved)
-    return full, least
-
-
 def capacity_under(
     budget: Budget, own: float | None, *, full: int, least: int, why: tuple[str, str] = ("", "")
 ) -> int:
@@ -257,6 +246,13 @@ class RegionBudget(Analysis[float | None]):
 
     def compute(self, state: State) -> float | None:
         return region_budget(state.joint, state.index, state.roles)
+
+
+def full_and_least(state: State) -> tuple[int, int]:
+    """Bytes that the runtime-optimal cut saves, and the least that any decision saves."""
+    size = state.lowered().problem.size
+    least = sum(size[i] for i in least_decision(state))
+    return max(least, sum(size[i] for i in state.get(RuntimeOptimalCut(state.cut_rules)))), least
 
 
 def least_decision(state: State) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
-from remat.errors import BudgetError
+from remat.errors import BudgetError, warn
 from remat.graph import ops
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness import saved_storages
@@ -233,14 +232,14 @@ def _refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTens
 def _warn(hooks: SavedTensorHooks, graph: str, chosen: list[Traced], left: Counter[str]) -> None:
     eager = list(dict.fromkeys(t.eager for t in chosen if t.eager))
     if eager:
-        warnings.warn(
+        warn(
             f"hooks '{hooks.name}' cannot be part of graph '{graph}' and run eagerly, outside of it: "
             f"{eager[0]}. What they keep counts neither as saved bytes nor in the simulated peak",
             HooksWarning,
             stacklevel=2,
         )
     if left["declined"] and not chosen:
-        warnings.warn(
+        warn(
             f"hooks '{hooks.name}' leave graph '{graph}' as it is: pack returned every one of the "
             f"{left['declined']} saved tensors that it was shown unchanged (a pair declines what it "
             "cannot make smaller, cpu-offload what lies in the host's memory already)",

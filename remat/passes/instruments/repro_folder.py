@@ -8,7 +8,6 @@ written down.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.metadata
 import json
@@ -22,14 +21,12 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from remat.errors import ProblemError, RematError
-from remat.files import read_as
+from remat.files import Form, read_as, read_record
 from remat.solvers.instances import Instance, save_instance
 
-#: Version of the form of ``failure.json``; another one is refused.
-VERSION = 1
 #: Bytes of a file of a reproducer that are read, at most; the graph has a limit of its own.
 MAX_BYTES = 2**20
 
@@ -67,6 +64,8 @@ class Recorded:
         type: class of the error.
         message: its message.
     """
+
+    form: ClassVar[Form] = Form("reproducer", "remat_repro", 1)
 
     graph: Path
     pipeline: str
@@ -127,36 +126,15 @@ def read_reproducer(folder: Path) -> Recorded:
     if not folder.is_dir():
         raise ProblemError(f"there is no folder '{folder}'; {expected}")
     graph = folder / "graph.joint"
-    parse = functools.partial(_parse_record, graph)
-    recorded = read_as("record of a failure", folder / "failure.json", parse, MAX_BYTES)
+    recorded = read_as(
+        "reproducer",
+        folder / "failure.json",
+        lambda text: read_record(Recorded, text, graph=graph),
+        MAX_BYTES,
+    )
     if not graph.is_file():
         raise ProblemError(f"'{folder}' has no file graph.joint; {expected}")
     return recorded
-
-
-def _parse_record(graph: Path, text: str) -> Recorded:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProblemError(f"it is no JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ProblemError(f"it is a JSON {type(data).__name__}; expected an object")
-    if data.get("remat_repro") != VERSION:
-        raise ProblemError(
-            f"it is of version {data.get('remat_repro')!r}; this remat reads version {VERSION}"
-        )
-    texts: Any = {key: data.get(key) for key in ("pipeline", "checks", "type", "message", "note")}
-    options: Any = data.get("options")
-    path: Any = data.get("path")
-    inner = {
-        **{key: [value] for key, value in texts.items()},
-        "options": [*options, *options.values()] if isinstance(options, dict) else [None],
-        "path": path if isinstance(path, list) else [None],
-    }
-    wrong = [key for key, of in inner.items() if not all(isinstance(v, str) for v in of)]
-    if wrong:
-        raise ProblemError(f"it lacks, or has wrong: {', '.join(wrong)}")
-    return Recorded(graph=graph, options=options, path=tuple(path), **texts)
 
 
 def leave_reproducer(
@@ -207,7 +185,7 @@ def files_of(failure: Failure, name: str) -> dict[str, str]:
     """The files of a reproducer's folder, by name; ``name`` is that of the folder."""
     error = failure.error
     record = {
-        "remat_repro": VERSION,
+        Recorded.form.key: Recorded.form.version,
         "path": list(failure.path),
         "checks": getattr(error, "found_by", ""),
         "type": type(error).__name__,

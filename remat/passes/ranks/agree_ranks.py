@@ -82,7 +82,6 @@ class AgreeRanks(Pass):
             capacity=capacity,
             solver=theirs.solver,
             deterministic=deterministic,
-            recompute_cost=None,
             # What was proven within other bytes says nothing about these.
             recompute_bound=choice.recompute_bound if capacity == choice.capacity else 0,
         )

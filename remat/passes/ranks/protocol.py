@@ -14,7 +14,6 @@ import json
 import logging
 import threading
 import time
-import warnings
 import zlib
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from remat import torch_compat
-from remat.errors import PlanError
+from remat.errors import PlanError, warn
 from remat.graph.rank_fingerprint import Outline, first_difference
 from remat.units import format_bytes
 
@@ -261,4 +260,4 @@ def tell(kind: str, text: str) -> None:
         known = kind in _TOLD
         _TOLD.add(kind)
     if not known:
-        warnings.warn(text, RankWarning, stacklevel=3)
+        warn(text, RankWarning, stacklevel=3)

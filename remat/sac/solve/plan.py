@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 from remat.errors import PlanError, ProblemError
+from remat.files import Form, read_record, write_record
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.targets import read_target
 from remat.units import format_bytes
 
-#: Version of the JSON form.
-JSON_VERSION = 1
 #: Operators that are listed by name, most frequent first.
 _NAMED = 4
 
@@ -69,6 +67,8 @@ class SACPlan:
         mode: how runtimes were estimated.
     """
 
+    form: ClassVar[Form] = Form("checkpointing plan", "remat_sac_plan", 1)
+
     modules: tuple[ModulePlan, ...]
     budget_bytes: int
     peak_bytes: int
@@ -105,7 +105,7 @@ class SACPlan:
 
     def to_json(self) -> str:
         """The plan as JSON."""
-        return json.dumps({"remat_sac_plan": JSON_VERSION, **asdict(self)}, indent=2) + "\n"
+        return write_record(self)
 
     @classmethod
     def from_json(cls, text: str) -> SACPlan:
@@ -114,60 +114,7 @@ class SACPlan:
         Raises:
             PlanError: the text is no plan, cut off, of another version, or has wrong fields.
         """
-        try:
-            data = json.loads(text)
-        except (json.JSONDecodeError, TypeError, RecursionError) as error:
-            raise PlanError(f"this is not a saved checkpointing plan: {error}") from None
-        if not isinstance(data, dict) or "remat_sac_plan" not in data:
-            raise PlanError(
-                "this is not a saved checkpointing plan: expected JSON with the key 'remat_sac_plan'"
-            )
-        version = data.pop("remat_sac_plan")
-        if version != JSON_VERSION:
-            raise PlanError(
-                f"this plan is of version {version!r}; this remat reads version {JSON_VERSION}"
-            )
-        modules = data.pop("modules", None)
-        if not isinstance(modules, list):
-            raise PlanError("saved checkpointing plan: field 'modules' is missing or no list")
-        read = tuple(_read(ModulePlan, m, "module") for m in modules)
-        made: SACPlan = _read(cls, {**data, "modules": read}, "plan")
-        return made
-
-
-def _is_all(kind: type) -> Callable[[Any], bool]:
-    return lambda value: type(value) in (list, tuple) and all(type(v) is kind for v in value)
-
-
-#: Whether a value of JSON is of a field's type; a bool is no int.
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "str": lambda value: type(value) is str,
-    "int": lambda value: type(value) is int,
-    "float": lambda value: type(value) in (float, int),
-    "tuple[str, ...]": _is_all(str),
-    "tuple[int, ...]": _is_all(int),
-    "tuple[ModulePlan, ...]": _is_all(ModulePlan),
-}
-
-
-def _read(kind: Any, data: Any, what: str) -> Any:
-    """A dataclass from the fields of a JSON object, each of the type that it must have."""
-    if not isinstance(data, dict):
-        raise PlanError(f"saved checkpointing plan: a {what} is a {type(data).__name__}")
-    known = {f.name: str(f.type) for f in fields(kind)}
-    missing, unknown = sorted(known.keys() - data.keys()), sorted(data.keys() - known.keys())
-    if missing or unknown:
-        raise PlanError(f"saved checkpointing plan: fields missing: {missing}, unknown: {unknown}")
-    for name, wanted in known.items():
-        if not _FITS[wanted](data[name]):
-            raise PlanError(
-                f"saved checkpointing plan: field '{name}' is not {wanted}: {data[name]!r:.60}"
-            )
-    values = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
-    try:
-        return kind(**values)
-    except ProblemError as error:
-        raise PlanError(f"saved checkpointing plan: {error}") from None
+        return read_record(cls, text, error=PlanError)
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:

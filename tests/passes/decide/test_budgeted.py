@@ -57,9 +57,9 @@ def state(joint: remat.JointGraph) -> State:
 def cost_at(state: State, share: float, solver: str, cost: str = "roofline") -> int:
     model = registry().cost_model(cost)
     deciding = SolveGraph(solver=registry().solver(solver), budget=Budget(share=share), cost=model)
-    saved, choice = deciding.decide(state)
-    done = evaluate(state.lowered(model).problem, saved)
-    assert done.recompute_cost == choice.recompute_cost
+    found, choice = deciding.decide(state, deciding.limits(state))
+    done = evaluate(state.lowered(model).problem, found.saved)
+    assert (done.recompute_cost, done.saved_bytes) == (found.cost, found.saved_bytes)
     assert done.saved_bytes <= (choice.capacity or 0)
     assert choice.recompute_bound <= done.recompute_cost
     return done.recompute_cost
@@ -98,10 +98,10 @@ def test_whole_shares_are_in_order_whatever_the_solver_s_tolerance(state: State)
 
     def costs(solver: remat.Solver) -> list[int]:
         made = [
-            SolveGraph(solver=solver, budget=Budget(share=k / 1000), cost=model).decide(state)[1]
+            SolveGraph(solver=solver, budget=Budget(share=k / 1000), cost=model)
             for k in range(440, 470)
         ]
-        return [c.recompute_cost or 0 for c in made]
+        return [p.decide(state, p.limits(state))[0].cost for p in made]
 
     found = costs(Forgetful())
     assert all(a >= b for a, b in pairwise(found))
@@ -114,19 +114,15 @@ def test_knapsack_solvers_decide_graphs_in_one_way(
 ) -> None:
     asked = registry().solver(solver)
     options = {"solver": asked, "budget": Budget(share=share), "cost": Roofline()}
-    by_pass, choice = Knapsack(**options).decide(state)  # type: ignore[arg-type]
-    by_graph, same = SolveGraph(**options).decide(state)  # type: ignore[arg-type]
-    assert by_pass == by_graph
+    passes = Knapsack(**options), SolveGraph(**options)  # type: ignore[arg-type]
+    (by_pass, choice), (by_graph, same) = (p.decide(state, p.limits(state)) for p in passes)
+    assert by_pass.saved == by_graph.saved
     assert choice.capacity == same.capacity
     problem = state.lowered(Roofline()).problem.within(choice.capacity)
     bare = run_graph(asked, problem)
-    assert evaluate(problem, by_pass).recompute_cost <= bare.cost, "what is known only helps"
+    assert evaluate(problem, by_pass.saved).recompute_cost <= bare.cost, "what is known only helps"
     row = remat.compare(joint, (solver,), (share,)).rows[0]
-    assert (
-        row.recompute_cost
-        == choice.recompute_cost
-        == remat.plan(joint, share, solver).recompute_cost
-    )
+    assert row.recompute_cost == by_pass.cost == remat.plan(joint, share, solver).recompute_cost
 
 
 def test_a_cut_without_rules_recomputes_nothing_that_costs(state: State) -> None:

@@ -20,9 +20,8 @@ from remat.passes.ranks import agree_ranks
 from remat.passes.ranks import protocol as ranks
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.passes.ranks.protocol import Question, Ranks, RankWarning, Verdict
-from remat.planning.pipelines import decide, prepare, split
-from remat.plugins.registry import registry
-from remat.units import Budget
+from remat.planning.pipelines import prepare, split
+from remat.planning.request import PlanRequest
 from tests.graphs import joint_of, traced
 
 X = torch.ones(4, 3)
@@ -236,18 +235,8 @@ def decided() -> State:
 
 
 def at_budget(state: State, budget: float) -> State:
-    return (
-        remat.PassManager(
-            decide(
-                budget=Budget.parse(budget),
-                solver=registry().solver("lagrangian"),
-                cost=registry().cost_model("unit"),
-                time_limit=None,
-            )
-        )
-        .run(state, in_place=True)
-        .state
-    )
+    request = PlanRequest.of(budget=budget, solver="lagrangian", cost="unit")
+    return remat.PassManager((request.deciding(),)).run(state, in_place=True).state
 
 
 def saved(state: State) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError
-from remat.integrations.saved_plans import plan_for
+from remat.planning.saved_plans import plan_for
 
 
 def captured(rows: int = 4, lower: str = "eager", wide: int = 16) -> remat.JointGraph:
@@ -50,7 +50,7 @@ def test_one_reason_is_named_and_no_other(
         remat.plan(graph, plan=plan)
     of_set = remat.PlanSet(plans=(plan,), passed_bytes=0, capacity=0)
     with pytest.raises(PlanError, match=message):
-        plan_for(graph, of_set)
+        plan_for(graph, of_set, fingerprint=graph.fingerprint)
     reasons = ("lowering", "PyTorch", "shapes", "another model")
     assert sum(reason in str(caught.value) for reason in reasons) == 1
 

@@ -1,4 +1,4 @@
-"""Kinds of `transformers` models: which class trains one, and what a training step is given."""
+"""Recipes for `transformers` models: which class trains one, and what a training step is given."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of model: how to build it, and what one training step is given.
+class Recipe:
+    """How to build a kind of model, and what one training step is given.
 
     Attributes:
         label: what it does.
@@ -28,18 +28,18 @@ class Kind:
     takes_seq: bool = True
 
 
-def kind_of(model_type: str) -> Kind:
-    """The kind of a model type; where a type is of several, the first of `KINDS`.
+def recipe_for(model_type: str) -> Recipe:
+    """The recipe for a model type; where several are, the first of `RECIPES`.
 
     Raises:
-        click.UsageError: it is of none.
+        click.UsageError: there is none.
     """
     from transformers.models.auto import modeling_auto
 
-    for kind in KINDS:
-        if model_type in getattr(modeling_auto, kind.models):
-            return kind
-    labels = ", ".join(kind.label for kind in KINDS)
+    for recipe in RECIPES:
+        if model_type in getattr(modeling_auto, recipe.models):
+            return recipe
+    labels = ", ".join(recipe.label for recipe in RECIPES)
     raise click.UsageError(
         f"MODEL is 'hf:{model_type}', a type that does none of {labels}; write a function that returns "
         "(model, args, kwargs) and give it as file.py:function"
@@ -50,7 +50,7 @@ def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
     """Inputs on a device, of the shapes of those on the meta device, which stay as they are for it.
 
     Args:
-        inputs: what `Kind.inputs` returned.
+        inputs: what `Recipe.inputs` returned.
         config: of the model that they are for; it bounds words and classes.
         device: where to; anywhere but on the meta device they are drawn from the default generator.
     """
@@ -126,39 +126,39 @@ def _images(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
 
 
 # In the order in which they are tried: many types do several of these.
-KINDS = (
-    Kind(
+RECIPES = (
+    Recipe(
         "sequence to sequence",
         "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
         "AutoModelForSeq2SeqLM",
         _language,
     ),
-    Kind(
+    Recipe(
         "speech to text",
         "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
         "AutoModelForSpeechSeq2Seq",
         _speech,
     ),
-    Kind(
+    Recipe(
         "image classification",
         "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
         "AutoModelForImageClassification",
         _images,
         takes_seq=False,
     ),
-    Kind(
+    Recipe(
         "masked language modelling",
         "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
         "AutoModelForMaskedLM",
         _language,
     ),
-    Kind(
+    Recipe(
         "causal language modelling",
         "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
         "AutoModelForCausalLM",
         _language,
     ),
-    Kind(
+    Recipe(
         "speech recognition",
         "MODEL_FOR_CTC_MAPPING_NAMES",
         "AutoModelForCTC",

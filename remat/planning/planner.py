@@ -1,0 +1,422 @@
+"""Planning: the one way down from a joint graph and a request to a decision, and up again to a plan.
+
+The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, each entered once::
+
+    cli/commands.py             the option, as text
+    planning/request.py         every option, read and checked once
+    units.py                    text to a share, bytes, or bytes of peak
+    planning/planner.py         the prepared graph; a share, bytes or a peak to a capacity in bytes
+    passes/decide/budgeted.py   the graph problem within the capacity, and who is asked
+    solvers/run_graph.py        one solver, whose answer is not believed
+    solvers/auto.py             who looks at the problem, and for how long
+    solvers/lagrangian.py       what is left to decide near the hull of the frontier
+    solvers/_native/module.cpp  the search
+
+What comes back is scored where it is checked, by `remat.solvers.verify`; once it is split into two modules,
+`finish` scores and verifies the plan itself, whichever way it came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+
+from remat.errors import BudgetError, PlanError, ProblemError
+from remat.graph import ops
+from remat.graph.collection import without_collection
+from remat.graph.costs import CostModel, Roofline
+from remat.graph.joint import JointGraph
+from remat.graph.liveness import saved_storages, simulate_peak
+from remat.graph.lowering import Decision, Lowered, SavedKind
+from remat.graph.verify import Split, verify
+from remat.passes.core.base import Pass
+from remat.passes.core.choice import DecisionInfo
+from remat.passes.core.state import State
+from remat.passes.decide.budgeted import Budgeted, RegionBudget, full_and_least, refuse_peak
+from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
+from remat.planning.plan import Plan
+from remat.planning.request import PlanRequest
+from remat.solvers.graph_problem import evaluate
+from remat.solvers.hull import Hull
+from remat.units import Budget, format_bytes
+
+#: Budgets that a frontier looks at, besides the vertices of the hull.
+STEPS = 24
+#: Vertices of the hull that it looks at, at most.
+VERTICES = 16
+
+
+def plan_graph(
+    joint: JointGraph,
+    request: PlanRequest,
+    *,
+    in_place: bool = False,
+    agree: Pass | None = None,
+) -> Plan:
+    """Plans one joint graph: by a saved plan that was made for it, by a pipeline, or by deciding.
+
+    Args:
+        joint: the captured step.
+        request: how to plan it.
+        in_place: work on this graph instead of on a copy.
+        agree: a pass that runs on a decision before it is carried out.
+
+    Raises:
+        BudgetError: no plan is within the budget.
+        PlanError: nothing to differentiate, conflicting tags, a saved plan that is not for this graph, or a
+            rule of the verifier is broken.
+        PassError: a pass of the pipeline failed.
+        SolverError: the solver refuses, raises, or answers wrongly.
+    """
+    fingerprint = _fingerprint_of(joint)
+    request = request.for_graph(joint, fingerprint)
+    if isinstance(request.plan, Plan):
+        return _apply(joint, request.plan, request, in_place=in_place)
+    if request.pipeline is None:
+        planner = Planner.of(joint, request, fingerprint=fingerprint, in_place=in_place)
+        return planner.finish(planner.decide(request.budget), request.budget, agree)
+    pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
+    state = shaped(
+        joint,
+        in_place=in_place,
+        count_outputs=request.count_outputs,
+        reread_inputs=request.reread_inputs,
+    )
+    require_tangents(state)
+    budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
+    return finish(
+        pipeline.run(state, in_place=True).state,
+        cost=budgeted[-1].cost if budgeted else Roofline(),
+        budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
+        fingerprint=fingerprint,
+    )
+
+
+def _fingerprint_of(joint: JointGraph) -> str:
+    if not isinstance(joint, JointGraph):
+        raise ProblemError(
+            f"joint is a {type(joint).__name__}; expected a JointGraph or a list of them: use "
+            "remat.capture(model, args)"
+        )
+    return joint.fingerprint
+
+
+def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
+    """Splits a joint graph by the saved plan that was made for it."""
+    if plan.reread_inputs and not request.reread_inputs:
+        raise PlanError(
+            f"this plan for '{plan.graph}' may read inputs again in backward, but reread_inputs is "
+            "False; plan again with remat.plan(joint, …, reread_inputs=False): the saved plan carries "
+            "the option"
+        )
+    prepared = prepare(
+        joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
+    )
+    choice = DecisionInfo(
+        capacity=plan.capacity,
+        full_bytes=plan.full_bytes,
+        least_bytes=plan.least_bytes,
+        solver=plan.solver,
+        items=plan.items,
+        deterministic=plan.deterministic,
+        region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
+        least_because=plan.least_because,
+    )
+    return finish(
+        split(replace(prepared, decision=plan.decision, choice=choice)),
+        cost=request.plan_costs[plan.cost],
+        budget=plan.asked,
+        fingerprint=plan.fingerprint,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A decision for one graph, what it comes to, and how it came about.
+
+    Attributes:
+        decision: what is kept.
+        saved_bytes: bytes of it.
+        cost: cost of what runs twice, in the unit of the cost model.
+        choice: how it came about.
+    """
+
+    decision: Decision
+    saved_bytes: int
+    cost: int
+    choice: DecisionInfo
+
+
+class Planner:
+    """Decides one prepared graph at any number of budgets; each capacity is decided once.
+
+    Args:
+        state: what `remat.planning.pipelines.prepare` returned; it is not changed.
+        request: who decides, and by which costs.
+        fingerprint: digest of its joint graph as it was captured.
+        on_step: called with a line of text before each decision.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        request: PlanRequest,
+        *,
+        fingerprint: str,
+        on_step: Callable[[str], None] | None = None,
+    ) -> None:
+        require_tangents(state)
+        self.state, self.request, self.fingerprint = state, request, fingerprint
+        self.declarations = ops.declarations()
+        self._deciding = request.deciding()
+        self._at: dict[int, Decided] = {}
+        self._peaks: dict[tuple[str, ...], int] = {}
+        self._on_step = on_step or (lambda _: None)
+
+    @classmethod
+    def of(
+        cls,
+        joint: JointGraph,
+        request: PlanRequest,
+        *,
+        fingerprint: str | None = None,
+        in_place: bool = False,
+        on_step: Callable[[str], None] | None = None,
+    ) -> Planner:
+        """Prepares a joint graph."""
+        fingerprint = fingerprint or _fingerprint_of(joint)
+        state = prepare(
+            joint,
+            in_place=in_place,
+            count_outputs=request.count_outputs,
+            hooks=request.hooks,
+            reread_inputs=request.reread_inputs,
+        )
+        return cls(state, request, fingerprint=fingerprint, on_step=on_step)
+
+    @cached_property
+    def lowered(self) -> Lowered:
+        """The graph problem."""
+        return self.state.lowered(self.request.cost)
+
+    @cached_property
+    def hull(self) -> Hull:
+        """The lower hull of its frontier."""
+        return Hull.of(self.lowered.problem)
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        return full_and_least(self.state)
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes that the runtime-optimal partition saves."""
+        return self._limits[0]
+
+    @property
+    def least_bytes(self) -> int:
+        """The least bytes that any plan saves."""
+        return self._limits[1]
+
+    def decide(self, budget: Budget) -> Decided:
+        """The decision under a budget, and under what the code sets for its region.
+
+        Raises:
+            BudgetError: none is within it.
+            SolverError: the solver refuses, raises, or answers wrongly.
+        """
+        if budget.peak_bytes is not None:
+            refuse_peak(budget, self.state.get(RegionBudget()))
+            return self._within_peak(budget.peak_bytes)
+        return self._decided(replace(self._deciding, budget=budget).limits(self.state))
+
+    def at(self, capacity: int) -> Decided:
+        """The decision within a number of bytes, whatever the code sets for its region."""
+        if capacity not in self._at:
+            self._on_step(f"deciding at {format_bytes(capacity)}")
+            self._at[capacity] = self._decided(self._choice(capacity))
+        return self._at[capacity]
+
+    def _choice(self, capacity: int) -> DecisionInfo:
+        return DecisionInfo(
+            capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
+        )
+
+    def _decided(self, limits: DecisionInfo) -> Decided:
+        found, choice = self._deciding.decide(self.state, limits)
+        return Decided(
+            decision=self.lowered.decision(found.saved),
+            saved_bytes=found.saved_bytes,
+            cost=found.cost,
+            choice=choice,
+        )
+
+    @property
+    def _runtime_optimal(self) -> Decided:
+        """What the cut without a budget decides."""
+        scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
+        return Decided(
+            decision=self.lowered.decision(scored.saved),
+            saved_bytes=scored.saved_bytes,
+            cost=scored.recompute_cost,
+            choice=self._choice(self.full_bytes),
+        )
+
+    def peak(self, decided: Decided) -> int:
+        """The simulated peak of a decision, in bytes."""
+        key = (*decided.decision.saved, "|", *decided.decision.snapshots)
+        if key not in self._peaks:
+            self._on_step(f"simulating {format_bytes(decided.saved_bytes)}")
+            done = split(replace(self.state, decision=decided.decision, choice=decided.choice))
+            assert done.forward is not None
+            assert done.backward is not None
+            outputs = done.joint.num_fwd_outputs
+            self._peaks[key] = simulate_peak(done.forward, done.backward, outputs).nbytes
+        return self._peaks[key]
+
+    def capacities(self) -> Iterator[int]:
+        """The budgets that a frontier looks at: steps between the ends, and vertices of the hull."""
+        vertices = [v.saved_bytes for v in self.hull.vertices]
+        least, most = vertices[0], max(vertices[-1], self.full_bytes)
+        yield from (least + (most - least) * i // STEPS for i in range(STEPS + 1))
+        every = max(1, -(-len(vertices) // VERTICES))
+        yield from vertices[::every]
+
+    def pareto(self) -> tuple[Decided, ...]:
+        """The decisions at all those budgets that no other beats, fewest bytes first."""
+        found = [self.at(c) for c in sorted(set(self.capacities()))]
+        best: list[Decided] = []
+        for d in sorted(found, key=lambda d: (d.saved_bytes, d.cost)):
+            if not best or d.cost < best[-1].cost:
+                best.append(d)
+        return tuple(best)
+
+    def _within_peak(self, peak_bytes: int) -> Decided:
+        """The cheapest decision whose simulated peak is within a number of bytes.
+
+        Raises:
+            BudgetError: none is; the message names the least peak that was found.
+        """
+        cheapest = self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
+        if self.peak(cheapest) <= peak_bytes:
+            return cheapest
+        capacities = sorted(set(self.capacities()))
+        tried = [cheapest, self._runtime_optimal]
+        fits = [d for d in tried[1:] if self.peak(d) <= peak_bytes]
+        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
+            if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
+                break
+            tried.append(self.at(c))
+            if self.peak(tried[-1]) <= peak_bytes:
+                fits.append(tried[-1])
+        if not fits:
+            least = min(map(self.peak, tried))
+            raise BudgetError(
+                f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), but the least "
+                f"peak of any plan found is {format_bytes(least)} ({least} bytes): weights, gradients "
+                "and what one operator needs at once do not shrink with the budget. Raise the budget, "
+                "or make the model or the batch smaller"
+            )
+        best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
+        # Between the best that fits and the next budget that was tried there may be better.
+        low = best.saved_bytes
+        high = min((c for c in capacities if c > low), default=low)
+        for _ in range(6):
+            if high - low <= low // 1000:
+                break
+            middle = (low + high) // 2
+            found = self.at(middle)
+            if self.peak(found) <= peak_bytes:
+                best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
+                low = middle
+            else:
+                high = middle
+        return best
+
+    def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
+        """The plan of a decision, or of what ``agree`` makes of it."""
+        state = replace(self.state, decision=decided.decision, choice=decided.choice)
+        if agree is not None:
+            state = PassManager((agree,)).run(state, in_place=True, verify=False).state
+        return finish(
+            split(state), cost=self.request.cost, budget=budget, fingerprint=self.fingerprint
+        )
+
+
+@without_collection
+def finish(state: State, *, cost: CostModel, budget: Budget, fingerprint: str) -> Plan:
+    """Scores and verifies a partitioned state: the end of every way to a plan.
+
+    Raises:
+        PlanError: a rule of the verifier is broken.
+    """
+    assert state.decision is not None
+    assert state.forward is not None
+    assert state.backward is not None
+    lowered = state.lowered(cost)
+    problem = lowered.problem
+    scored = evaluate(problem, lowered.saved_of(state.decision))
+    n = state.joint.num_fwd_outputs
+    saved_bytes = sum(
+        saved_storages(
+            state.forward, n, count_outputs=state.count_outputs, memories=state.joint.memories
+        ).values()
+    )
+    choice = state.choice or DecisionInfo()
+    capacity = saved_bytes if choice.capacity is None else choice.capacity
+    verify(
+        Split(
+            joint=state.joint,
+            forward=state.forward,
+            backward=state.backward,
+            capacity=capacity,
+            count_outputs=state.count_outputs,
+            saved_bytes=saved_bytes,
+            refilled=frozenset() if state.reread_inputs else state.refillable,
+        )
+    )
+    state.forward.recompile()
+    state.backward.recompile()
+    kept = [i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE]
+    saved = tuple(problem.names[i] for i in kept)
+    region = choice.region_budget
+    priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
+    return Plan(
+        saved=saved,
+        snapshots=state.decision.snapshots,
+        recomputed=tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i]),
+        saved_bytes=saved_bytes,
+        peak_bytes=simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
+        recompute_cost=scored.recompute_cost,
+        recompute_bound=min(
+            scored.recompute_cost,
+            max(choice.recompute_bound, Hull.of(problem).edge(capacity).bound(capacity)),
+        ),
+        unit=problem.unit,
+        capacity=capacity,
+        full_bytes=choice.full_bytes if choice.full_bytes is not None else saved_bytes,
+        least_bytes=choice.least_bytes if choice.least_bytes is not None else 0,
+        budget=str(budget),
+        solver=choice.solver,
+        cost=str(cost),
+        items=choice.items,
+        deterministic=choice.deterministic,
+        solve_s=choice.elapsed_s,
+        graph=state.joint.name,
+        fingerprint=fingerprint,
+        fallbacks=tuple(cost.fallbacks(priced)),
+        reread_inputs=state.reread_inputs,
+        reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
+        lower=state.joint.lower,
+        torch=torch.__version__,
+        region_budget="" if region is None else str(Budget(share=region)),
+        least_because=choice.least_because,
+        operators=state.operators,
+        _asked=budget,
+        _modules=(state.forward, state.backward),
+        _problem=problem,
+    )

@@ -1,0 +1,250 @@
+"""What is asked for when graphs are planned: every option once, read once, checked once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
+from remat.errors import ProblemError, RematError
+from remat.graph.costs import CostModel
+from remat.graph.joint import JointGraph
+from remat.passes.core.pipeline import Pipeline
+from remat.passes.decide.budgeted import Budgeted
+from remat.passes.decide.knapsack import Knapsack
+from remat.passes.decide.min_cut import MinCut
+from remat.passes.decide.solve_graph import SolveGraph
+from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
+from remat.passes.split.partition import Partition
+from remat.planning.pipelines import PREPARE, SPLIT, PassManager
+from remat.planning.plan import Plan, PlanSet
+from remat.planning.saved_plans import SavedPlan, plan_for, read_plan
+from remat.plugins.registry import registry
+from remat.solvers.base import Solver
+from remat.solvers.run import check_time_limit
+from remat.units import AnyBudget, Budget
+
+#: What users may give for an option; each with the type of its default.
+BudgetOption = AnyBudget | LeftOut[float]
+SolverOption = str | Solver | LeftOut[str]
+CostOption = str | CostModel | LeftOut[str]
+HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """How graphs are to be planned; made by `of`, which reads and checks all there is to.
+
+    Attributes:
+        budget: what may be saved, or the peak that is to be kept.
+        solver: who decides, ready to run.
+        cost: the cost model.
+        time_limit: seconds for each decision of the solver; None: no clock.
+        plan: saved plans to apply to the graphs that they were made for.
+        plan_costs: the cost models of those plans, by their names.
+        plans_others: whether a graph that no saved plan was made for is planned, not refused.
+        pipeline: passes to run instead of the default ones; they carry budget, solver, cost model and
+            time limit of their own.
+        count_outputs: count forward's outputs as saved bytes instead of as free.
+        hooks: what saved tensors pass through on their way to backward.
+        reread_inputs: whether backward may read inputs of the step again that are no parameters.
+    """
+
+    budget: Budget
+    solver: Solver
+    cost: CostModel
+    time_limit: float | None = None
+    plan: Plan | PlanSet | None = None
+    plan_costs: Mapping[str, CostModel] = field(default_factory=dict)
+    plans_others: bool = False
+    pipeline: Pipeline | None = None
+    count_outputs: bool = False
+    hooks: SavedTensorHooks | None = None
+    reread_inputs: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        budget: BudgetOption = BUDGET,
+        solver: SolverOption = SOLVER,
+        cost: CostOption = COST,
+        time_limit: float | None = None,
+        plan: SavedPlan | None = None,
+        pipeline: str | Pipeline | None = None,
+        count_outputs: bool = False,
+        hooks: HooksOption = None,
+        reread_inputs: bool = True,
+        isolation: str | None = None,
+    ) -> PlanRequest:
+        """Reads options as users give them; the arguments are those of `remat.plan`.
+
+        Raises:
+            RematError: an option that cannot be meant, or two that do not go together; the error's
+                ``option`` names it.
+        """
+        known = registry()
+        known.learn_operators()  # fingerprints know of what plugins declare
+        with _about("budget"):
+            read_budget = Budget.parse(value_of(budget))
+        with _about("solver"):
+            ready = known.solver(value_of(solver), isolation=isolation)
+        with _about("cost"):
+            model = known.cost_model(value_of(cost))
+        with _about("time_limit"):
+            check_time_limit(time_limit)
+        with _about("hooks"):
+            pair = None if hooks is None else SavedTensorHooks.of(hooks)
+        with _about("reread_inputs"):
+            if type(reread_inputs) is not bool:
+                raise ProblemError(
+                    f"reread_inputs is {reread_inputs!r}; expected True (backward may read the inputs "
+                    "of the step again) or False (it may not, so that they can be refilled before it)"
+                )
+        with _about("plan"):
+            saved = None if plan is None else read_plan(plan)
+            plans = (saved,) if isinstance(saved, Plan) else saved or ()
+            plan_costs = {p.cost: known.cost_model(p.cost) for p in plans}
+        made = cls(
+            budget=read_budget,
+            solver=ready,
+            cost=model,
+            time_limit=time_limit,
+            plan=saved,
+            plan_costs=plan_costs,
+            plans_others=saved is not None and not isinstance(budget, LeftOut),
+            count_outputs=count_outputs,
+            hooks=pair,
+            reread_inputs=reread_inputs,
+        )
+        if pipeline is None:
+            return made
+        given = {
+            "budget": not isinstance(budget, LeftOut),
+            "solver": not isinstance(solver, LeftOut),
+            "cost": not isinstance(cost, LeftOut),
+            "time_limit": time_limit is not None,
+            "isolation": isolation is not None,
+            "plan": plan is not None,
+        }
+        with _about("pipeline"):
+            made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
+            return replace(made, pipeline=_read_pipeline(pipeline))
+
+    @classmethod
+    def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
+        """Reads what `to_text` wrote."""
+        given: dict[str, Any] = dict(options)
+        if "time_limit" in given:
+            given["time_limit"] = float(given["time_limit"])
+        if "reread_inputs" in given:
+            given["reread_inputs"] = given["reread_inputs"] == "True"
+        return cls.of(**given)
+
+    def to_text(self) -> dict[str, str]:
+        """The options as a reproducer records them; empty where a pipeline or a saved plan stands for them."""
+        if self.pipeline is not None or self.plan is not None:
+            return {}
+        kind = type(self.solver)
+        registered = registry().solvers.get(self.solver.name) is kind
+        told = {
+            "budget": str(self.budget),
+            "solver": self.solver.name if registered else f"{kind.__module__}:{kind.__qualname__}",
+            "cost": str(self.cost),
+        }
+        if self.time_limit is not None:
+            told["time_limit"] = str(self.time_limit)
+        if self.hooks is not None:
+            told["hooks"] = self.hooks.name
+        if not self.reread_inputs:
+            told["reread_inputs"] = "False"
+        return told
+
+    def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
+        """The same request to another solver.
+
+        Raises:
+            SolverError: there is none of that name, or it cannot run here.
+        """
+        with _about("solver"):
+            return replace(self, solver=registry().solver(solver, isolation=isolation))
+
+    def for_graph(self, joint: JointGraph, fingerprint: str) -> PlanRequest:
+        """The request for one graph: with the saved plan that is for it, or without any.
+
+        Raises:
+            PlanError: no saved plan is for it, and it is not to be planned.
+        """
+        if self.plan is None:
+            return self
+        plan = plan_for(joint, self.plan, fingerprint=fingerprint, others=self.plans_others)
+        return replace(self, plan=plan)
+
+    def deciding(self) -> Budgeted:
+        """The pass that decides: on the whole graph where the solver can, else by a knapsack."""
+        kind = SolveGraph if self.solver.graph else Knapsack
+        return kind(
+            solver=self.solver,
+            budget=self.budget,
+            cost=self.cost,
+            time_limit=self.time_limit or 0.0,
+        )
+
+    def as_pipeline(self) -> Pipeline:
+        """The pipeline that does what is asked for.
+
+        Raises:
+            ProblemError: the budget is one on the peak.
+        """
+        if self.pipeline is not None:
+            return self.pipeline
+        if self.plan is not None:
+            return PassManager((*PREPARE, *SPLIT))
+        if self.budget.peak_bytes is not None:
+            raise ProblemError(
+                f"budget is {self.budget.label}: a peak is searched for over many plans, which no single "
+                "pipeline does; give a share or bytes, or call remat.plan without a pipeline"
+            )
+        return PassManager((*PREPARE, MinCut(), self.deciding(), *SPLIT))
+
+    def _refuse_beside_pipeline(self, names: list[str]) -> None:
+        if names:
+            shown = (
+                self if self.budget.peak_bytes is None and self.plan is None else PlanRequest.of()
+            )
+            raise ProblemError(
+                f"{', '.join(names)} given beside a pipeline, with which such options do not go together: "
+                f"they are options of the pipeline's own passes, for example '{shown.as_pipeline()}'"
+            )
+        if self.hooks is not None:
+            raise ProblemError(
+                "hooks do not go together with a pipeline: end the pipeline with the pass "
+                "'saved-tensor-hooks(pair=float8)'"
+            )
+
+
+@contextlib.contextmanager
+def _about(option: str) -> Iterator[None]:
+    """Lets an error say which option it is about."""
+    try:
+        yield
+    except RematError as error:
+        error.option = option
+        raise
+
+
+def _read_pipeline(pipeline: str | Pipeline) -> Pipeline:
+    """A whole pipeline, from a joint graph to its two halves, as text or as it is."""
+    made = PassManager.parse(pipeline) if isinstance(pipeline, str) else pipeline
+    if not isinstance(made, Pipeline):
+        raise ProblemError(
+            f"pipeline is a {type(pipeline).__name__}; expected text, for example "
+            f"'{PlanRequest.of().as_pipeline()}', or a remat.PassManager"
+        )
+    if not any(isinstance(p, Partition) for p in made.flat()):
+        raise ProblemError(
+            f"pipeline '{made}' does not partition: put 'partition' behind what decides"
+        )
+    return made

@@ -1,0 +1,122 @@
+"""Saved plans: read from where they are, and matched with the graphs that they were made for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from remat.errors import PlanError
+from remat.graph.joint import JointGraph, operators_digest
+from remat.planning.plan import Plan, PlanSet
+
+#: A plan or the plans of several graphs: as such, as JSON text, or as a path to it.
+SavedPlan = Plan | PlanSet | str | Path
+
+
+def read_plan(plan: SavedPlan) -> Plan | PlanSet:
+    """A plan, or the plans of several graphs, given as such, as JSON text, or as a path.
+
+    Raises:
+        PlanError: it can be read as none of them.
+    """
+    if isinstance(plan, (Plan, PlanSet)):
+        return plan
+    if not isinstance(plan, (str, Path)):
+        raise PlanError(
+            f"plan is a {type(plan).__name__}; expected a remat.Plan or PlanSet, its JSON text, or a "
+            "path to it"
+        )
+    text = str(plan)
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(plan).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"plan '{plan}' cannot be read: {error}") from None
+    return (PlanSet if f'"{PlanSet.form.key}"' in text[:200] else Plan).from_json(text)
+
+
+def plan_for(
+    joint: JointGraph, saved: Plan | PlanSet, *, fingerprint: str, others: bool = False
+) -> Plan | None:
+    """The saved plan that was made for a graph.
+
+    Args:
+        joint: the graph.
+        saved: a plan, or the plans of several graphs.
+        fingerprint: the graph's own.
+        others: whether a graph that none was made for is planned.
+
+    Returns:
+        The plan; None where the graph is to be planned.
+
+    Raises:
+        PlanError: none was made for it, and it is not to be planned; or they were made for another
+            lowering or PyTorch, so that they are for no graph here.
+    """
+    plans = (saved,) if isinstance(saved, Plan) else saved.plans
+    for plan in plans:
+        if plan.fingerprint == fingerprint:
+            return plan
+    could_be = any(
+        p.lower in ("", joint.lower) and p.torch in ("", torch.__version__) for p in plans
+    )
+    if others and could_be:
+        return None
+    graph = f"'{joint.name}' ({fingerprint[:12]}…)"
+    what = f"none of the {len(plans)} plans is for graph {graph}"
+    if isinstance(saved, Plan):
+        what = (
+            f"this plan is for graph '{saved.graph}' ({saved.fingerprint[:12]}…), not for {graph}"
+        )
+    hint = (
+        "; or give a budget beside the plans, under which graphs without a plan are planned when they "
+        'are met: options={"plan": plans, "budget": 0.5}'
+    )
+    raise PlanError(f"{what}: {why_not_for(joint, plans)}{hint if could_be else ''}")
+
+
+def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
+    """Why none of some plans was made for a graph, and what to do.
+
+    Lowering, PyTorch's version and a digest of the operators stand in a plan. Where the operators are
+    the same, it is shapes or constants that differ; else the model is another one. Of a plan from before
+    the digest was recorded, no more is said than the names in it tell.
+
+    Args:
+        joint: a graph whose fingerprint is none of theirs.
+        plans: one plan, or those of a set.
+    """
+    lowers = {p.lower for p in plans}
+    if "" not in lowers and joint.lower not in lowers:
+        made = sorted(lowers)[0]
+        return (
+            f"made for the lowering '{made}', and this graph is lowered to '{joint.lower}': use it with "
+            f"lower='{made}', or plan a graph captured with lower='{joint.lower}'"
+        )
+    versions = {p.torch for p in plans}
+    if "" not in versions and torch.__version__ not in versions:
+        return (
+            f"made with PyTorch {sorted(versions)[0]}, and this is {torch.__version__}, which traces other "
+            "graphs: plan again"
+        )
+    why = "other operators, so it is another model, or the model has changed"
+    if operators_digest(joint) in {p.operators for p in plans}:
+        why = (
+            "the same operators in the same order, so shapes, dtypes, constants or options of the model "
+            "have changed, or what is declared pure"
+        )
+    elif any(not p.operators and _has_nodes_of(joint, p) for p in plans):
+        why = (
+            "the operators that the plan names, and is not the same: the model, shapes, dtypes, "
+            "constants or options have changed, or what is declared pure"
+        )
+    if "" in lowers or "" in versions:
+        why += ", or the lowering or PyTorch, which this plan is too old to tell"
+    return f"this graph has {why}: plan again"
+
+
+def _has_nodes_of(joint: JointGraph, plan: Plan) -> bool:
+    """Whether a graph has a node of every name in a plan; a larger graph may have them by chance."""
+    return {node.name for node in joint.graph.nodes}.issuperset((*plan.saved, *plan.recomputed))

@@ -1,0 +1,71 @@
+"""`remat.plans`: bounded, and no reason for a graph to stay in memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import PlanError, noting_warnings, warn
+from remat.integrations import partitioner as partitioning
+
+# Importing Inductor imports a deprecated corner of torch.jit.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+def compiled(lower: str) -> Any:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8), nn.Tanh())
+    f = torch.compile(model, backend="remat", options={"budget": 0.0, "lower": lower})
+    f(torch.randn(4, 8)).sum().backward()
+    return f
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> None:
+    f = compiled(lower)
+    gc.collect()
+    plan = remat.plans()[-1]
+    assert len(plan.forward.graph.nodes) > 0
+    rows, module = plan.explain(), weakref.ref(plan.forward)
+    del plan, f
+    torch._dynamo.reset()
+    gc.collect()
+    assert module() is None, "nobody holds it but the list of plans"
+    figures = remat.plans()[-1]
+    shown = figures.explain().splitlines()
+    assert shown == rows.splitlines()[: len(shown)]
+    with pytest.raises(PlanError, match="nobody holds the compiled step any more"):
+        _ = figures.forward
+
+
+def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert partitioning._PLANS.maxlen == partitioning.MOST_PLANS == 1_000
+    monkeypatch.setattr(partitioning, "_PLANS", deque(maxlen=2))
+    joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
+    for budget in (0, 0.5, 1):
+        copy = joint.copy()
+        remat.partitioner(budget)(copy.graph_module, [None], num_fwd_outputs=copy.num_fwd_outputs)
+    assert [p.budget for p in remat.plans()] == ["0.5", "1"]
+
+
+def test_warnings_are_noted_in_their_own_thread_only() -> None:
+    def elsewhere() -> None:
+        warn("in another thread", UserWarning)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with noting_warnings() as noted:
+            warn("here", UserWarning)
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+    assert noted == [("here", UserWarning)]

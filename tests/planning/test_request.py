@@ -1,0 +1,111 @@
+"""What is asked for: every option read once, and those given told from those left out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import remat
+from remat.arguments import BUDGET, LeftOut
+from remat.errors import ProblemError, RematError
+from remat.planning.request import PlanRequest
+from remat.solvers.greedy import Greedy
+from remat.units import Budget
+from tests.graphs import joint_of, weight
+
+DOORS: list[Callable[..., Any]] = [remat.plan, remat.partitioner]
+
+
+def joint(size: int = 8) -> remat.JointGraph:
+    return joint_of(lambda x, w: torch.tanh(x @ w).sum(), weight(size, size), weight(size, size))
+
+
+def asked(door: Callable[..., Any], **options: Any) -> Any:
+    return door(joint(), **options) if door is remat.plan else door(**options)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "given",
+    [{"budget": 0.5}, {"solver": "auto"}, {"cost": "roofline"}, {"time_limit": 1.0}],
+    ids=lambda given: next(iter(given)),
+)
+def test_an_option_that_says_what_its_default_says_is_given(
+    door: Callable[..., Any], given: dict[str, Any]
+) -> None:
+    """Beside a pipeline, whose passes have options of their own, it would be ignored."""
+    with pytest.raises(ProblemError, match=f"{next(iter(given))} given beside a pipeline"):
+        asked(door, pipeline="dce,min-cut,partition", **given)
+    assert asked(door, pipeline="dce,min-cut,partition") is not None
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_saved_plan_beside_a_pipeline_is_refused(door: Callable[..., Any]) -> None:
+    with pytest.raises(ProblemError, match="plan given beside a pipeline"):
+        asked(door, pipeline="dce,partition", plan=remat.plan(joint()))
+
+
+@pytest.mark.parametrize("door", [*DOORS, remat.frontier, remat.compare, remat.default_pipeline])
+def test_defaults_read_as_what_they_stand_for(door: Callable[..., Any]) -> None:
+    shown = str(inspect.signature(door))
+    assert "= 'roofline'" in shown
+    assert "LeftOut(" not in shown
+    assert repr(BUDGET) == "0.5"
+
+
+def test_a_budget_beside_a_saved_plan_is_for_other_graphs() -> None:
+    plan = remat.plan(joint(), 0.3)
+    assert PlanRequest.of(plan=plan).plans_others is False
+    assert PlanRequest.of(plan=plan, budget=0.5).plans_others is True
+    assert remat.plan(joint(), 0.7, plan=plan).budget == "0.3"
+    assert remat.plan(joint(9), 0.7, plan=plan).budget == "0.7"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"budget": "1MiB", "solver": "greedy", "cost": "flops"},
+        {"budget": remat.Peak("1GiB"), "time_limit": 2.5},
+        {"hooks": "bf16", "reread_inputs": False, "solver": Greedy()},
+    ],
+)
+def test_what_a_reproducer_records_is_read_again(options: dict[str, Any]) -> None:
+    request = PlanRequest.of(**options)
+    told = request.to_text()
+    assert all(type(value) is str for value in told.values())
+    same = PlanRequest.from_text(told)
+    assert same.to_text() == told
+    assert (same.budget, same.time_limit) == (request.budget, request.time_limit)
+    assert type(same.solver) is type(request.solver)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("budget", "much"),
+        ("solver", "nobody"),
+        ("cost", "guess"),
+        ("time_limit", -1),
+        ("hooks", "int4"),
+        ("reread_inputs", 1),
+        ("plan", "{"),
+        ("pipeline", "dce"),
+    ],
+)
+def test_what_is_refused_is_named(option: str, value: Any) -> None:
+    with pytest.raises(RematError) as caught:
+        PlanRequest.of(**{option: value})
+    assert caught.value.option == option
+
+
+def test_a_request_is_a_value() -> None:
+    request = PlanRequest.of(budget="1MiB")
+    assert request.budget == Budget(nbytes=2**20)
+    assert isinstance(BUDGET, LeftOut)
+    with pytest.raises(AttributeError):
+        request.budget = Budget(share=1.0)  # type: ignore[misc]

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from remat.cli import main
+from tests.test_layers import ROOMS, ROOT
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = ["writing-a-pass.md"]
@@ -116,3 +117,16 @@ def test_the_quick_start_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.Monk
             exec(compile(program, "README.md", "exec", dont_inherit=True), space)
     assert "budget 0.3, cost model" in out.getvalue()
     assert (tmp_path / "plan.json").exists()
+
+
+def test_the_drawn_house_is_the_one_that_stands() -> None:
+    """Every room is drawn in the order in which imports may point, and every file that is named exists."""
+    text = (DOCS / "architecture.md").read_text()
+    drawn = re.findall(r"^   (\w+)(?:  (\w+))*", text.partition("```")[2], re.MULTILINE)
+    rooms = [room for room in reversed(ROOMS) if (ROOT / room).is_dir()]
+    assert [row[0] for row in drawn if row[0] in rooms] == [r for r in rooms if r != "testing"]
+    assert all(re.search(rf"\b{room}\b", text) for room in ROOMS)
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|cpp))`", text)
+    assert len(named) > 20
+    missing = [f for f in named if not any((at / f).exists() for at in (ROOT, ROOT.parent))]
+    assert missing == []

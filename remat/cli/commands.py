@@ -364,12 +364,27 @@ def plan_request(**options: Any) -> PlanRequest:
     """
     from remat.planning.request import PlanRequest
 
-    try:
+    with wrong_usage():
         return PlanRequest.of(**options)
+
+
+@contextlib.contextmanager
+def wrong_usage(option: str = "") -> Iterator[None]:
+    """Makes an error about an option wrong usage of the running command.
+
+    Args:
+        option: which one; the one that the error names where empty.
+
+    Raises:
+        click.BadParameter: it names the option of the command.
+    """
+    try:
+        yield
     except RematError as error:
         context = click.get_current_context()
         called = {param.name: param for param in context.command.params}
-        param = called.get(error.option) or called.get(f"{error.option}s")
+        about = option or error.option
+        param = called.get(about) or called.get(f"{about}s")
         raise click.BadParameter(params.one_line(error), context, param) from None
 
 

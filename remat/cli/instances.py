@@ -19,6 +19,7 @@ from remat.cli.commands import (
     reread_option,
     solver_option,
     time_limit_option,
+    wrong_usage,
 )
 from remat.cli.progress import Progress
 
@@ -120,16 +121,26 @@ def solve(
 
     What the solver answers is recomputed in integers, and refused where it is wrong.
     """
+    from remat.arguments import BUDGET
+    from remat.plugins.registry import registry
     from remat.solvers.instances import load_instance
+    from remat.solvers.run import check_time_limit
+    from remat.units import Budget
 
-    given = {} if budget is None else {"budget": budget}
-    request = plan_request(solver=solver, time_limit=time_limit, **given)
+    # Not by a request for plans, which are of graphs: solving takes no PyTorch.
+    with wrong_usage("solver"):
+        decider = registry().solver(solver)
+    with wrong_usage("budget"):
+        asked = None if budget is None else Budget.parse(budget)
+    with wrong_usage("time_limit"):
+        check_time_limit(time_limit)
     with Progress() as progress:
         progress.step(f"reading {file}")
         instance = load_instance(file)
-        progress.step(f"solving {instance.name} with {request.solver.name}")
-        asked = None if budget is None and instance.problem.capacity is not None else request.budget
-        solved = _solve(instance, request.solver, asked, time_limit)
+        progress.step(f"solving {instance.name} with {decider.name}")
+        if asked is None and instance.problem.capacity is None:
+            asked = Budget.parse(BUDGET.value)
+        solved = _solve(instance, decider, asked, time_limit)
     if as_json:
         echo_json(solved)
         return

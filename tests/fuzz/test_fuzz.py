@@ -10,7 +10,7 @@ import torch
 
 import remat
 from remat.errors import VerifyError
-from remat.graph import ops, storages
+from remat.graph import ops, ownership
 from tests.fuzz.captured import Way, run_halves, run_joint, run_through
 from tests.fuzz.cases import Case
 from tests.fuzz.check import SEEN, check, halves
@@ -51,7 +51,7 @@ def test_no_pipeline_changes_what_a_program_does(number: int) -> None:
     ("where", "name", "instead"),
     [
         (ops, "is_random", lambda node: False),
-        (storages, "_mutated", lambda *args: {}),
+        (ownership, "_mutated", lambda *args: {}),
     ],
 )
 def test_what_breaks_the_law_is_found(

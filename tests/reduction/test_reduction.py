@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_progress_is_told() -> None:
 
 def test_what_the_verifier_used_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list overwritten in place, as the verifier judged it before it knew what is handed over."""
-    monkeypatch.setattr(memory, "_is_handed", lambda _: False)
+    monkeypatch.setattr(memory, "root_of", lambda _: SimpleNamespace(op=""))
 
     def test(joint: JointGraph) -> bool:
         try:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from remat import torch_compat
 from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.capture import LOWERINGS
-from remat.graph.joint import copy_module
+from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
+from remat.graph.writes import root_of
 from remat.integrations import kept_steps
 from remat.integrations.kept_steps import traces_of
 from remat.integrations.partitioner import Partitioner, partitioner
@@ -233,19 +236,45 @@ def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
 
 
 def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """Compiles one half of a step with Inductor, keeping the order of random draws.
+    """Compiles one half of a step with Inductor, so that its numbers do not depend on the plan.
 
     Inductor rewrites what it compiles; it gets a copy, since the plan shows the half as it is.
 
-    To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
-    the generator too; which ones depends on what else is in the graph. The numbers of a step would
-    then depend on the plan. Where more than one operator draws, the order is kept.
+    * To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
+      the generator too; which ones depends on what else is in the graph. Where more than one operator
+      draws, the order is kept.
+    * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten`.
     """
     from remat.torch_compat import compile_fx_inner, inductor_config
 
     gm = copy_module(gm)
-    draws = sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes)
-    if draws < 2:
+    changes: dict[str, Any] = {}
+    if sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes) > 1:
+        changes["reorder_for_peak_memory"] = False
+    if _returns_what_is_overwritten(gm.graph):
+        disabled = inductor_config.disabled_passes
+        changes["disabled_passes"] = ",".join(filter(None, (disabled, "reinplace_inplaceable_ops")))
+    with inductor_config.patch(changes):
         return compile_fx_inner(gm, example_inputs, **kwargs)
-    with inductor_config.patch(reorder_for_peak_memory=False):
-        return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
+    """Whether Inductor would return memory that it overwrites at the end of the graph.
+
+    An input that the step updates several times is written back once, by a ``copy_`` at the end.
+    PyTorch 2.13 to 2.15 let the first operator that updates it write to the input itself, as nothing
+    reads that again but the ``copy_``; they do not look whether its result, which lies there then, is
+    returned, for backward to read (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``).
+    """
+    written_back = {
+        n.args[0]: root_of(n.args[1])
+        for n in graph.nodes
+        if n.target is torch.ops.aten.copy_.default and n.args[0].op == "placeholder"
+    }
+    for value in {root_of(v) for v in outputs_of(graph) if isinstance(v, fx.Node)}:
+        maker: Any = value.args[0] if value.target is operator.getitem else value
+        if maker.op == "call_function" and not ops.is_pointwise(maker.target):
+            read = maker.all_input_nodes
+            if any(p in read and last is not value for p, last in written_back.items()):
+                return True
+    return False

@@ -29,7 +29,7 @@ _TABLE_CELLS = 50_000_000
 _MOST_ITEMS = 3_000
 #: For each turn at a graph: the prefixes that a beam keeps, and the work of each search of the kernel.
 #: A few hundred million units of work take a second.
-_TURNS = ((500, 200_000), (1_500, 1_000_000), (4_000, 4_000_000))
+_TURNS = ((500, 200_000), (1_500, 1_000_000), (3_000, 3_000_000))
 #: One more turn for graphs of more than `_MOST_NODES` nodes.
 _LONG_TURN = (4_000, 30_000_000)
 _MOST_NODES = 1_000

@@ -167,6 +167,8 @@ class Budgeted(Pass):
                 lower = self._solved(problem.within(rung))
                 best = min(best, lower.cost)
                 yield lower
+                if lower.bound >= best:  # and at still lower ones, nothing costs less than that
+                    return
 
     @staticmethod
     def _cut_solutions(problem: GraphProblem, found: GraphSolution) -> Iterator[GraphSolution]:

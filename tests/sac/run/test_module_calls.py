@@ -71,7 +71,9 @@ def test_a_module_that_calls_itself() -> None:
     assert seen.events == ["Again", "Again", "/Again: 2 args, ", "/Again: 1 args, "]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # its category differs from version to version
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script`"
+)  # its category differs from version to version
 def test_a_module_that_is_scripted_is_not_told_of() -> None:
     seen = Seen()
     with watching(seen):

@@ -125,7 +125,7 @@ def plan(
         time_limit: seconds for the solver; None: no clock.
         plan: a saved plan to apply to this graph instead of deciding anew: a `Plan`, its JSON text, or a
             path to it. Given beside it, a budget is for a graph that the plan was not made for.
-        pipeline: passes to run instead of the default ones, as text or as a manager: see
+        pipeline: passes to run instead of the default ones, as text or as a pipeline: see
             `remat.default_pipeline`. Its passes carry the budget, the solver and the cost model.
         count_outputs: count forward's outputs as saved bytes instead of as free.
         hooks: what saved tensors pass through on their way to backward: ``"bf16"``, ``"float8"``,

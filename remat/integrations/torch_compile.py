@@ -188,7 +188,7 @@ def _compile_inductor(
     # know what the step runs on. Inductor's own cache of compiled halves stays in use.
     with functorch_config.patch({**functorch, "enable_autograd_cache": False}):
         return compile_fx(  # type: ignore[return-value]
-            gm, example_inputs, inner_compile=_compile_in_order, config_patches=patches
+            gm, example_inputs, inner_compile=_compile_as_planned, config_patches=patches
         )
 
 
@@ -206,9 +206,9 @@ class _Step:
         return self._compiled or self._partition.called
 
     def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """As `_compile_in_order`; notes what belongs to a step once both of its halves have a key."""
+        """As `_compile_as_planned`; notes what belongs to a step once both of its halves have a key."""
         self._compiled, self._partition.traces = True, ""
-        compiled = _compile_in_order(gm, example_inputs, **kwargs)
+        compiled = _compile_as_planned(gm, example_inputs, **kwargs)
         self._keys.append(kept_steps.key_of(compiled))
         kept = self._partition.kept
         if kept is not None and kwargs.get("is_backward") and len(self._keys) == 2:
@@ -235,7 +235,7 @@ def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
     return True
 
 
-def _compile_in_order(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compiles one half of a step with Inductor, so that its numbers do not depend on the plan.
 
     Inductor rewrites what it compiles; it gets a copy, since the plan shows the half as it is.

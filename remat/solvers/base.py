@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.solution import Answer, ScheduleAnswer
 
 
 class Solver:
@@ -34,6 +35,7 @@ class Solver:
         knapsack: it has ``solve``. Set when the class is made.
         graph: it has ``solve_graph``, which does for the graph problem what ``solve`` does for
             knapsacks. Set when the class is made.
+        schedule: it has ``solve_schedule``, for the step problem. Set when the class is made.
     """
 
     __slots__ = ()
@@ -48,11 +50,13 @@ class Solver:
     extra: ClassVar[str | None] = None
     knapsack: ClassVar[bool] = False
     graph: ClassVar[bool] = False
+    schedule: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.knapsack = cls.solve is not Solver.solve
         cls.graph = cls.solve_graph is not Solver.solve_graph
+        cls.schedule = cls.solve_schedule is not Solver.solve_schedule
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 
@@ -89,6 +93,23 @@ class Solver:
             Positions of the nodes to save, or an `Answer` whose bound is a lower bound on the cost.
         """
         raise NotImplementedError(f"solver '{self.name}' does not solve graph problems")
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> ScheduleAnswer | Iterable[int]:
+        """Choose the order in which nodes run, and what runs again, within the capacity; optional.
+
+        Args:
+            problem: what to solve; a capacity of None allows everything.
+            time_limit: as for ``solve``.
+
+        Returns:
+            Nodes in the order in which they run, or a `ScheduleAnswer` that has a bound too.
+
+        Raises:
+            remat.errors.BudgetError: no schedule within the capacity exists, or was found.
+        """
+        raise NotImplementedError(f"solver '{self.name}' does not solve step problems")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why the solver does not take this problem, or None. Called before ``solve``.

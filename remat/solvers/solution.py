@@ -36,6 +36,21 @@ class Answer:
     by_clock: bool = field(default=False, kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleAnswer:
+    """What a solver may return for a step problem when the bare sequence does not say enough.
+
+    Attributes:
+        sequence: nodes in the order in which they run.
+        bound: a lower bound on the cost of any schedule, as far as the solver has proven one.
+        by_clock: a clock, not counted work, ended the search, so that the next run may differ.
+    """
+
+    sequence: Iterable[int]
+    bound: int | None = None
+    by_clock: bool = field(default=False, kw_only=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedAnswer:
     """What holds of a solution of either problem; nothing in it is taken from the solver's word.
@@ -85,3 +100,33 @@ class GraphSolution(CheckedAnswer):
 
     cost: int
     saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A checked answer to a step problem; nothing in it is taken from the solver's word.
+
+    Attributes:
+        sequence: nodes in the order in which they run.
+        cost: summed cost of all runs, recomputed, in the problem's unit; never below ``bound``.
+        peak_bytes: most bytes alive at a time, recomputed; at most the capacity.
+        boundary: position of the first run after the boundary; the length where there is none.
+        bound: proven here: no schedule within the capacity costs less.
+        status: ``OPTIMAL`` if it is proven here that nothing cheaper exists.
+        solver: name of the solver.
+        elapsed_s: seconds the solver took.
+        deterministic: False if a clock ended the search or the solver does not promise to repeat.
+        claimed_bound: the bound that a solver from outside claims, where it is tighter than ``bound``
+            and nobody here has proven it; otherwise None.
+    """
+
+    sequence: tuple[int, ...]
+    cost: int
+    peak_bytes: int
+    boundary: int
+    bound: int
+    status: Status
+    solver: str
+    elapsed_s: float
+    deterministic: bool = True
+    claimed_bound: int | None = None

@@ -4,6 +4,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
+#include <thread>
+
+#include "anneal.hpp"
 #include "frontier.hpp"
 #include "graph_core.hpp"
 #include "knapsack.hpp"
@@ -85,6 +89,75 @@ remat::GraphCore graph_core(const py::object& sizes, const py::object& save_loss
   return core;
 }
 
+// Doubles hold integers up to 2^53 exactly; Python sees to it that sums stay below.
+std::vector<double> amounts(const py::object& sequence) {
+  const auto numbers = integers(sequence);
+  return std::vector<double>(numbers.begin(), numbers.end());
+}
+
+std::vector<int> indices(const py::object& sequence, std::size_t below) {
+  const auto numbers = integers(sequence);
+  for (const auto i : numbers) {
+    if (i < 0 || static_cast<std::size_t>(i) >= below) throw py::value_error("an index of the graph is out of range");
+  }
+  return std::vector<int>(numbers.begin(), numbers.end());
+}
+
+// `reads` holds the values that all nodes read one after the other, node v's from `starts[v]` on.
+remat::StepGraph step_graph(const py::object& cost, const py::object& extra, const py::object& once,
+                            const py::object& starts, const py::object& reads, const py::object& maker,
+                            const py::object& size) {
+  remat::StepGraph g;
+  g.cost = amounts(cost);
+  g.extra = amounts(extra);
+  g.once = integers(once);
+  g.size = amounts(size);
+  const std::size_t n = g.cost.size(), values = g.size.size();
+  g.maker = indices(maker, n);
+  const auto start = integers(starts);
+  const auto read = indices(reads, values);
+  if (g.extra.size() != n || g.once.size() != n || g.maker.size() != values || start.size() != n + 1) {
+    throw py::value_error("the columns of the step differ in length");
+  }
+  g.makes.resize(n);
+  g.reads.resize(n);
+  g.readers.resize(values);
+  for (std::size_t x = 0; x < values; ++x) g.makes[static_cast<std::size_t>(g.maker[x])].push_back(static_cast<int>(x));
+  for (std::size_t v = 0; v < n; ++v) {
+    for (auto e = start[v]; e < start[v + 1]; ++e) {
+      if (e < 0 || static_cast<std::size_t>(e) >= read.size()) throw py::value_error("an index of the graph is out of range");
+      const int x = read[static_cast<std::size_t>(e)];
+      g.reads[v].push_back(x);
+      g.readers[static_cast<std::size_t>(x)].push_back(static_cast<int>(v));
+    }
+  }
+  return g;
+}
+
+// One search for each row of `turns`, two at a time; the answers do not depend on which ends first.
+py::list anneal(const remat::StepGraph& graph, const py::object& start, remat::i64 capacity,
+                const std::vector<std::array<double, 7>>& turns, double seconds) {
+  const auto first = indices(start, static_cast<std::size_t>(graph.nodes()));
+  std::vector<remat::Annealer::Result> found(turns.size());
+  {
+    py::gil_scoped_release unlocked;
+    const auto work = [&](std::size_t from) {
+      for (std::size_t k = from; k < turns.size(); k += 2) {
+        const auto& t = turns[k];
+        remat::Annealer search(graph, static_cast<double>(capacity), static_cast<std::uint64_t>(t[0]));
+        found[k] = search.run(first, {static_cast<remat::i64>(t[1]), seconds, t[2], t[3], t[4], t[5], t[6]});
+      }
+    };
+    std::thread other;
+    if (turns.size() > 1) other = std::thread(work, 1);
+    work(0);
+    if (other.joinable()) other.join();
+  }
+  py::list answers;
+  for (const auto& r : found) answers.append(py::make_tuple(r.feasible, r.by_clock, r.cost, r.peak, r.sequence));
+  return answers;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_kernel, m) {
@@ -125,6 +198,12 @@ PYBIND11_MODULE(_kernel, m) {
           },
           py::arg("capacity"), py::arg("limit"), py::arg("modulus"), py::arg("work"), py::arg("seconds"),
           "(complete, loss, by_clock): every decision loses at least loss, unused bytes included");
+  py::class_<remat::StepGraph>(m, "StepGraph")
+      .def(py::init(&step_graph), py::arg("cost"), py::arg("extra"), py::arg("once"), py::arg("starts"),
+           py::arg("reads"), py::arg("maker"), py::arg("size"))
+      .def("anneal", &anneal, py::arg("start"), py::arg("capacity"), py::arg("turns"), py::arg("seconds"),
+           "a tuple (feasible, by_clock, cost, peak, sequence) for each turn (seed, moves, hot, cold, wide, narrow, "
+           "price)");
   py::class_<remat::Frontier>(m, "Frontier")
       .def(py::init([](const py::object& weights, const py::object& values, remat::i64 capacity,
                        std::size_t most) {

@@ -1,0 +1,523 @@
+// Simulated annealing over schedules of the step problem: sequences of runs in which a node may stand
+// several times. An edit moves one run, adds a further one, or drops one.
+//
+// Memory is kept by gaps: gap[p] holds the bytes that live across the border between positions p and
+// p + 1. While the run at position p goes on, gap[p - 1] and what it makes are there at a time. An edit is
+// judged on the stretch that it changes, before anything is changed.
+//
+// Bytes over the capacity are no wall but a price, which rises while there are any and falls else. It
+// begins below the capacity, by a margin that shrinks as the search cools: without it nothing would draw
+// an order away from the wall, and nearly all orders are there.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace remat {
+
+// Nodes read values and make values. Whatever else a problem says (what is there from the start, what
+// stays to the end, what comes before what) is said by nodes and by values of no bytes. The first node of
+// a sequence and its last stay where they are.
+struct StepGraph {
+  std::vector<double> cost;                // of one run, by node
+  std::vector<double> extra;               // bytes while it runs, by node
+  std::vector<std::int64_t> once;          // may not run again, by node
+  std::vector<std::vector<int>> reads;     // values, by node
+  std::vector<std::vector<int>> makes;     // values, by node
+  std::vector<std::vector<int>> readers;   // nodes, by value
+  std::vector<int> maker;                  // by value
+  std::vector<double> size;                // bytes, by value
+
+  int nodes() const { return static_cast<int>(cost.size()); }
+  int values() const { return static_cast<int>(size.size()); }
+};
+
+class Annealer {
+ public:
+  struct Limits {
+    std::int64_t moves;  // edits tried
+    double seconds;      // 0: no clock
+    double hot, cold;    // temperatures, in costs of a mean node
+    double wide, narrow; // margins below the capacity, in shares of it
+    double price;        // of a mean node's bytes too many at one moment, in costs of a mean node; to begin with
+  };
+  struct Result {
+    bool feasible = false;  // if not, `sequence` is the one of the least peak
+    bool by_clock = false;
+    double cost = 0;
+    double peak = 0;
+    std::vector<int> sequence;
+  };
+
+  Annealer(const StepGraph& graph, double capacity, std::uint64_t seed)
+      : g_(graph), capacity_(capacity), random_(seed * 0x9E3779B97F4A7C15ull + 0x1234567ull) {
+    const auto n = static_cast<std::size_t>(g_.nodes());
+    own_.assign(n, 0.0);
+    first_.assign(n, 0);
+    last_.assign(n, 0);
+    double bytes = 0;
+    for (std::size_t v = 0; v < n; ++v) {
+      own_[v] = g_.extra[v];
+      for (int x : g_.makes[v]) own_[v] += g_.size[static_cast<std::size_t>(x)];
+      bytes += own_[v];
+      least_ += g_.cost[v];
+    }
+    mean_cost_ = std::max(1.0, least_ / static_cast<double>(std::max<std::size_t>(1, n)));
+    mean_bytes_ = std::max(1.0, bytes / static_cast<double>(std::max<std::size_t>(1, n)));
+  }
+
+  // Every node of `start` must be legal where it stands.
+  Result run(const std::vector<int>& start, const Limits& limits) {
+    load(start);
+    const auto began = std::chrono::steady_clock::now();
+    price_ = limits.price * mean_cost_ / mean_bytes_;
+    margin(limits.wide);
+    note();
+    const std::int64_t turn = std::max<std::int64_t>(200, g_.nodes() / 2);
+    // Slow enough that the search can follow, and that the price can change by e^10 until the end.
+    const double factor = std::exp(10.0 * static_cast<double>(turn) / static_cast<double>(limits.moves));
+    for (std::int64_t done = 0; done < limits.moves && !(best_.feasible && best_.cost <= least_); done += turn) {
+      const double share = static_cast<double>(done) / static_cast<double>(limits.moves);
+      const double t = mean_cost_ * limits.hot * std::pow(limits.cold / limits.hot, share);
+      margin(limits.wide * std::pow(limits.narrow / limits.wide, share));
+      for (std::int64_t k = 0; k < turn; ++k) step(t);
+      price_ *= over_ > 0 ? factor : 1 / factor;
+      if (limits.seconds > 0 &&
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() > limits.seconds) {
+        best_.by_clock = true;
+        break;
+      }
+    }
+    return best_;
+  }
+
+ private:
+  enum class Kind { move, add, drop };
+  // A run of `node`: from position i to j, new at j, or away from i.
+  struct Edit {
+    Kind kind;
+    int node, i, j;
+  };
+  struct Span {
+    int from, to;  // alive across the gaps from .. to - 1
+  };
+
+  // ---- random numbers -----------------------------------------------------------------------------
+  std::uint64_t next() {
+    random_ ^= random_ << 13;
+    random_ ^= random_ >> 7;
+    random_ ^= random_ << 17;
+    return random_;
+  }
+  int below(int n) { return static_cast<int>(((next() >> 32) * static_cast<std::uint64_t>(n)) >> 32); }
+  double unit() { return static_cast<double>(next() >> 11) * (1.0 / 9007199254740992.0); }
+
+  // ---- state --------------------------------------------------------------------------------------
+  int length() const { return static_cast<int>(sequence_.size()); }
+
+  void load(const std::vector<int>& start) {
+    best_ = Result();
+    sequence_ = start;
+    runs_.assign(g_.cost.size(), {});
+    again_.clear();
+    cost_ = 0;
+    for (int p = 0; p < length(); ++p) {
+      const int v = sequence_[p];
+      if (!runs_[v].empty()) again_.push_back(v);
+      runs_[v].push_back(p);
+      cost_ += g_.cost[v];
+    }
+    for (int v = 0; v < g_.nodes(); ++v) ends(v);
+    std::vector<double> change(sequence_.size() + 1, 0.0);
+    const Edit none{Kind::move, -1, -1, -1};
+    for (int x = 0; x < g_.values(); ++x) {
+      if (g_.size[x] == 0) continue;
+      before_.clear();
+      after_.clear();
+      spans(x, none);
+      for (const Span& s : before_) {
+        change[s.from] += g_.size[x];
+        change[s.to] -= g_.size[x];
+      }
+    }
+    gap_.assign(sequence_.size(), 0.0);
+    double now = 0;
+    for (std::size_t p = 0; p < sequence_.size(); ++p) gap_[p] = now += change[p];
+    excess_.assign(sequence_.size(), 0.0);
+    over_at_.assign(sequence_.size(), 0);
+    over_ = 0;
+  }
+
+  void ends(int v) {
+    first_[v] = runs_[v].front();
+    last_[v] = runs_[v].back();
+  }
+
+  void margin(double share) {
+    floor_ = (1 - share) * capacity_;
+    scale_ = 1 / std::max(1.0, 2 * share * capacity_);
+    refresh(0, length() - 1);
+  }
+
+  double penalty(double bytes) const {
+    const double e = bytes > floor_ ? bytes - floor_ : 0.0;
+    return e * e * scale_;
+  }
+
+  void refresh(int from, int to) {
+    for (int p = from; p <= to; ++p) {
+      const double bytes = (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]];
+      excess_[p] = penalty(bytes);
+      const char over = bytes > capacity_;
+      over_ += over - over_at_[p];
+      over_at_[p] = over;
+    }
+  }
+
+  void note() {
+    if (over_ > 0 ? best_.feasible : best_.feasible && cost_ >= best_.cost) return;
+    double most = 0;
+    for (int p = 0; p < length(); ++p) most = std::max(most, (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]]);
+    if (over_ > 0 && !best_.sequence.empty() && most >= best_.peak) return;
+    best_.feasible = over_ == 0;
+    best_.cost = cost_;
+    best_.peak = most;
+    best_.sequence = sequence_;
+  }
+
+  // ---- what an edit changes -----------------------------------------------------------------------
+  // Where a position is after the edit. The run that moves or goes away leaves its place to the next one.
+  static int moved(const Edit& e, int p) {
+    switch (e.kind) {
+      case Kind::add: return p + (p >= e.j);
+      case Kind::drop: return p - (p > e.i);
+      case Kind::move: break;
+    }
+    if (e.j > e.i) return p - (p > e.i && p <= e.j);
+    return p + (p >= e.j && p < e.i);
+  }
+
+  // The spans of value x: `before_` as the gaps show them once positions have moved, `after_` as they are to
+  // be. Both are in order.
+  void spans(int x, const Edit& e) {
+    const int m = g_.maker[x];
+    const auto& makes = runs_[m];
+    if (makes.size() == 1 && !(m == e.node && e.kind == Kind::add)) {
+      const int p = makes[0];
+      int old = p, now = m == e.node ? e.j : moved(e, p);
+      for (int w : g_.readers[x]) {
+        const int q = last_[w];
+        old = std::max(old, q);
+        if (w != e.node) {
+          now = std::max(now, moved(e, q));
+          continue;
+        }
+        now = std::max(now, own_last_);
+      }
+      before_.push_back({moved(e, p), moved(e, old)});
+      after_.push_back({m == e.node ? e.j : moved(e, p), now});
+      return;
+    }
+    const std::size_t at = before_.size(), to = after_.size();
+    for (int p : makes) before_.push_back({p, p});
+    bool placed = m != e.node || e.kind == Kind::drop;
+    for (int p : makes) {
+      const bool mine = m == e.node && p == e.i;
+      if (mine && e.kind == Kind::drop) continue;
+      const int q = mine ? e.j : moved(e, p);
+      if (!placed && !mine && e.kind == Kind::add && e.j <= q) {
+        after_.push_back({e.j, e.j});
+        placed = true;
+      }
+      after_.push_back({q, q});
+    }
+    if (m == e.node && e.kind == Kind::add && !placed) after_.push_back({e.j, e.j});
+    const auto reach = [](std::vector<Span>& all, std::size_t from, int q) {
+      std::size_t k = all.size() - 1;
+      while (k > from && all[k].from >= q) --k;
+      if (all[k].to < q) all[k].to = q;
+    };
+    for (int w : g_.readers[x]) {
+      for (int q : runs_[w]) {
+        reach(before_, at, q);
+        const bool mine = w == e.node && q == e.i;
+        if (mine && e.kind == Kind::drop) continue;
+        reach(after_, to, mine ? e.j : moved(e, q));
+      }
+      if (w == e.node && e.kind == Kind::add) reach(after_, to, e.j);
+    }
+    for (std::size_t k = at; k < before_.size(); ++k) {
+      before_[k].from = moved(e, before_[k].from);
+      before_[k].to = moved(e, before_[k].to);
+    }
+  }
+
+  // The last run of the node that an edit is about, once it is done.
+  int last_after(const Edit& e) const {
+    const auto& mine = runs_[e.node];
+    const int last = mine.back();
+    if (last == e.i) return e.kind == Kind::move ? e.j : moved(e, mine[mine.size() - 2]);
+    return e.kind == Kind::add ? std::max(e.j, moved(e, last)) : moved(e, last);
+  }
+
+  void differ(int from, int to, double bytes) {  // the gaps from .. to - 1 hold so many bytes more
+    if (from < to) {
+      steps_.push_back({from, bytes});
+      steps_.push_back({to, -bytes});
+      low_ = std::min(low_, from);
+      high_ = std::max(high_, to);
+    }
+  }
+
+  // The change of all penalties by an edit. Leaves in `steps_` what the gaps change by, in new positions.
+  double judge(const Edit& e) {
+    steps_.clear();
+    low_ = e.kind == Kind::move ? std::min(e.i, e.j) : e.kind == Kind::add ? e.j : e.i;
+    high_ = e.kind == Kind::move ? std::max(e.i, e.j) : e.kind == Kind::add ? e.j : e.i - 1;
+    own_last_ = last_after(e);
+    for (int x : g_.reads[e.node]) compare(x, e);
+    for (int x : g_.makes[e.node]) compare(x, e);
+    const int n = high_ - low_ + 1;
+    delta_.assign(static_cast<std::size_t>(std::max(n, 0)) + 1, 0.0);
+    for (const auto& s : steps_) delta_[s.first - low_] += s.second;
+    double more = 0, sum = 0;
+    // Gaps from low_ to high_ - 1 change; so do the runs from low_ (by what it makes) to high_.
+    for (int t = low_; t <= high_; ++t) {
+      // The gap before position t, by where it was.
+      if (t > low_) more += delta_[t - 1 - low_];
+      const double gap = t == 0 ? 0.0 : gap_[source_gap(e, t - 1)];
+      const int from = source_run(e, t);
+      const double now = penalty(gap + more + own_[from < 0 ? e.node : sequence_[from]]);
+      sum += now - (from < 0 ? 0.0 : excess_[from]);
+    }
+    if (e.kind == Kind::drop) sum -= excess_[e.i];
+    return sum;
+  }
+
+  // Where gap t, or the run at t, was before the edit; -1: the run that is added.
+  static int source_gap(const Edit& e, int t) {
+    switch (e.kind) {
+      case Kind::add: return t - (t >= e.j);
+      case Kind::drop: return t + (t >= e.i);
+      case Kind::move: break;
+    }
+    if (e.j > e.i) return t + (t >= e.i && t < e.j);
+    return t - (t >= e.j && t < e.i);
+  }
+  static int source_run(const Edit& e, int t) {
+    switch (e.kind) {
+      case Kind::add: return t == e.j ? -1 : t - (t > e.j);
+      case Kind::drop: return t + (t >= e.i);
+      case Kind::move: break;
+    }
+    if (t == e.j) return e.i;
+    if (e.j > e.i) return t + (t >= e.i && t < e.j);
+    return t - (t > e.j && t <= e.i);
+  }
+
+  void compare(int x, const Edit& e) {
+    const double bytes = g_.size[x];
+    if (bytes == 0) return;
+    before_.clear();
+    after_.clear();
+    spans(x, e);
+    if (before_.size() == 1 && after_.size() == 1) {
+      const Span a = before_[0], b = after_[0];
+      if (a.from >= a.to || b.from >= b.to || a.to <= b.from || b.to <= a.from) {
+        differ(a.from, a.to, -bytes);
+        differ(b.from, b.to, bytes);
+        return;
+      }
+      differ(b.from, a.from, bytes);
+      differ(a.from, b.from, -bytes);
+      differ(a.to, b.to, bytes);
+      differ(b.to, a.to, -bytes);
+      return;
+    }
+    std::size_t k = 0;
+    for (const Span& a : before_) {  // spans of one start differ in their end at most
+      while (k < after_.size() && after_[k].from < a.from) {
+        differ(after_[k].from, after_[k].to, bytes);
+        ++k;
+      }
+      if (k < after_.size() && after_[k].from == a.from) {
+        differ(a.to, after_[k].to, bytes);
+        differ(after_[k].to, a.to, -bytes);
+        ++k;
+      } else {
+        differ(a.from, a.to, -bytes);
+      }
+    }
+    for (; k < after_.size(); ++k) differ(after_[k].from, after_[k].to, bytes);
+  }
+
+  // Does what `judge` has just looked at.
+  void apply(const Edit& e) {
+    const int v = e.node;
+    auto& mine = runs_[v];
+    switch (e.kind) {
+      case Kind::move: {
+        if (e.j > e.i) {
+          for (int p = e.i + 1; p <= e.j; ++p) place(sequence_[p], p, p - 1);
+          std::move(sequence_.begin() + e.i + 1, sequence_.begin() + e.j + 1, sequence_.begin() + e.i);
+          std::move(gap_.begin() + e.i + 1, gap_.begin() + e.j + 1, gap_.begin() + e.i);
+        } else {
+          for (int p = e.i - 1; p >= e.j; --p) place(sequence_[p], p, p + 1);
+          std::move_backward(sequence_.begin() + e.j, sequence_.begin() + e.i, sequence_.begin() + e.i + 1);
+          std::move_backward(gap_.begin() + e.j - 1, gap_.begin() + e.i - 1, gap_.begin() + e.i);
+        }
+        sequence_[e.j] = v;
+        *std::find(mine.begin(), mine.end(), e.i) = e.j;
+        std::sort(mine.begin(), mine.end());
+        break;
+      }
+      case Kind::add: {
+        for (int p = length() - 1; p >= e.j; --p) place(sequence_[p], p, p + 1);
+        sequence_.insert(sequence_.begin() + e.j, v);
+        gap_.insert(gap_.begin() + e.j, gap_[e.j - 1]);
+        excess_.insert(excess_.begin() + e.j, 0.0);
+        over_at_.insert(over_at_.begin() + e.j, 0);
+        mine.insert(std::lower_bound(mine.begin(), mine.end(), e.j), e.j);
+        cost_ += g_.cost[v];
+        break;
+      }
+      case Kind::drop: {
+        over_ -= over_at_[e.i];
+        mine.erase(std::find(mine.begin(), mine.end(), e.i));
+        for (int p = e.i + 1; p < length(); ++p) place(sequence_[p], p, p - 1);
+        sequence_.erase(sequence_.begin() + e.i);
+        gap_.erase(gap_.begin() + e.i);
+        excess_.erase(excess_.begin() + e.i);
+        over_at_.erase(over_at_.begin() + e.i);
+        cost_ -= g_.cost[v];
+        break;
+      }
+    }
+    ends(v);
+    double more = 0;
+    for (int t = low_; t < high_; ++t) {
+      more += delta_[t - low_];
+      gap_[t] += more;
+    }
+    refresh(low_, high_);
+    if (over_ == 0 || !best_.feasible) note();
+  }
+
+  // The run of node w at position p is at q now. Runs keep their order.
+  void place(int w, int p, int q) {
+    auto& runs = runs_[w];
+    if (runs.size() == 1) {
+      runs[0] = first_[w] = last_[w] = q;
+      return;
+    }
+    *std::find(runs.begin(), runs.end(), p) = q;
+    ends(w);
+  }
+
+  // ---- edits --------------------------------------------------------------------------------------
+  void step(double t) {
+    const int kind = below(16);
+    const double room = -t * std::log(unit() + 1e-300);  // what an edit may be worse by
+    if (kind < 12)
+      move(room);
+    else if (kind < 14)
+      add(room);
+    else
+      drop(room);
+  }
+
+  void move(double room) {
+    if (length() < 4) return;
+    const int i = 1 + below(length() - 2), v = sequence_[i];
+    int low = 1, high = length() - 2;
+    static constexpr int kReach[] = {4, 16, 64, 1 << 29};
+    const int reach = kReach[below(4)];
+    low = std::max(low, i - reach);
+    high = std::min(high, i + reach);
+    for (int x : g_.reads[v]) low = std::max(low, first_[g_.maker[x]] + 1);
+    const auto& mine = runs_[v];
+    const auto k = static_cast<std::size_t>(std::lower_bound(mine.begin(), mine.end(), i) - mine.begin());
+    if (k + 1 < mine.size()) high = std::min(high, mine[k + 1] - 1);
+    if (k > 0) low = std::max(low, mine[k - 1] + 1);
+    if (k == 0)
+      for (int x : g_.makes[v])
+        for (int w : g_.readers[x]) high = std::min(high, first_[w] - 1);
+    if (high <= low) return;
+    int j = low + below(high - low);
+    if (j >= i) ++j;
+    const Edit e{Kind::move, v, i, j};
+    if (price_ * judge(e) <= room) apply(e);
+  }
+
+  void add(double room) {
+    const int q = 1 + below(length() - 1);
+    const auto& reads = g_.reads[sequence_[q]];
+    if (reads.empty()) return;
+    const int x = reads[below(static_cast<int>(reads.size()))], v = g_.maker[x];
+    if (g_.size[x] == 0 || g_.once[v]) return;
+    // Who read it last before; its own run if nobody did.
+    int last = 0;
+    for (int p : runs_[v])
+      if (p < q) last = p;
+    for (int r : g_.readers[x])
+      for (int p : runs_[r])
+        if (p < q && p > last) last = p;
+    int low = last + 1;
+    for (int y : g_.reads[v]) low = std::max(low, first_[g_.maker[y]] + 1);
+    if (low > q || q - last < 2) return;
+    const int j = (next() & 1) ? q : low + below(q - low + 1);
+    // At best the value is gone in between. That must be worth the run.
+    double gain = 0;
+    const double bytes = own_[v] - g_.extra[v], worth = g_.cost[v] - room;
+    for (int p = last + 1; p < j && gain * price_ < worth; ++p) {
+      const double here = (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]];
+      gain += excess_[p] - penalty(here - bytes);
+    }
+    if (gain * price_ < worth) return;
+    const Edit e{Kind::add, v, -1, j};
+    if (g_.cost[v] + price_ * judge(e) > room) return;
+    apply(e);
+    again_.push_back(v);
+  }
+
+  void drop(double room) {
+    if (again_.empty()) return;
+    const int at = below(static_cast<int>(again_.size())), v = again_[at];
+    const auto& mine = runs_[v];
+    const int k = below(static_cast<int>(mine.size())), i = mine[k];
+    if (k == 0)  // whoever read the first run must find the second
+      for (int x : g_.makes[v])
+        for (int w : g_.readers[x])
+          if (first_[w] < mine[1]) return;
+    const Edit e{Kind::drop, v, i, -1};
+    if (price_ * judge(e) - g_.cost[v] > room) return;
+    again_[at] = again_.back();
+    again_.pop_back();
+    apply(e);
+  }
+
+  const StepGraph& g_;
+  double capacity_;
+  std::uint64_t random_;
+  double least_ = 0, mean_cost_ = 1, mean_bytes_ = 1;
+  double price_ = 1, floor_ = 0, scale_ = 1;
+  std::vector<double> own_;  // bytes that a run makes or takes itself, by node
+  std::vector<int> sequence_;
+  std::vector<std::vector<int>> runs_;  // positions, rising, by node
+  std::vector<int> first_, last_;       // of them
+  std::vector<double> gap_, excess_;
+  std::vector<char> over_at_;
+  std::vector<int> again_;  // a node for each of its runs beyond the first
+  double cost_ = 0;
+  int over_ = 0;  // positions over the capacity
+  Result best_;
+  std::vector<Span> before_, after_;
+  std::vector<std::pair<int, double>> steps_;
+  std::vector<double> delta_;
+  int low_ = 0, high_ = 0, own_last_ = 0;
+};
+
+}  // namespace remat

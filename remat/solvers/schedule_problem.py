@@ -1,0 +1,366 @@
+"""The step problem: in which order to run a graph, and what to run again, within a peak of memory.
+
+A *schedule* is a sequence of runs. A node may stand in it several times: a later run makes its value
+anew, so that the earlier one need not be kept until then. ``evaluate_schedule`` is the one yardstick:
+it follows the runs and counts bytes and cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from remat.errors import ProblemError
+from remat.solvers.problem import INT64_MAX, as_integer
+
+#: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
+MOST_RUNS_PER_NODE = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleProblem:
+    """Run every node at least once, at the least summed cost, with no more bytes alive than there are.
+
+    Nodes are numbered in an order in which they can run: each input stands before its reader. What
+    follows ``capacity`` has neutral defaults: a plain graph needs none of it. Sequences of integers may
+    be any ordered iterables; they are kept as tuples of ``int``. Sums may not exceed 2**63 - 1.
+
+    While a run goes on, memory holds the values that later runs read, what the run makes, its ``extra``
+    bytes, and the ``resident`` ones. A run reads the latest earlier run of each of its inputs; a value
+    stays from its run to the last run that reads it.
+
+    Attributes:
+        names: what each node is called, for messages; all different.
+        inputs: for each node, the nodes it reads.
+        cost: cost of one run, in ``unit``.
+        size: bytes of the value that a run makes.
+        capacity: bytes that may be alive at a time; None: as many as one likes.
+        part_of: for each node, the node that makes it along with its own value (an operator with
+            several results), and -1 for one that runs by itself. Parts have no runs, inputs, cost or
+            extra bytes of their own. Empty: there are none.
+        extra: bytes that a run takes besides what it reads and makes, one for each node. Empty: none.
+        once: nodes that may not run a second time.
+        ordered: nodes whose first runs come in this order.
+        at_start: nodes that nobody runs: their values are there from the start to their last use.
+        forward: nodes that first run before the boundary.
+        backward: nodes that run only after the boundary; whoever reads what is there only then is added.
+            The boundary lies just before the first of their runs.
+        at_boundary: nodes that nobody runs: their values are there from the boundary to their last use.
+        to_end: nodes whose value stays from its last run to the end.
+        resident: bytes that are there all the time.
+        unit: unit of ``cost``.
+        known: schedules that a solver may start from, whether or not they fit. No part of the problem.
+
+    Raises:
+        ProblemError: an argument is not what it must be; the message names it, with the node.
+    """
+
+    names: tuple[str, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    cost: tuple[int, ...]
+    size: tuple[int, ...]
+    capacity: int | None = None
+    part_of: tuple[int, ...] = ()
+    extra: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
+    ordered: tuple[int, ...] = ()
+    at_start: tuple[int, ...] = ()
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+    at_boundary: tuple[int, ...] = ()
+    to_end: tuple[int, ...] = ()
+    resident: int = 0
+    unit: str = ""
+    known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "names", _names(self.names))
+        n = len(self.names)
+        rows = _sequence("inputs", self.inputs, n)
+        inputs = tuple(_nodes(f"inputs[{i}]", row, n) for i, row in enumerate(rows))
+        put(self, "inputs", inputs)
+        for label in ("cost", "size", "extra"):
+            given = getattr(self, label)
+            numbers = _numbers(label, _sequence(label, given, n), self.names) if given or label != "extra" else ()
+            put(self, label, numbers)
+        parts = tuple(_sequence("part_of", self.part_of, n)) if self.part_of else ()
+        put(self, "part_of", tuple(_integer(f"part_of[{i}]", p, -1, n - 1) for i, p in enumerate(parts)))
+        for label in _SETS:
+            put(self, label, _nodes(label, getattr(self, label), n))
+        put(self, "resident", _integer("resident", self.resident, 0, INT64_MAX))
+        put(self, "capacity", _capacity(self.capacity))
+        put(self, "known", tuple(tuple(k) for k in self.known))
+        for i, row in enumerate(inputs):
+            if row and max(row) >= i:
+                raise ProblemError(
+                    f"ScheduleProblem.inputs[{i}] ('{self.names[i]}') has node {max(row)}; expected earlier "
+                    "nodes only, so that there is no cycle: list each node after its inputs"
+                )
+        self._check_roles()
+
+    def _check_roles(self) -> None:
+        """Refuses nodes whose roles contradict each other."""
+        given = {*self.at_start, *self.at_boundary}
+        for label in _SETS:
+            if len(set(getattr(self, label))) != len(getattr(self, label)):
+                raise ProblemError(f"ScheduleProblem.{label} names a node twice")
+        for one, other in (("at_start", "at_boundary"), ("forward", "backward")):
+            for i in set(getattr(self, one)) & set(getattr(self, other)):
+                raise ProblemError(f"ScheduleProblem.{one} and .{other} both name '{self.names[i]}'")
+        idle = given | {i for i, p in enumerate(self.part_of) if p >= 0}
+        for i in sorted(idle):
+            what = "is there without a run" if i in given else "is part of another node"
+            if i in given and self.part_of and self.part_of[i] >= 0:
+                raise ProblemError(f"ScheduleProblem.part_of names a node for '{self.names[i]}', which {what}")
+            if self.inputs[i] or self.cost[i] or (self.extra and self.extra[i]):
+                raise ProblemError(
+                    f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
+                    "expected none"
+                )
+            for label in ("once", "ordered", "forward", "backward"):
+                if i in getattr(self, label):
+                    raise ProblemError(f"ScheduleProblem.{label} names '{self.names[i]}', which {what}")
+        for i, p in enumerate(self.part_of):
+            if p >= 0 and (p in idle or p >= i):
+                raise ProblemError(
+                    f"ScheduleProblem.part_of[{i}] ('{self.names[i]}') is {p}; expected an earlier node that runs"
+                )
+        late = bytearray(len(self))  # runs after the boundary only, or is there only then
+        for i in (*self.backward, *self.at_boundary):
+            late[i] = 1
+        for i, row in enumerate(self.inputs):
+            maker = self.part_of[i] if self.part_of else -1
+            late[i] |= late[maker] if maker >= 0 else any(late[j] for j in row)
+        parts = self.part_of or (-1,) * len(self)
+        late_runs = tuple(i for i in range(len(self)) if late[i] and i not in given and parts[i] < 0)
+        object.__setattr__(self, "backward", late_runs)
+        for i in self.forward:
+            if late[i]:
+                raise ProblemError(
+                    f"ScheduleProblem.forward names '{self.names[i]}', which reads what is only there after the boundary"
+                )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def runnable(self) -> tuple[int, ...]:
+        """The nodes that run: all that are neither there without a run nor part of another."""
+        idle = {*self.at_start, *self.at_boundary}
+        parts = self.part_of or (-1,) * len(self)
+        return tuple(i for i in range(len(self)) if parts[i] < 0 and i not in idle)
+
+    def maker(self, node: int) -> int:
+        """The node whose run makes a node's value."""
+        return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
+
+    def within(self, capacity: int | None) -> ScheduleProblem:
+        """The same problem under another capacity, in bytes; nothing else is checked again."""
+        return self._with(capacity=_capacity(capacity))
+
+    def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:
+        """The same problem with schedules to start from."""
+        return self._with(known=tuple(tuple(k) for k in known))
+
+    def _with(self, **changes: object) -> ScheduleProblem:
+        same = object.__new__(ScheduleProblem)
+        for f in fields(self):
+            object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
+        return same
+
+
+_SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleEvaluation:
+    """What a schedule takes and costs.
+
+    Attributes:
+        cost: summed cost of all runs.
+        peak_bytes: most bytes alive at a time.
+        peak_at: position of the run that goes on then; 0 for a schedule without runs.
+        boundary: position of the first run after the boundary; the length where there is none.
+        bytes_alive: bytes alive at each position.
+    """
+
+    cost: int
+    peak_bytes: int
+    peak_at: int
+    boundary: int
+    bytes_alive: tuple[int, ...]
+
+
+def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> ScheduleEvaluation:
+    """Follows a schedule run by run.
+
+    Args:
+        problem: the problem; its capacity plays no part.
+        sequence: nodes in the order in which they run.
+
+    Raises:
+        ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
+    """
+    n, names, inputs = len(problem), problem.names, problem.inputs
+    parts: Any = [()] * n
+    if problem.part_of:
+        for i, p in enumerate(problem.part_of):
+            if p >= 0:
+                parts[p] = (*parts[p], i)
+    runs, once = bytearray(n), set(problem.once)
+    idle = {*problem.at_start, *problem.at_boundary, *(i for i, p in enumerate(problem.part_of) if p >= 0)}
+    backward = set(problem.backward)
+    boundary = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
+    started = [-1] * n  # position at which the value of each node that is there now was made
+    ended = [-1] * n
+    change = [0] * (len(sequence) + 1)
+    size = problem.size
+    spans: list[tuple[int, int, int]] = []
+    for i in problem.at_start:
+        started[i] = ended[i] = 0
+    for position, v in enumerate(sequence):
+        if position == boundary:
+            for i in problem.at_boundary:
+                started[i] = ended[i] = boundary
+        if not 0 <= v < n:
+            raise ProblemError(f"run {position} is of node {v}, but the nodes are 0 to {n - 1}")
+        if v in idle:
+            raise ProblemError(f"run {position} is of '{names[v]}', which has no runs of its own")
+        if runs[v] and v in once:
+            raise ProblemError(f"run {position} is the second of '{names[v]}', which may run once only")
+        for u in inputs[v]:
+            if started[u] < 0:
+                raise ProblemError(f"run {position} ('{names[v]}') comes before its input '{names[u]}' is there")
+            ended[u] = position
+        runs[v] = 1
+        for made in (v, *parts[v]):
+            if started[made] >= 0:
+                spans.append((started[made], ended[made], size[made]))
+            started[made] = ended[made] = position
+    if boundary == len(sequence):
+        for i in problem.at_boundary:
+            started[i] = -1
+    for v in problem.runnable:
+        if not runs[v]:
+            raise ProblemError(f"'{names[v]}' never runs")
+    _check_order(problem, sequence, boundary)
+    last = max(0, len(sequence) - 1)
+    for i in problem.to_end:
+        ended[i] = last
+    given = {*problem.at_start, *problem.at_boundary}
+    read = {j for row in inputs for j in row} | set(problem.to_end)
+    for i in range(n):
+        if started[i] >= 0 and not (i in given and i not in read):
+            spans.append((started[i], ended[i], size[i]))
+    for start, end, nbytes in spans:
+        change[start] += nbytes
+        if end + 1 < len(change):
+            change[end + 1] -= nbytes
+    alive, now = [], problem.resident
+    for position, v in enumerate(sequence):
+        now += change[position]
+        alive.append(now + (problem.extra[v] if problem.extra else 0))
+    peak = max(alive, default=problem.resident + sum(size[i] for i in given & read))
+    return ScheduleEvaluation(
+        cost=sum(problem.cost[v] for v in sequence),
+        peak_bytes=peak,
+        peak_at=alive.index(peak) if alive else 0,
+        boundary=boundary,
+        bytes_alive=tuple(alive),
+    )
+
+
+def _check_order(problem: ScheduleProblem, sequence: Sequence[int], boundary: int) -> None:
+    first: dict[int, int] = {}
+    for position, v in enumerate(sequence):
+        first.setdefault(v, position)
+    for one, other in zip(problem.ordered, problem.ordered[1:], strict=False):
+        if first[one] > first[other]:
+            raise ProblemError(
+                f"'{problem.names[other]}' first runs at {first[other]}, before '{problem.names[one]}' at "
+                f"{first[one]}, but the order of the two is fixed"
+            )
+    for v in problem.forward:
+        if first[v] >= boundary:
+            raise ProblemError(
+                f"'{problem.names[v]}' first runs at {first[v]}, after the boundary at {boundary}, but belongs to forward"
+            )
+
+
+def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
+    """Bytes that every schedule has alive at some moment, and the node whose run shows it (-1: the end).
+
+    A run has its inputs and its results in memory, and whatever is there all the time. At the end
+    all that stays is there.
+    """
+    stays = set(problem.to_end)
+    always = {i for i in problem.at_start if i in stays}
+    base = problem.resident + sum(problem.size[i] for i in always)
+    most, which = base + sum(problem.size[i] for i in stays - always), -1
+    made = [0] * len(problem)
+    for i in range(len(problem)):
+        made[problem.maker(i)] += problem.size[i]
+    for v in problem.runnable:
+        reads = {u for u in problem.inputs[v] if u not in always}
+        nbytes = base + sum(problem.size[u] for u in reads) + made[v]
+        nbytes += problem.extra[v] if problem.extra else 0
+        if nbytes > most:
+            most, which = nbytes, v
+    return most, which
+
+
+def _names(names: Any) -> tuple[str, ...]:
+    names = tuple(_sequence("names", names, None))
+    for i, name in enumerate(names):
+        if type(name) is not str:
+            raise ProblemError(f"ScheduleProblem.names[{i}] is {name!r}; expected text")
+    if len(set(names)) != len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ProblemError(f"ScheduleProblem.names has '{twice}' twice; expected different names")
+    return names
+
+
+def _sequence(label: str, values: Any, length: int | None) -> Sequence[Any]:
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
+        raise ProblemError(
+            f"ScheduleProblem.{label} must be an ordered sequence, got {type(values).__name__}: give a tuple or a list"
+        )
+    items = tuple(values)
+    if length is not None and len(items) != length:
+        raise ProblemError(f"ScheduleProblem.{label} has {len(items)} entries, expected {length}, one for each name")
+    return items
+
+
+def _numbers(label: str, values: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
+    if set(map(type, values)) <= {int} and (not values or min(values) >= 0):
+        numbers = tuple(values)
+    else:
+        numbers = tuple(
+            _integer(f"{label}[{i}] ('{names[i]}')", x, 0, INT64_MAX) for i, x in enumerate(values)
+        )
+    if sum(numbers) > INT64_MAX:
+        raise ProblemError(
+            f"ScheduleProblem.{label} sums to {sum(numbers)}; expected at most 2**63 - 1: use a coarser unit"
+        )
+    return numbers
+
+
+def _nodes(label: str, values: Any, n: int) -> tuple[int, ...]:
+    items = _sequence(label, values, None)
+    if set(map(type, items)) <= {int} and (not items or (min(items) >= 0 and max(items) < n)):
+        return tuple(items)
+    return tuple(_integer(label, x, 0, n - 1) for x in items)
+
+
+def _integer(label: str, value: object, low: int, high: int) -> int:
+    number = as_integer(value)
+    if number is None or not low <= number <= high:
+        limit = "2**63 - 1" if high == INT64_MAX else str(high)
+        raise ProblemError(f"ScheduleProblem.{label} is {value!r}; expected an integer from {low} to {limit}")
+    return number
+
+
+def _capacity(capacity: object) -> int | None:
+    return None if capacity is None else _integer("capacity", capacity, 0, INT64_MAX)

@@ -1,0 +1,139 @@
+"""A step problem as the compiled search takes it: nodes that read and make values, nothing else.
+
+What is there from the start is made by a first node, what stays to the end is read by a last one, and
+the boundary is a node of its own; that something comes before something else is a value of no bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+
+#: Sums of bytes or costs up to this are exact in the search, which counts in doubles.
+_EXACT = 2**52
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCore:
+    """Columns of a step problem with its first node, boundary and last node.
+
+    Attributes:
+        cost: of one run, by node; the problem's nodes come first.
+        extra: bytes while a node runs.
+        once: 1 for nodes that may not run again.
+        reads: values that each node reads.
+        maker: node that makes each value.
+        size: bytes of each value.
+        capacity: bytes, less the resident ones.
+        start: a legal sequence: every node once, in the problem's order.
+        nodes: number of the problem's nodes.
+        boundary: the node of the boundary; -1 without.
+    """
+
+    cost: tuple[int, ...]
+    extra: tuple[int, ...]
+    once: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    maker: tuple[int, ...]
+    size: tuple[int, ...]
+    capacity: int
+    start: tuple[int, ...]
+    nodes: int
+    boundary: int
+
+    def columns(self) -> tuple[Sequence[int], ...]:
+        """What the kernel's graph is made from; sizes rounded up, so that what fits there fits."""
+        starts = (0, *accumulate(map(len, self.reads)))
+        return (
+            _scaled(self.cost)[0],
+            self.scaled_bytes(self.extra),
+            self.once,
+            starts,
+            tuple(chain.from_iterable(self.reads)),
+            self.maker,
+            self.scaled_bytes(self.size),
+        )
+
+    @property
+    def shift(self) -> int:
+        return max(0, (8 * (sum(self.size) + sum(self.extra))).bit_length() - _EXACT.bit_length())
+
+    def scaled_bytes(self, numbers: Sequence[int]) -> Sequence[int]:
+        return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
+
+    def lifted(self, sequence: Iterable[int]) -> tuple[int, ...]:
+        """A sequence of the core's as one of the problem's."""
+        return tuple(v for v in sequence if v < self.nodes)
+
+    def placed(self, problem: ScheduleProblem, sequence: Sequence[int]) -> tuple[int, ...]:
+        """A schedule of the problem's as a sequence of the core's."""
+        head, tail = self.nodes, self.nodes + 1
+        if self.boundary < 0:
+            return (head, *sequence, tail)
+        at = evaluate_schedule(problem, sequence).boundary
+        return (head, *sequence[:at], self.boundary, *sequence[at:], tail)
+
+
+def _scaled(numbers: Sequence[int]) -> tuple[Sequence[int], int]:
+    shift = max(0, (64 * sum(numbers)).bit_length() - _EXACT.bit_length())
+    return ([x >> shift for x in numbers] if shift else numbers), shift
+
+
+def step_core(problem: ScheduleProblem) -> StepCore:
+    """The core of a step problem."""
+    n = len(problem)
+    head, tail = n, n + 1
+    boundary = n + 2 if problem.backward else -1
+    count = n + 3 if problem.backward else n + 2
+    maker, size = [problem.maker(i) for i in range(n)], list(problem.size)
+    for i in problem.at_start:
+        maker[i] = head
+    for i in problem.at_boundary:
+        maker[i] = boundary
+    read = {j for row in problem.inputs for j in row} | set(problem.to_end)
+    for i in (*problem.at_start, *problem.at_boundary):
+        if i not in read:  # never there, as nobody reads it
+            size[i] = 0
+    reads: list[tuple[int, ...]] = [tuple(dict.fromkeys(row)) for row in problem.inputs]
+    reads += [()] * (count - n)
+    reads[tail] = tuple(problem.to_end)
+
+    def token(v: int) -> int:
+        """A value of no bytes that node v makes."""
+        maker.append(v)
+        size.append(0)
+        return len(size) - 1
+
+    runnable = problem.runnable
+    begun = token(head)
+    for v in runnable:
+        if not reads[v]:
+            reads[v] = (begun,)
+    for one, other in zip(problem.ordered, problem.ordered[1:], strict=False):
+        reads[other] += (token(one),)
+    if boundary >= 0:
+        reads[boundary] = (begun, *(token(v) for v in problem.forward))
+        over = token(boundary)
+        for v in problem.backward:
+            reads[v] += (over,)
+    reads[tail] += tuple(token(v) for v in runnable)
+    pinned = {*problem.once, head, tail, boundary}
+    order = list(runnable)
+    if boundary >= 0:
+        late = set(problem.backward)
+        order = [v for v in order if v not in late] + [boundary] + [v for v in order if v in late]
+    return StepCore(
+        cost=(*problem.cost, *(0,) * (count - n)),
+        extra=(*(problem.extra or (0,) * n), *(0,) * (count - n)),
+        once=tuple(int(v in pinned) for v in range(count)),
+        reads=tuple(reads),
+        maker=tuple(maker),
+        size=tuple(size),
+        capacity=0 if problem.capacity is None else problem.capacity - problem.resident,
+        start=(head, *order, tail),
+        nodes=n,
+        boundary=boundary,
+    )

@@ -47,8 +47,12 @@ if TYPE_CHECKING:
     from remat.solvers.instances import Instance as Instance
     from remat.solvers.instances import load_instance as load_instance
     from remat.solvers.instances import save_instance as save_instance
+    from remat.solvers.graph_problem import GraphProblem as GraphProblem
     from remat.solvers.problem import KnapsackProblem as KnapsackProblem
+    from remat.solvers.schedule_problem import ScheduleProblem as ScheduleProblem
     from remat.solvers.solution import Answer as Answer
+    from remat.solvers.solution import Schedule as Schedule
+    from remat.solvers.solution import ScheduleAnswer as ScheduleAnswer
     from remat.solvers.solution import Solution as Solution
     from remat.solvers.solution import Status as Status
     from remat.units import Peak as Peak
@@ -86,8 +90,12 @@ _HOME = {
     "Instance": "remat.solvers.instances",
     "load_instance": "remat.solvers.instances",
     "save_instance": "remat.solvers.instances",
+    "GraphProblem": "remat.solvers.graph_problem",
     "KnapsackProblem": "remat.solvers.problem",
+    "ScheduleProblem": "remat.solvers.schedule_problem",
     "Answer": "remat.solvers.solution",
+    "Schedule": "remat.solvers.solution",
+    "ScheduleAnswer": "remat.solvers.solution",
     "Solution": "remat.solvers.solution",
     "Status": "remat.solvers.solution",
 }

@@ -17,7 +17,7 @@ def solver_rows() -> list[Row]:
     rows = []
     for name, kind in registry().solvers.items():
         reason = unavailable(kind)
-        problems = (("knapsack", kind.knapsack), ("graph", kind.graph))
+        problems = (("knapsack", kind.knapsack), ("graph", kind.graph), ("schedule", kind.schedule))
         rows.append(
             {
                 "name": name,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
     """Our solvers, in the order of the tables."""
+    from remat.solvers.annealing import Annealing
     from remat.solvers.auto import Auto
     from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
@@ -43,6 +44,7 @@ def remat_solvers() -> list[type[Solver]]:
         Lagrangian,
         GraphExact,
         GraphMilp,
+        Annealing,
         Auto,
     ]
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from remat.solvers.bounds import relax
 from remat.solvers.problem import KnapsackProblem
+from remat.solvers.eviction import evicting
 from remat.solvers.reduction import CoreSolver
+from remat.solvers.run_schedule import not_found
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 from remat.solvers.solution import Answer
+from remat.solvers.step_core import step_core
 
 
 class Greedy(CoreSolver):
@@ -22,3 +26,14 @@ class Greedy(CoreSolver):
         """Take the better of the two greedy choices; one sort, so no limit applies."""
         relaxed = relax(core)
         return Answer(relaxed.saved, relaxed.bound)
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> list[int]:
+        """Keep the given order and drop what is used last; no limit applies."""
+        core = step_core(problem)
+        order = core.lifted(core.start)
+        found = evicting(problem, order)
+        if found is None:
+            raise not_found(problem, evaluate_schedule(problem, order).peak_bytes)
+        return found

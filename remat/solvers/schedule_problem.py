@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any
 
 from remat.errors import ProblemError
@@ -106,6 +107,12 @@ class ScheduleProblem:
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
+        for one, other in pairwise(self.ordered):
+            if one >= other or (one in self.backward and other not in self.backward):
+                raise ProblemError(
+                    f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
+                    "nodes in the problem's own order, those after the boundary last"
+                )
         for one, other in (("at_start", "at_boundary"), ("forward", "backward")):
             for i in set(getattr(self, one)) & set(getattr(self, other)):
                 raise ProblemError(f"ScheduleProblem.{one} and .{other} both name '{self.names[i]}'")
@@ -276,7 +283,7 @@ def _check_order(problem: ScheduleProblem, sequence: Sequence[int], boundary: in
     first: dict[int, int] = {}
     for position, v in enumerate(sequence):
         first.setdefault(v, position)
-    for one, other in zip(problem.ordered, problem.ordered[1:], strict=False):
+    for one, other in pairwise(problem.ordered):
         if first[one] > first[other]:
             raise ProblemError(
                 f"'{problem.names[other]}' first runs at {first[other]}, before '{problem.names[one]}' at "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
@@ -112,7 +112,7 @@ def step_core(problem: ScheduleProblem) -> StepCore:
     for v in runnable:
         if not reads[v]:
             reads[v] = (begun,)
-    for one, other in zip(problem.ordered, problem.ordered[1:], strict=False):
+    for one, other in pairwise(problem.ordered):
         reads[other] += (token(one),)
     if boundary >= 0:
         reads[boundary] = (begun, *(token(v) for v in problem.forward))

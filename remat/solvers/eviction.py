@@ -1,0 +1,100 @@
+"""A schedule in the given order: what is used last goes first, and is made again when it is read."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
+
+
+def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | None:
+    """Runs the nodes in an order, and drops values where memory runs out.
+
+    Of the values that nobody needs at the moment, the one goes that is largest for what making it
+    again costs and whose next use is furthest (as in "Dynamic tensor rematerialization", Kirisame et
+    al., ICLR 2021, with the future known).
+
+    Args:
+        problem: the problem, with its capacity.
+        order: all nodes that run, each once, in a legal order.
+
+    Returns:
+        The schedule; None where this way does not fit the capacity.
+    """
+    if problem.capacity is None:
+        return list(order)
+    maker = [problem.maker(i) for i in range(len(problem))]
+    made = defaultdict(list)
+    for i, m in enumerate(maker):
+        made[m].append(i)
+    given = {*problem.at_start, *problem.at_boundary}
+    fixed = {*problem.once, *given}
+    stays, size = set(problem.to_end), problem.size
+    uses: list[list[int]] = [[] for _ in maker]  # positions in `order` that read a node, last first
+    for position in reversed(range(len(order))):
+        for u in problem.inputs[order[position]]:
+            uses[u].append(position)
+    read = {i for i in range(len(problem)) if uses[i] or i in stays}
+    alive = {i for i in problem.at_start if i in read}
+    now = problem.resident + sum(size[i] for i in alive)
+    backward, crossed = set(problem.backward), False
+    runs: list[int] = []
+    most = MOST_RUNS_PER_NODE * len(problem)
+
+    def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
+        nonlocal now
+        over = now + bytes_wanted - problem.capacity  # type: ignore[operator]
+        if over <= 0:
+            return True
+        def rank(i: int) -> float:
+            ahead = (uses[i][-1] - position) if uses[i] else 0
+            return (1 + ahead) * size[i] / (1 + problem.cost[maker[i]])
+
+        free = [i for i in alive if i not in pinned and i not in stays and maker[i] not in fixed]
+        for i in sorted((i for i in free if size[i]), key=lambda i: (-rank(i), i)):
+            alive.discard(i)
+            now -= size[i]
+            over -= size[i]
+            if over <= 0:
+                return True
+        return False
+
+    def run(v: int, position: int, pinned: set[int]) -> bool:
+        """Runs a node after what it reads; what is pinned stays."""
+        nonlocal now
+        mine = pinned | set(problem.inputs[v])
+        for u in problem.inputs[v]:
+            if u not in alive and (u in given or len(runs) > most or not run(maker[u], position, mine)):
+                return False
+        fresh = [i for i in made[v] if i not in alive]
+        extra = problem.extra[v] if problem.extra else 0
+        if not room(sum(size[i] for i in fresh) + extra, mine | set(made[v]), position):
+            return False
+        runs.append(v)
+        for i in fresh:
+            alive.add(i)
+            now += size[i]
+        drop([*made[v], *problem.inputs[v]], position, pinned)
+        return True
+
+    def drop(values: list[int], position: int, pinned: set[int]) -> None:
+        """Lets go of what nobody reads after this position."""
+        nonlocal now
+        for i in values:
+            if i in alive and i not in stays and i not in pinned and not uses[i]:
+                alive.discard(i)
+                now -= size[i]
+
+    for position, v in enumerate(order):
+        if v in backward and not crossed:
+            crossed = True
+            fresh = [i for i in problem.at_boundary if i in read]
+            if not room(sum(size[i] for i in fresh), set(problem.inputs[v]), position):
+                return None
+            alive.update(fresh)
+            now += sum(size[i] for i in fresh)
+        for u in problem.inputs[v]:
+            uses[u].pop()
+        if not run(v, position, set()):
+            return None
+    return runs

@@ -18,8 +18,8 @@ from tests.fuzz.fuzzing import run_portion
 from tests.fuzz.program import Input, Program
 from tests.steps import differences
 
-#: Three hundred programs.
-PORTIONS = 6
+#: A hundred and fifty programs; `make fuzz` draws these and five thousand others.
+PORTIONS = 3
 
 
 @pytest.fixture(autouse=True)

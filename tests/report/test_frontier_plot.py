@@ -52,6 +52,7 @@ def squeezed(label: str, times: float = 1.0) -> Curve:
 
 @pytest.mark.parametrize("count", [1, 7, 8, 24])
 @pytest.mark.parametrize("make", [curve, squeezed])
+@pytest.mark.slow
 def test_labels_do_not_collide(count: int, make: Any) -> None:
     curves = [make(f"{i}{LONG}") for i in range(count)]
     chosen = ("plan at budget peak 1023 GiB " + LONG, (5 * GIB, 10**10))

@@ -19,6 +19,7 @@ from tests.passes.programs import Program, captured, programs
     solver=st.sampled_from(["greedy", "lagrangian"]),
     limit=st.sampled_from([-1, -1, 0, 3, 6]),
 )
+@pytest.mark.slow
 def test_every_pass_keeps_numbers_and_tells_the_truth(
     program: Program, budget: float, solver: str, limit: int
 ) -> None:

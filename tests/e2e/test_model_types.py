@@ -31,6 +31,7 @@ def bench(name: str) -> Bench:
     return Bench(make(name))
 
 
+@functools.cache
 def run(name: str, lower: str, shapes: str, budget: float) -> Result:
     """Runs a case that must work, in one graph that serves both batches."""
     result = bench(name).run(Case(lower=lower, shapes=shapes, budget=budget))
@@ -65,16 +66,14 @@ def replays_what_it_should(name: str, result: Result) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "shapes", "budget"),
+    ("name", "budget"),
     [
-        ("mixtral", "static", 0.2),
-        ("bart", "static", 0.5),
-        ("convnext", "dynamic", 1.0),
-        ("mamba", "static", 0.5),  # wrong with Inductor's vectorised ends of loops
+        ("mixtral", 0.2),  # an operator of transformers' own
+        ("mamba", 0.5),  # wrong with Inductor's vectorised ends of loops
     ],
 )
-def test_two_steps_under_inductor(name: str, shapes: str, budget: float) -> None:
-    run(name, "inductor", shapes, budget)
+def test_two_steps_under_inductor(name: str, budget: float) -> None:
+    run(name, "inductor", "static", budget)
 
 
 def test_an_operator_that_is_declared_pure_lets_the_budget_hold() -> None:
@@ -83,7 +82,7 @@ def test_an_operator_that_is_declared_pure_lets_the_budget_hold() -> None:
     assert plain.saved_bytes == plain.least_bytes > 0.2 * plain.full_bytes
     remat.declare_pure("transformers::grouped_mm_fallback")
     try:
-        declared = run("mixtral", "eager", "static", 0.2)
+        declared = run.__wrapped__("mixtral", "eager", "static", 0.2)
     finally:
         remat.undeclare_pure("transformers::grouped_mm_fallback")
     assert declared.saved_bytes <= 0.2 * declared.full_bytes

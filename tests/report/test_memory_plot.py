@@ -124,7 +124,7 @@ def _overlap(a: Bbox, b: Bbox) -> float:
     return 0.0 if shared is None else float(shared.width * shared.height)
 
 
-@pytest.mark.parametrize(("layers", "budget"), [(1, 1), (3, 0.5), (80, 0.2)])
+@pytest.mark.parametrize(("layers", "budget"), [(1, 1), (3, 0.5), (24, 0.2)])
 def test_labels_do_not_collide(layers: int, budget: float) -> None:
     plan = stack(layers, budget)
     figure = step_figure(step_of(plan), title=plan.graph, saved_budget=plan.capacity)

@@ -1,5 +1,6 @@
 # make demo    plan, compare, compile and check a Llama's training step
-# make test    run the tests; ARGS="--solver=cpsat" and the like go to pytest
+# make check   lint, and the quick half of the tests: within a minute, once mypy has its cache
+# make test    run all tests; ARGS="--solver=cpsat" and the like go to pytest
 # make fuzz    check N=5000 random programs; SEED=7 draws those of a run again that failed
 # make lint    ruff and mypy
 # make bench   run every benchmark; results go to benchmarks/results
@@ -21,7 +22,7 @@ SEED ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz lint format bench
+.PHONY: help setup demo check test fuzz lint format bench
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -37,6 +38,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py $(ARGS)
+
+# What is listed at its end belongs into the slow half; see conftest.py.
+check: lint
+	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" --durations=10 --durations-min=1 $(ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)

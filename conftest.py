@@ -1,9 +1,63 @@
 """Settings shared by all tests."""
 
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["pytester"]
 
+TESTS = Path(__file__).parent / "tests"
+#: What compiles whole steps, starts processes or lets every solver work: files and folders. What is
+#: slow by itself has the mark. `make check` leaves both out, and lists what else takes a second.
+SLOW = frozenset(
+    TESTS / name
+    for name in (
+        "cli",
+        "e2e",
+        "fuzz",
+        "graph/test_capture.py",
+        "graph/text/test_files.py",
+        "graph/text/test_models.py",
+        "hard",
+        "integrations",
+        "passes/test_random_programs.py",
+        "plugins",
+        "reduction",
+        "report/test_memory_plot.py",
+        "running",
+        "sac/api/test_distributed.py",
+        "solvers/test_conformance.py",
+        "test_corpus.py",
+        "test_demo.py",
+        "test_distributed.py",
+        "test_docs.py",
+        "testing",
+    )
+)
+
 # A machine that is busy with something else is no fault of a test.
 settings.register_profile("remat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("remat")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Looks for no garbage while modules are imported, and never again in what they have made."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what lies in `SLOW`."""
+    for item in items:
+        if not SLOW.isdisjoint((item.path, *item.path.parents)):
+            item.add_marker(pytest.mark.slow)

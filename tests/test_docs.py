@@ -1,4 +1,4 @@
-"""The guides say what happens: their code runs, and prints what they show."""
+"""README and pages say what happens: their code and commands run, and print what they show."""
 
 from __future__ import annotations
 
@@ -10,113 +10,255 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from remat.cli import main
 from tests.test_layers import ROOMS, ROOT
 
 DOCS = Path(__file__).parents[1] / "docs"
-GUIDES = ["writing-a-pass.md"]
+PAGES = [ROOT.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block: its language, its text, and the line where that begins."""
+    """A fenced block of a page.
+
+    Attributes:
+        language: of the code in it; empty where it is a drawing or a message.
+        text: what is between the fences.
+        line: where that begins.
+        reason: why it cannot run here, by the comment above it; None where it runs.
+    """
 
     language: str
     text: str
     line: int
+    reason: str | None = None
 
 
-def blocks(path: Path) -> list[Block]:
-    """The fenced blocks of a document, in order."""
-    text = path.read_text()
-    return [
-        Block(m.group(1), m.group(2), text[: m.start(2)].count("\n") + 1)
-        for m in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    ]
+#: A comment that says why the next block does not run, code that is not shown, or a block.
+PIECE = re.compile(
+    r"^<!-- not run: (?P<reason>.*?) -->$"
+    r"|^<!-- (?P<hidden>python|sh)\n(?P<code>.*?)^-->$"
+    r"|^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_code_does_what_is_said(
-    guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All code of a guide is one program; a block of text behind it is what it prints."""
+def blocks(page: Path) -> list[Block]:
+    """The blocks of a page in order, code that is not shown among them."""
+    text = page.read_text()
+    found: list[Block] = []
+    reason = None
+    for m in PIECE.finditer(text):
+        if m["reason"] is not None:
+            reason = m["reason"]
+            continue
+        kind = "code" if m["hidden"] else "text"
+        line = text[: m.start(kind)].count("\n") + 1
+        language = m["hidden"] or m["language"]
+        found.append(Block(language=language, text=m[kind], line=line, reason=reason))
+        reason = None
+    return found
+
+
+#: What pages that show parts of a program take for granted.
+PROGRAM = """
+import torch
+from torch import nn
+
+import remat
+
+model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16))
+x = torch.randn(8, 16)
+joint = remat.capture(model, (x,), lower="eager")
+"""
+#: Those that define everything they use.
+WHOLE = ("README.md", "writing-a-pass.md", "writing-a-solver.md")
+
+TRAIN = """
+import torch
+from torch import nn
+
+def build():
+    layers = [nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 64)) for _ in range(8)]
+    return nn.Sequential(*layers), (torch.randn(1024, 64),), {}
+"""
+
+STEPS = """import torch
+
+
+def twice(x, w):
+    a = torch.sin(x @ w)
+    b = torch.sin(x @ w)
+    return (a * b).sum()
+
+
+def build():
+    return twice, tuple(torch.randn(512, 512, requires_grad=True) for _ in range(2)), {}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in which a page is read: a clone's examples and the reader's scripts."""
+    shutil.copytree(ROOT.parent / "examples", tmp_path / "examples")
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "steps.py").write_text(STEPS)
     monkeypatch.chdir(tmp_path)
-    space: dict[str, object] = {"__name__": "guide"}
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(torch, "compile", without_inductor(torch.compile))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def without_inductor(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Steps run the planned graphs as they are: Inductor has tests of its own."""
+
+    def compiled(model: Any, *, options: Any = None, **how: Any) -> Any:
+        if how.get("backend") == "remat":
+            options = {"lower": "eager", **options}
+        return compile_model(model, options=options, **how)
+
+    return compiled
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning"
+)  # Inductor's decompositions import old code
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_a_page_does_what_it_says(page: Path, place: Path) -> None:
+    """Its code is one program, its commands are run, and both print what is shown."""
+    space: dict[str, Any] = {"__name__": "page"}
+    if page.name not in WHOLE:
+        exec(PROGRAM, space)
     printed = ""
-    for block in blocks(DOCS / guide):
-        where = f"{guide}:{block.line}"
+    for block in blocks(page):
+        where = f"{page.name}:{block.line}"
+        if block.reason is not None:
+            continue
         if block.language == "python":
-            assert printed == "", f"{where}: what the block before prints is not shown"
-            code = compile("\n" * (block.line - 1) + block.text, guide, "exec", dont_inherit=True)
+            code = compile(
+                "\n" * (block.line - 1) + block.text, page.name, "exec", dont_inherit=True
+            )
+            if named := re.match(r"# (\w+\.py)\n", block.text):
+                Path(named[1]).write_text(block.text)
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(code, space)
-            printed = out.getvalue().rstrip() + "\n" if out.getvalue() else ""
+            printed = out.getvalue()
         elif block.language == "text":
-            assert printed == block.text, where
-            printed = ""
+            assert printed.rstrip() == block.text.rstrip(), where
         elif block.language == "sh":
-            for line in block.text.splitlines():
+            for line in commands(block.text):
                 run(line, where)
-        else:
-            assert block.language == "toml", f"{where}: nothing checks '{block.language}'"
+        elif block.language == "console":
+            for session in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+                (line, *shown) = session.replace("\\\n", "").splitlines()
+                assert_shown(shown, run(line, where), where)
+        elif block.language == "toml":
             assert tomllib.loads(block.text), where
+        else:
+            assert not block.language, f"{where}: nothing runs '{block.language}'"
+            assert not COMMAND.search(block.text), f"{where}: name the language of these commands"
 
 
-def run(line: str, where: str) -> None:
-    """Runs a command of ours; installing a plugin is tested with that plugin."""
-    name, *arguments = shlex.split(line)
-    if name == "pip":
-        return
-    assert name == "remat", f"{where}: nothing checks '{name}'"
-    command = [sys.executable, "-c", "from remat.cli import main; main()", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, f"{where}: {done.stderr}"
-    assert done.stdout, where
+COMMAND = re.compile(
+    r"^(\$ )?(remat|make|pip|python|pytest|git) |^(import|from|with|>>>) ", re.MULTILINE
+)
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda p: p.name)
+def commands(text: str) -> list[str]:
+    """The commands of a shell block; one in quotes may go over several lines."""
+    found: list[str] = []
+    for line in text.splitlines():
+        if found and found[-1].count('"') % 2:
+            found[-1] += f"\n{line}"
+        else:
+            found.append(line)
+    return found
+
+
+#: The sizes of models of `transformers`: theirs take minutes.
+SMALL = {
+    "hf:llama": "num_hidden_layers=1 hidden_size=64 intermediate_size=128 vocab_size=99",
+    "hf:gpt2": "n_layer=1 n_embd=48 vocab_size=99",
+    "hf:t5": "num_layers=1 num_decoder_layers=1 d_model=64 d_ff=96 vocab_size=99",
+}
+
+
+def run(line: str, where: str) -> str:
+    """What a command prints; it must succeed."""
+    name, *arguments = shlex.split(line, comments=True)
+    if name == "remat":
+        for small in (SMALL[a].split() for a in arguments if a in SMALL):
+            arguments = [a for a in arguments if not a.startswith("num_hidden_layers=")] + small
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, f"{where}: {line}\n{done.output}"
+        return done.output
+    if name == "make":
+        command = ["make", "--dry-run", "-C", str(ROOT.parent), *arguments]
+    else:
+        assert name == "python", f"{where}: nothing runs '{name}'"
+        command = [sys.executable, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, f"{where}: {line}\n{ran.stdout}{ran.stderr}"
+    return ran.stdout
+
+
+def assert_shown(shown: list[str], printed: str, where: str) -> None:
+    """Every line that a page shows is printed, in that order, whatever its numbers are."""
+    left = iter([alike(line) for line in printed.splitlines()])
+    for line in shown:
+        if line.strip() != "…":
+            assert alike(line) in left, f"{where}: not printed: {line}\n{printed}"
+
+
+def alike(line: str) -> str:
+    return " ".join(re.sub(r"[-+]?[\d.,]+%?", "#", re.sub(r"-{3,}", "---", line)).split())
+
+
+LEFT_OUT = [
+    ("README.md", "git"),
+    ("README.md", "pip"),
+    ("README.md", "pytest"),
+    ("README.md", "remat"),
+    ("budgets.md", "with"),
+    ("distributed.md", "model"),
+    ("instruments.md", ">>>"),
+    ("instruments.md", "$"),
+    ("instruments.md", "$"),
+    ("selective-checkpointing.md", "contexts"),
+    ("writing-a-pass.md", "pip"),
+    ("writing-a-solver.md", "pip"),
+]
+
+
+def test_what_does_not_run_says_why() -> None:
+    """These are all blocks that do not run, by their page and their first word."""
+    left_out = [
+        (page.name, block.text.split()[0])
+        for page in PAGES
+        for block in blocks(page)
+        if block.reason is not None
+    ]
+    assert left_out == LEFT_OUT
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     text = path.read_text()
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (path.parent / target).exists(), target
-
-
-def test_the_example_of_reducing_reduces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph that the guide captures has the operator that its example looks for."""
-    text = (DOCS / "instruments.md").read_text()
-    (capture,) = re.findall(r"^remat (capture .*?) *#.*$", text, re.MULTILINE)
-    (reduce,) = re.findall(r"^\$ remat (reduce gpt.joint .*)$", text, re.MULTILINE)
-    shown = re.search(rf"{re.escape(reduce)}\n(.* nodes) in ", text)
-    (tmp_path / "examples").mkdir()
-    shutil.copy(DOCS.parent / "examples" / "models.py", tmp_path / "examples")
-    monkeypatch.chdir(tmp_path)
-    for command in (capture, reduce):
-        done = CliRunner().invoke(main, shlex.split(command))
-        assert done.exit_code == 0, done.output
-    assert shown is not None
-    assert shown.group(1) in done.output
-
-
-# Inductor's decompositions import old code.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_quick_start_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's first two programs define all that they use; Inductor has tests of its own."""
-    monkeypatch.chdir(tmp_path)
-    first, second = (b.text for b in blocks(DOCS.parent / "README.md")[2:4])
-    eager = first.replace('{"budget": 0.3}', '{"budget": 0.3, "lower": "eager"}')
-    assert eager != first
-    space: dict[str, object] = {"__name__": "readme"}
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        for program in (eager, second):
-            exec(compile(program, "README.md", "exec", dont_inherit=True), space)
-    assert "budget 0.3, cost model" in out.getvalue()
-    assert (tmp_path / "plan.json").exists()
 
 
 def test_the_drawn_house_is_the_one_that_stands() -> None:

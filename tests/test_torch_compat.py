@@ -180,6 +180,7 @@ def test_the_module_by_itself_imports_no_torch_and_looks_nothing_up() -> None:
 SPARE = ("CapturedTraceback", "CustomKnapsackSolver", "ValueRanges", "estimate_runtime")
 
 
+@pytest.mark.slow
 def test_what_a_version_lacks_harms_only_what_needs_it() -> None:
     script = f"""
 from remat import torch_compat
@@ -198,6 +199,7 @@ else:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 def test_a_newer_pytorch_is_told_once_and_not_on_import() -> None:
     script = """
 import torch, warnings

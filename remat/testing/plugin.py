@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FIXTURE = "solver"
 _CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
+_AVAILABLE = pytest.StashKey["tuple[Candidate, ...]"]()
 _KNOWN = pytest.StashKey["Mapping[str, str]"]()
 _SOLVED = pytest.StashKey["_SolvedCases"]()
 
@@ -74,11 +75,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Run every solver test once per chosen solver."""
     if FIXTURE not in metafunc.fixturenames or not _is_ours(metafunc):
         return
-    chosen = metafunc.config.stash.get(_CHOSEN, None)
-    if chosen is None:
+    stash = metafunc.config.stash
+    if _CHOSEN not in stash and _AVAILABLE not in stash:
         from remat.testing.choices import available
 
-        chosen = available()
+        stash[_AVAILABLE] = available()
+    chosen = stash[_CHOSEN] if _CHOSEN in stash else stash[_AVAILABLE]
     # A module may say that its tests are for solvers of "knapsack" or of "graph" problems only.
     about = getattr(metafunc.module, "SOLVES", None)
     chosen = tuple(c for c in chosen if about is None or c.solves(about))

@@ -23,7 +23,7 @@ pytestmark = [
 
 #: Routed experts, an encoder with a decoder, and convolutions with dropped paths.
 TYPES = ("mixtral", "bart", "convnext")
-BUDGETS = (1.0, 0.5, 0.2)
+BUDGETS = (1.0, 0.2)
 
 
 @functools.cache
@@ -31,6 +31,7 @@ def bench(name: str) -> Bench:
     return Bench(make(name))
 
 
+@functools.cache
 def run(name: str, lower: str, shapes: str, budget: float) -> Result:
     """Runs a case that must work, in one graph that serves both batches."""
     result = bench(name).run(Case(lower=lower, shapes=shapes, budget=budget))
@@ -42,29 +43,37 @@ def run(name: str, lower: str, shapes: str, budget: float) -> Result:
     return result
 
 
-@pytest.mark.parametrize("shapes", ["static", "dynamic"])
 @pytest.mark.parametrize("name", TYPES)
-def test_two_steps_are_the_same_at_every_budget(name: str, shapes: str) -> None:
-    results = [run(name, "eager", shapes, budget) for budget in BUDGETS]
-    assert [r.same_bits for r in results] == [True, True, True]
-    saved = [r.saved_bytes for r in results]
-    assert saved == sorted(saved, reverse=True)
-    assert saved[-1] < saved[0]
-    # What drops a path draws so few numbers that saving them is cheaper than drawing them again.
-    assert (results[-1].replayed > 0) is (name != "convnext")
+def test_two_steps_are_the_same_at_every_budget(name: str) -> None:
+    full, least = (run(name, "eager", "static", budget) for budget in BUDGETS)
+    assert full.same_bits
+    assert least.same_bits
+    assert least.saved_bytes < full.saved_bytes
+    assert replays_what_it_should(name, least)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_two_steps_of_different_sizes(name: str) -> None:
+    """At one budget: PyTorch traces them ten times as long as those of one size."""
+    result = run(name, "eager", "dynamic", 0.2)
+    assert result.saved_bytes < result.full_bytes
+    assert replays_what_it_should(name, result)
+
+
+def replays_what_it_should(name: str, result: Result) -> bool:
+    """What drops a path draws so few numbers that saving them is cheaper than drawing them again."""
+    return (result.replayed > 0) is (name != "convnext")
 
 
 @pytest.mark.parametrize(
-    ("name", "shapes", "budget"),
+    ("name", "budget"),
     [
-        ("mixtral", "static", 0.2),
-        ("bart", "static", 0.5),
-        ("convnext", "dynamic", 1.0),
-        ("mamba", "static", 0.5),  # wrong with Inductor's vectorised ends of loops
+        ("mixtral", 0.2),  # an operator of transformers' own
+        ("mamba", 0.5),  # wrong with Inductor's vectorised ends of loops
     ],
 )
-def test_two_steps_under_inductor(name: str, shapes: str, budget: float) -> None:
-    run(name, "inductor", shapes, budget)
+def test_two_steps_under_inductor(name: str, budget: float) -> None:
+    run(name, "inductor", "static", budget)
 
 
 def test_an_operator_that_is_declared_pure_lets_the_budget_hold() -> None:
@@ -73,7 +82,7 @@ def test_an_operator_that_is_declared_pure_lets_the_budget_hold() -> None:
     assert plain.saved_bytes == plain.least_bytes > 0.2 * plain.full_bytes
     remat.declare_pure("transformers::grouped_mm_fallback")
     try:
-        declared = run("mixtral", "eager", "static", 0.2)
+        declared = run.__wrapped__("mixtral", "eager", "static", 0.2)
     finally:
         remat.undeclare_pure("transformers::grouped_mm_fallback")
     assert declared.saved_bytes <= 0.2 * declared.full_bytes

@@ -18,8 +18,8 @@ from tests.fuzz.fuzzing import run_portion
 from tests.fuzz.program import Input, Program
 from tests.steps import differences
 
-#: Three hundred programs.
-PORTIONS = 6
+#: A hundred programs; `make fuzz` draws thousands.
+PORTIONS = 2
 
 
 @pytest.fixture(autouse=True)

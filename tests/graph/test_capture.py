@@ -13,7 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import remat
-from benchmarks.models import ZOO, build
+from benchmarks.models import build
 from remat.errors import CaptureError
 from tests.graphs import joint_of, weight
 
@@ -84,8 +84,8 @@ def test_what_is_traced_for_eager_is_not_decomposed() -> None:
     assert "aten.native_dropout.default" not in targets("inductor")
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_every_model_of_the_zoo_on_meta(name: str) -> None:
+@pytest.mark.parametrize("name", ["gpt2", "resnet", "randn_like", "checkpointed", "mutated_buffer"])
+def test_models_on_meta_are_captured_as_real_ones(name: str) -> None:
     step = build(name)
     joint = remat.capture(step.model, step.args, step.kwargs, lower="eager")
     with torch.device("meta"):

@@ -108,6 +108,7 @@ def compiled_graphs(net: Net, x: T) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.slow
 def test_the_graphs_are_those_of_torch_compile(program: Callable[[Net, T], T]) -> None:
     x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
     expected = compiled_graphs(Net(program), x.clone())

@@ -113,6 +113,7 @@ def test_a_device_refuses_rates_that_are_none(rate: Any) -> None:
         dataclasses.replace(MINE, single_tflops=rate)
 
 
+@pytest.mark.slow
 def test_the_cpu_is_measured() -> None:
     state = torch.get_rng_state()
     device = calibrate("cpu")

@@ -135,6 +135,7 @@ def test_lifetimes_name_the_line_of_the_user() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "resnet", "mutated_buffer", "checkpointed"])
+@pytest.mark.slow
 def test_the_quick_peak_is_the_peak_of_the_timeline(name: str) -> None:
     step = build(name)
     joint = remat.capture(step.model, step.args, step.kwargs, lower="eager")

@@ -90,6 +90,7 @@ def saved_by_eager(f: Callable[..., T], args: tuple[T, ...]) -> list[bool]:
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
 @pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.slow
 def test_it_is_what_eager_autograd_does_not_save(name: str, lower: str) -> None:
     f, args = PROGRAMS[name]
     if (name, lower) == ("a copy", "inductor"):

@@ -244,6 +244,7 @@ def test_a_peak_that_nothing_meets_is_an_error_that_names_the_least(
         remat.plan(joint, remat.Peak(least - 1), "auto")
 
 
+@pytest.mark.slow
 def test_a_peak_is_an_option_of_the_backend() -> None:
     def gradients(model: Any, x: torch.Tensor) -> list[torch.Tensor]:
         return list(torch.autograd.grad(model(x).square().sum(), params))

@@ -22,6 +22,7 @@ def joint() -> remat.JointGraph:
 
 @pytest.mark.parametrize("solver", ["auto", "greedy"])
 @pytest.mark.parametrize("budget", [0, 0.3, 40_000, 1.0])
+@pytest.mark.slow
 def test_the_default_pipeline_is_what_plan_runs(budget: float, solver: str) -> None:
     text = str(remat.default_pipeline(budget, solver))
     assert text.startswith("dce,cse,")

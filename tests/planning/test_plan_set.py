@@ -87,6 +87,7 @@ def test_saved_plans_are_what_torch_compile_runs_on(step, tmp_path) -> None:
     assert {p.saved for p in used} == {p.saved for p in plans}
 
 
+@pytest.mark.slow
 def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
     model, x, _ = step
     torch._dynamo.reset()
@@ -167,6 +168,7 @@ def test_a_plan_for_other_graphs_is_refused(step) -> None:
         compiled(torch.randn(2, 8))
 
 
+@pytest.mark.slow
 def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
     model, x, joints = step
     some = remat.plan(joints[:2], budget="20KiB")

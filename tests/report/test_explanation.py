@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import (
@@ -98,6 +99,7 @@ def stack(layers: int) -> remat.Plan:
     return remat.plan(joint_of(nn.Sequential(*blocks), torch.randn(8, 16)), 0.5, "greedy")
 
 
+@pytest.mark.slow
 def test_layers_are_grouped() -> None:
     """Thirty layers take as many lines as six."""
     few, many = stack(6).explain().splitlines(), stack(30).explain().splitlines()

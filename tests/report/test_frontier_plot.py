@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
 
 from remat.errors import PlanError, ProblemError
 from remat.report.frontier_plot import Curve, Point, draw_frontiers, frontier_figure
-from tests.report.test_memory_plot import collisions
+from tests.report.test_memory_plot import collisions, words
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 LONG = "some_package.some_module:SomeSolverClassWithALongName"
 GIB, MS = 2**30, 10**9
@@ -34,10 +34,6 @@ def curve(label: str = "mine", *, worse: float = 1.0, **fields: Any) -> Curve:
     return Curve(**given | fields)
 
 
-def texts(figure: Figure) -> list[str]:
-    return [t.get_text() for t in figure.findobj(Text) if isinstance(t, Text)]
-
-
 def lines(figure: Figure) -> dict[str, Line2D]:
     """The curves by the first line of their labels."""
     return {
@@ -56,6 +52,7 @@ def squeezed(label: str, times: float = 1.0) -> Curve:
 
 @pytest.mark.parametrize("count", [1, 7, 8, 24])
 @pytest.mark.parametrize("make", [curve, squeezed])
+@pytest.mark.slow
 def test_labels_do_not_collide(count: int, make: Any) -> None:
     curves = [make(f"{i}{LONG}") for i in range(count)]
     chosen = ("plan at budget peak 1023 GiB " + LONG, (5 * GIB, 10**10))
@@ -113,13 +110,13 @@ def test_each_solver_has_a_curve_of_its_own_and_they_share_the_bound() -> None:
         for c in curves
     }
     assert len(looks) == 24
-    assert sum("proven" in t for t in texts(figure)) == 1
+    assert sum("proven" in t for t in words(figure)) == 1
 
 
 def test_the_knee_and_the_chosen_plan_are_marked_and_named() -> None:
     made = curve()
     figure = frontier_figure([made], title="a title", chosen=("the plan", (3 * GIB, 70 * MS)))
-    shown = texts(figure)
+    shown = words(figure)
     assert "a title" in shown
     assert "mine\nknee at 5 GiB, 36 ms" in shown
     assert "the plan\n3 GiB, 70 ms" in shown
@@ -171,6 +168,8 @@ def test_points_that_are_no_frontier_are_refused(points: tuple[Point, ...]) -> N
 def test_pictures_are_files_and_the_same_every_time(
     tmp_path: Path, suffix: str, start: bytes
 ) -> None:
+    import matplotlib as mpl
+
     before = dict(mpl.rcParams)
     target = tmp_path / f"frontier{suffix}"
     draw_frontiers([curve(), curve("other", worse=2)], target, title="t")

@@ -5,14 +5,10 @@ from __future__ import annotations
 import sys
 from itertools import combinations
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 from torch import nn
 
 import remat
@@ -20,6 +16,11 @@ from remat.errors import PlanError, ProblemError
 from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs, timeline
 from remat.report.memory_plot import draw_step, fillings, step_figure
 from tests.graphs import joint_of
+
+if TYPE_CHECKING:  # tests are collected without Matplotlib, which takes half a second
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
 
 LONG = (
     "a_file_with_quite_a_long_name.py:12345 " + "result = combine(everything, with_everything) " * 4
@@ -84,12 +85,14 @@ def made_up(peak_at: int, boundary: int, moments: int = 40, lines: int = 12) -> 
 
 def collisions(figure: Figure) -> list[str]:
     """Texts of a figure that overlap one another or stick out of it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     FigureCanvasAgg(figure).draw()
     beyond = _labels_not_drawn(figure)
     shown = [
         (t.get_text(), t.get_window_extent())
-        for t in figure.findobj(Text)
-        if isinstance(t, Text) and t not in beyond and t.get_text().strip()
+        for t in texts(figure)
+        if t not in beyond and t.get_text().strip()
     ]
     assert len(shown) > 10
     found = [f"{a!r} and {b!r}" for (a, x), (b, y) in combinations(shown, 2) if _overlap(x, y) > 1]
@@ -117,11 +120,11 @@ def _labels_not_drawn(figure: Figure) -> set[Text]:
 
 
 def _overlap(a: Bbox, b: Bbox) -> float:
-    shared = Bbox.intersection(a, b)
+    shared = a.intersection(a, b)
     return 0.0 if shared is None else float(shared.width * shared.height)
 
 
-@pytest.mark.parametrize(("layers", "budget"), [(1, 1), (3, 0.5), (80, 0.2)])
+@pytest.mark.parametrize(("layers", "budget"), [(1, 1), (3, 0.5), (24, 0.2)])
 def test_labels_do_not_collide(layers: int, budget: float) -> None:
     plan = stack(layers, budget)
     figure = step_figure(step_of(plan), title=plan.graph, saved_budget=plan.capacity)
@@ -144,14 +147,20 @@ def test_a_collision_is_found() -> None:
     assert collisions(figure) == ["'two titles' and 'in one place'"]
 
 
-def texts(figure: Figure) -> list[str]:
-    return [t.get_text() for t in figure.findobj(Text) if isinstance(t, Text)]
+def texts(figure: Figure) -> list[Text]:
+    from matplotlib.text import Text
+
+    return [t for t in figure.findobj(Text) if isinstance(t, Text)]
+
+
+def words(figure: Figure) -> list[str]:
+    return [t.get_text() for t in texts(figure)]
 
 
 def test_the_picture_says_what_the_plan_says() -> None:
     plan = stack(3)
     step = step_of(plan)
-    shown = texts(step_figure(step, title="a title", saved_budget=plan.capacity))
+    shown = words(step_figure(step, title="a title", saved_budget=plan.capacity))
     assert "a title" in shown
     assert any(t.startswith("peak ") and step.peak.node in t for t in shown)
     assert any("budget: " in t for t in shown)
@@ -159,7 +168,7 @@ def test_the_picture_says_what_the_plan_says() -> None:
 
 
 def test_a_budget_far_above_the_picture_is_left_out() -> None:
-    shown = texts(step_figure(made_up(20, 20), title="t", saved_budget=10**12, peak_budget=10**12))
+    shown = words(step_figure(made_up(20, 20), title="t", saved_budget=10**12, peak_budget=10**12))
     assert not any("budget" in t for t in shown)
 
 
@@ -184,6 +193,8 @@ def test_what_fills_the_peak_is_grouped_by_line() -> None:
 
 @pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".PNG", b"\x89PNG\r\n")])
 def test_plans_draw_themselves(tmp_path: Path, suffix: str, start: bytes) -> None:
+    import matplotlib as mpl
+
     before = dict(mpl.rcParams)
     plan, target = stack(2), tmp_path / f"plan{suffix}"
     plan.plot(target)

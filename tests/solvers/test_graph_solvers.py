@@ -172,6 +172,7 @@ def test_a_capacity_is_bytes(capacity: object) -> None:
         layers(1).within(capacity)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_no_member_gets_much_work_before_all_had_a_little(monkeypatch) -> None:
     """On a wide graph the kernel proves nothing for seconds that HiGHS proves at once."""
     given: list[tuple[str, int]] = []

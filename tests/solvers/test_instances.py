@@ -121,6 +121,7 @@ def graphs(draw: st.DrawFn) -> Instance:
 
 
 @given(graphs())
+@pytest.mark.slow
 def test_every_graph_comes_back_as_it_was(made: Instance) -> None:
     text = made.to_json()
     assert Instance.from_json(text) == made

@@ -39,6 +39,7 @@ def problems(draw: st.DrawFn) -> KnapsackProblem:
 
 
 @pytest.mark.parametrize("mine", ALL, ids=lambda solver: solver.name)
+@pytest.mark.slow
 def test_honest_on_any_small_problem(mine) -> None:
     @settings(max_examples=30 if mine in SLOW_START else 150, deadline=None, derandomize=True)
     @given(problem=problems())
@@ -78,6 +79,7 @@ def test_dp_divides_out_what_weights_have_in_common() -> None:
 
 
 @pytest.mark.parametrize("mine", [Milp(), PulpCbc(), CpSat(), Auto()], ids=lambda s: s.name)
+@pytest.mark.slow
 def test_a_search_that_cannot_finish_ends_by_counted_work(mine) -> None:
     problem = family("strongly-correlated", items=400, span=10**7, share=50, seed=3)
     limited = {"milp": Milp(nodes=5), "pulp": PulpCbc(nodes=5), "cpsat": CpSat(work=0.01)}

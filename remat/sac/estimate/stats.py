@@ -158,10 +158,11 @@ def group(stats: SACStats) -> Grouping:
     written = [(op, first) for op, first in stats.inplace_ops if op not in views]
     for pair in written:
         together.union(*pair)
-    together.union(*stats.rand_ops)
+    drawn = [op for op in stats.rand_ops if op not in views]
+    together.union(*drawn)
     kept = {together[op] for op, first in written if op == first or first in views}
     if stats.force_store_random:
-        kept |= {together[op] for op in stats.rand_ops}
+        kept |= {together[op] for op in drawn}
     members: dict[int, list[int]] = {}
     for i in range(len(stats)):
         if i not in views:

@@ -316,6 +316,7 @@ def garbled(text: str, draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow
 def test_a_garbled_text_is_read_or_refused(seed: int) -> None:
     draw = random.Random(seed)
     texts = [EVERYTHING, *(print_joint(captured(n)) for n in ("views", "symbols", "branches"))]

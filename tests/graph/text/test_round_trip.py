@@ -21,6 +21,7 @@ from tests.steps import differences
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.slow
 def test_every_step_is_read_back(name: str) -> None:
     joint = captured(name)
     parsed = read_back(joint)
@@ -32,6 +33,7 @@ def test_every_step_is_read_back(name: str) -> None:
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(program=programs())
+@pytest.mark.slow
 def test_every_random_program_is_read_back(program: Program) -> None:
     joint = captured_program(program)
     parsed = read_back(joint)

@@ -117,6 +117,7 @@ def plain_passes(draw: st.DrawFn, stage: Stage) -> list[Pass]:
 
 
 @given(pipelines())
+@pytest.mark.slow
 def test_pipelines_read_back(manager: Pipeline) -> None:
     again = remat.PassManager.parse(str(manager))
     assert again == manager

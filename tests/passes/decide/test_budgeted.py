@@ -67,6 +67,7 @@ def cost_at(state: State, share: float, solver: str, cost: str = "roofline") -> 
 
 @pytest.mark.parametrize("cost", ["roofline", "roofline-fused", "flops"])
 @pytest.mark.parametrize("solver", ["auto", "lagrangian"])
+@pytest.mark.slow
 def test_more_budget_never_costs_more(state: State, solver: str, cost: str) -> None:
     costs = [cost_at(state, k / 97, solver, cost) for k in range(98)]
     assert all(a >= b for a, b in pairwise(costs))
@@ -134,6 +135,7 @@ def test_a_cut_without_rules_recomputes_nothing_that_costs(state: State) -> None
     assert least.saved_bytes < bare.saved_bytes
 
 
+@pytest.mark.slow
 def test_rows_of_one_comparison_are_in_order(joint: remat.JointGraph) -> None:
     budgets = (0.5, 0.45, 0.452, 0.451, 1.0)
     rows = remat.compare(joint, (Forgetful(), "auto"), budgets).rows

@@ -81,6 +81,7 @@ def oracle(problem: GraphProblem, weight: list[int], penalty: list[int]) -> floa
 
 @settings(max_examples=300)
 @given(problem=problems(), data=st.data())
+@pytest.mark.slow
 def test_cuts_are_as_small_as_networkxs(problem: GraphProblem, data: st.DataObject) -> None:
     n = len(problem)
     prices = st.lists(st.integers(0, 50), min_size=n, max_size=n)
@@ -102,6 +103,7 @@ def test_cuts_are_as_small_as_networkxs(problem: GraphProblem, data: st.DataObje
 
 @settings(max_examples=300)
 @given(problem=problems(max_nodes=7), capacity=st.integers(0, 30))
+@pytest.mark.slow
 def test_the_bound_never_exceeds_the_optimum(problem: GraphProblem, capacity: int) -> None:
     assume(conflict(problem) is None)
     costs = [cost for nbytes, cost in decisions(problem) if nbytes <= capacity]
@@ -135,6 +137,7 @@ def test_the_bound_is_worth_something() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "checkpointed", "mutated_buffer"])
+@pytest.mark.slow
 def test_cuts_of_real_graphs(name: str) -> None:
     step = build(name)
     state: State = prepare(remat.capture(step.model, step.args, step.kwargs, lower="eager"))

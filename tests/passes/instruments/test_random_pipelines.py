@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from tests.passes.programs import Program, captured, programs
     solver=st.sampled_from(["greedy", "lagrangian"]),
     limit=st.sampled_from([-1, -1, 0, 3, 6]),
 )
+@pytest.mark.slow
 def test_every_pass_keeps_numbers_and_tells_the_truth(
     program: Program, budget: float, solver: str, limit: int
 ) -> None:

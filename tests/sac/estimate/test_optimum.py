@@ -122,6 +122,20 @@ def test_brute_force_agrees(stats: SACStats, budget: float) -> None:
             assert avoided == pytest.approx(most), name
 
 
+def test_a_random_view_ties_nothing_to_the_random_operators() -> None:
+    stats = SACStats(
+        func_names=[f"op{i}" for i in range(8)],
+        runtimes=[1.0] * 8,
+        memory=[1] + [0] * 7,
+        view_like_ops=[6],
+        rand_ops=[0, 6],
+        saved_autograd_ops=[],
+        inplace_ops=[(1, 1), (2, 2), (3, 3), (7, 6)],
+        force_store_random=False,
+    )
+    assert optimal_checkpointing_policy(stats, 0, registry().solver("auto"))[0] == 0
+
+
 @settings(max_examples=50, deadline=None)
 @given(modules())
 def test_the_greedy_order_has_every_operator_once(stats: SACStats) -> None:

@@ -137,6 +137,7 @@ class Again(nn.Module):
         return self.again(x).square().mean()
 
 
+@pytest.mark.slow
 def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> None:
     """Backward comes to its last call first: the earlier ones are still without what they made."""
     torch.manual_seed(0)

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from remat.reduction import reduce as reduce
     from remat.sac.api import checkpointing as checkpointing
     from remat.solvers.base import Solver as Solver
+    from remat.solvers.graph_problem import GraphProblem as GraphProblem
     from remat.solvers.instances import Instance as Instance
     from remat.solvers.instances import load_instance as load_instance
     from remat.solvers.instances import save_instance as save_instance
-    from remat.solvers.graph_problem import GraphProblem as GraphProblem
     from remat.solvers.problem import KnapsackProblem as KnapsackProblem
     from remat.solvers.schedule_problem import ScheduleProblem as ScheduleProblem
     from remat.solvers.solution import Answer as Answer

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, overload
 from remat.arguments import BUDGET, COST, SOLVER
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
+from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run as run_solver
-from remat.solvers.solution import Solution
+from remat.solvers.run_graph import run_graph
+from remat.solvers.run_schedule import run_schedule
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.solution import GraphSolution, Schedule, Solution
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -22,29 +26,57 @@ if TYPE_CHECKING:
     from remat.planning.saved_plans import SavedPlan
 
 
+@overload
 def solve(
     problem: KnapsackProblem,
+    solver: str | Solver = ...,
+    time_limit: float | None = ...,
+    *,
+    isolation: str | None = ...,
+) -> Solution: ...
+@overload
+def solve(
+    problem: GraphProblem,
+    solver: str | Solver = ...,
+    time_limit: float | None = ...,
+    *,
+    isolation: str | None = ...,
+) -> GraphSolution: ...
+@overload
+def solve(
+    problem: ScheduleProblem,
+    solver: str | Solver = ...,
+    time_limit: float | None = ...,
+    *,
+    isolation: str | None = ...,
+) -> Schedule: ...
+def solve(
+    problem: KnapsackProblem | GraphProblem | ScheduleProblem,
     solver: str | Solver = "auto",
     time_limit: float | None = None,
     *,
     isolation: str | None = None,
-) -> Solution:
-    """Solves a 0/1 knapsack and checks the answer.
+) -> Solution | GraphSolution | Schedule:
+    """Solves a bare problem and checks the answer: a knapsack, a graph problem or a step problem.
 
     Args:
-        problem: weights, values and capacity, all ints.
+        problem: what to solve, in plain ints: weights, values and capacity; or a graph.
         solver: a registered name, ``"module:Class"``, or an instance.
         time_limit: seconds; None: no clock.
         isolation: ``"process"``: the solver runs in a process of its own, with a hard deadline and
             a memory limit.
 
     Raises:
+        BudgetError: no answer keeps to the capacity, or none was found; the message says which.
         SolverError: unknown or unavailable solver, or one that refuses, raises or answers wrongly.
         ProblemError: an argument is not what it must be.
     """
-    return run_solver(
-        registry().solver(solver, isolation=isolation), problem, time_limit=time_limit
-    )
+    decider = registry().solver(solver, isolation=isolation)
+    if isinstance(problem, ScheduleProblem):
+        return run_schedule(decider, problem, time_limit=time_limit)
+    if isinstance(problem, GraphProblem):
+        return run_graph(decider, problem, time_limit=time_limit)
+    return run_solver(decider, problem, time_limit=time_limit)
 
 
 def solver_names() -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +121,9 @@ def solve(
 ) -> None:
     """Solve the problem in FILE, such as `remat capture` writes.
 
+    FILE may also be a step problem, or a published graph in networkx's node-link JSON; then a share is of
+    the peak of the graph's own order.
+
     What the solver answers is recomputed in integers, and refused where it is wrong.
     """
     from remat.arguments import BUDGET
@@ -153,10 +158,13 @@ def _solve(
 ) -> dict[str, Any]:
     """Solves an instance. The figures are of the checked answer; costs are of what is not saved."""
     from remat.solvers.graph_problem import GraphProblem
+    from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
     from remat.solvers.run_graph import run_graph
 
     problem = instance.problem
+    if not isinstance(problem, (GraphProblem, KnapsackProblem)):
+        return _solve_schedule(instance, solver, budget, time_limit)
     if isinstance(problem, GraphProblem):
         full, least = instance.full_bytes or 0, instance.least_bytes or 0
     else:
@@ -198,14 +206,81 @@ def _solve(
     }
 
 
+def _solve_schedule(
+    instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
+) -> dict[str, Any]:
+    """Solves a step problem; a share is of the peak of its given order, each node running once."""
+    from remat.solvers.run_schedule import run_schedule
+    from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+    from remat.solvers.step_core import step_core
+
+    problem = instance.problem
+    assert isinstance(problem, ScheduleProblem)
+    core = step_core(problem)
+    given = evaluate_schedule(problem, core.lifted(core.start))
+    capacity = problem.capacity
+    if budget is not None:
+        share = Fraction(str(1.0 if budget.share is None else budget.share))
+        asked = budget.nbytes if budget.peak_bytes is None else budget.peak_bytes
+        capacity = math.ceil(share * given.peak_bytes) if asked is None else asked
+    solved = run_schedule(solver, problem.within(capacity), time_limit=time_limit)
+    return {
+        "instance": instance.name,
+        "kind": instance.kind,
+        "budget": None if budget is None else str(budget),
+        "capacity": capacity,
+        "solver": solved.solver,
+        "status": solved.status.value,
+        "deterministic": solved.deterministic,
+        "elapsed_s": solved.elapsed_s,
+        "unit": instance.unit,
+        "given_peak_bytes": given.peak_bytes,
+        "peak_bytes": solved.peak_bytes,
+        "cost": solved.cost,
+        "bound": solved.bound,
+        "claimed_bound": solved.claimed_bound,
+        "once": given.cost,
+        "sequence": list(solved.sequence),
+    }
+
+
+def _schedule_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
+    from remat.units import format_bytes, format_cost
+
+    unit, once = solved["unit"], max(1, solved["once"])
+    more, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
+    over = "" if solved["deterministic"] else "; a clock ended it"
+    capacity = solved["capacity"]
+    peak = f"{format_bytes(solved['peak_bytes'])} of {format_bytes(solved['given_peak_bytes'])}"
+    return [
+        (
+            "budget",
+            "none"
+            if capacity is None
+            else f"{solved['budget'] or 'of the file'} → {format_bytes(capacity)}",
+        ),
+        ("peak", f"{peak} in the given order"),
+        (
+            "run again",
+            f"{format_cost(more, unit)}, {more / once:.2%} of all once; no schedule needs less than {bound / once:.2%}",
+        ),
+        ("status", solved["status"]),
+        ("decided by", f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"),
+    ]
+
+
 def figures(instance: Instance) -> dict[str, Any]:
     """What an instance is, and how large."""
     from remat.solvers.graph_problem import GraphProblem
+    from remat.solvers.schedule_problem import ScheduleProblem
 
     problem = instance.problem
     found: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")
     }
+    if isinstance(problem, ScheduleProblem):
+        edges = sum(map(len, problem.inputs))
+        return {**found, "nodes": len(problem), "edges": edges}
     if not isinstance(problem, GraphProblem):
         return {**found, "items": len(problem), "total_bytes": problem.total_weight}
     columns = zip(problem.savable, problem.recomputable, problem.size, strict=True)
@@ -223,6 +298,9 @@ def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
     from remat.units import format_bytes
 
     of = figures(instance)
+    if instance.kind == "schedule":
+        size = f"{of['nodes']:,} nodes, {of['edges']:,} edges"
+        return [("problem", f"step of {size}"), ("cost model", instance.cost)]
     if instance.kind == "knapsack":
         size = f"{of['items']:,} items, {format_bytes(of['total_bytes'])} in all"
         return [("problem", f"knapsack of {size}"), ("cost model", instance.cost)]
@@ -244,6 +322,8 @@ def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
 def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
     from remat.units import format_bytes, format_cost
 
+    if solved["kind"] == "schedule":
+        return _schedule_rows(solved)
     cost, bound, unit = solved["recompute_cost"], solved["recompute_bound"], solved["unit"]
     budget = solved["budget"] or "of the file"
     over = "" if solved["deterministic"] else "; a clock ended it"

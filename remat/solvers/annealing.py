@@ -14,7 +14,7 @@ from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
 #: Edits tried in one turn, for each node, and at most.
-_MOVES, _MOST = 30_000, 12_000_000
+_MOVES, _MOST = 30_000, 10_000_000
 #: Turns from the given order: hot and cold (in mean costs), margin below the capacity wide and narrow (in
 #: shares), price of bytes too many. Two run at a time. Which one ends lowest differs from graph to graph.
 _FRESH = (

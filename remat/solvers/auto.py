@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from remat.errors import SolverError
+from remat.solvers.annealing import Annealing
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
@@ -20,7 +21,9 @@ from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import reduce
 from remat.solvers.run import run
-from remat.solvers.solution import Answer, Solution, Status
+from remat.solvers.schedule_cpsat import MOST_NODES
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
 
 #: Items times capacities: tables up to this size are filled in well under a second.
@@ -96,6 +99,16 @@ class Auto(Solver):
             if best.gap <= TOLERANCE or search.late():
                 break
         return search.answer(best)
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> ScheduleAnswer:
+        """The annealer; without a kernel what CP-SAT and the given order come to."""
+        if unavailable(Annealing) is None:
+            return Annealing().solve_schedule(problem, time_limit=time_limit)
+        if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
+            return CpSat().solve_schedule(problem, time_limit=time_limit)
+        return ScheduleAnswer(Greedy().solve_schedule(problem))
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from remat.errors import SolverError
 from remat.solvers.bounds import relax, repair
+from remat.solvers.eviction import evicting
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver, reduce
-from remat.solvers.solution import Answer
+from remat.solvers.run_schedule import not_found
+from remat.solvers.schedule_cpsat import MOST_NODES, schedule_model
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+from remat.solvers.solution import Answer, ScheduleAnswer
+from remat.solvers.step_core import step_core
 
 _SUM_LIMIT = 2**62 - 1  # CP-SAT calls larger sums a possible overflow
 _DOUBLE_LIMIT = 2**53  # it reports bounds as doubles
@@ -75,6 +82,49 @@ class CpSat(CoreSolver):
             bound = min(bound, _bound(core, solver, status == cp_model.OPTIMAL, saved))
         proven = core.value_of(saved) == bound
         return Answer(saved, bound, by_clock=not proven and time_limit is not None)
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> ScheduleAnswer:
+        """Search for a schedule in which no node runs more than twice, from that of `Greedy`.
+
+        That schedules with more runs are no better is not proven, so there is no bound.
+        """
+        from ortools.sat.python import cp_model
+
+        if len(problem) > MOST_NODES:
+            raise SolverError(
+                self.name,
+                f"solver 'cpsat' takes step problems of at most {MOST_NODES} nodes, got {len(problem)}",
+            )
+        core = step_core(problem)
+        order = core.lifted(core.start)
+        if problem.capacity is None:
+            return ScheduleAnswer(order)
+        start = evicting(problem, order)
+        known = order if start is None else start
+        model, rows = schedule_model(core, runs=2, start=core.placed(problem, known))
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        if time_limit is None:
+            solver.parameters.max_deterministic_time = self.work
+        else:
+            solver.parameters.max_time_in_seconds = max(0.001, time_limit)
+        status = solver.solve(model)
+        by_clock = time_limit is not None and status != cp_model.OPTIMAL
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
+            found = core.lifted(v for _, v in runs)
+            if start is None or _cost(problem, found) <= _cost(problem, start):
+                return ScheduleAnswer(found, by_clock=by_clock)
+        if start is None:
+            raise not_found(problem, evaluate_schedule(problem, order).peak_bytes)
+        return ScheduleAnswer(start, by_clock=by_clock)
+
+
+def _cost(problem: ScheduleProblem, sequence: Iterable[int]) -> int:
+    return sum(problem.cost[v] for v in sequence)
 
 
 def _bound(core: KnapsackProblem, search: Any, optimal: bool, saved: tuple[int, ...]) -> int:

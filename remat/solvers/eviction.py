@@ -40,12 +40,14 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
     backward, crossed = set(problem.backward), False
     runs: list[int] = []
     most = MOST_RUNS_PER_NODE * len(problem)
+    gone = set(given)  # cannot be made again
 
     def room(bytes_wanted: int, pinned: set[int], position: int) -> bool:
         nonlocal now
         over = now + bytes_wanted - problem.capacity  # type: ignore[operator]
         if over <= 0:
             return True
+
         def rank(i: int) -> float:
             ahead = (uses[i][-1] - position) if uses[i] else 0
             return (1 + ahead) * size[i] / (1 + problem.cost[maker[i]])
@@ -64,13 +66,17 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
-            if u not in alive and (u in given or len(runs) > most or not run(maker[u], position, mine)):
+            if u in alive:
+                continue
+            if maker[u] in gone or len(runs) > most or not run(maker[u], position, mine):
                 return False
         fresh = [i for i in made[v] if i not in alive]
         extra = problem.extra[v] if problem.extra else 0
         if not room(sum(size[i] for i in fresh) + extra, mine | set(made[v]), position):
             return False
         runs.append(v)
+        if v in fixed:
+            gone.add(v)
         for i in fresh:
             alive.add(i)
             now += size[i]

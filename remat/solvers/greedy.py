@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from remat.solvers.bounds import relax
-from remat.solvers.problem import KnapsackProblem
 from remat.solvers.eviction import evicting
+from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.run_schedule import not_found
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule

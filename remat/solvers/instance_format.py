@@ -20,13 +20,16 @@ text of ``0`` and ``1``::
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from typing import Any
 
 from remat.errors import ProblemError
 from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.node_link import is_node_link, read_node_link
 from remat.solvers.problem import INT64_MAX, KnapsackProblem
+from remat.solvers.schedule_problem import ScheduleProblem
 
 #: Version of the format; a file of another one is refused.
 VERSION = 1
@@ -42,20 +45,25 @@ HEAD = ("name", "source", "cost", "unit", "full_bytes", "least_bytes")
 _FLAGS = ("savable", "recomputable", "in_forward")
 _GRAPH = ("names", "inputs", "cost", "size", *_FLAGS, "needed", "capacity")
 _KNAPSACK = ("weights", "values", "capacity")
+_SCHEDULE = tuple(f.name for f in fields(ScheduleProblem) if f.name not in ("unit", "known"))
+_COLUMNS = {GraphProblem: _GRAPH, KnapsackProblem: _KNAPSACK, ScheduleProblem: _SCHEDULE}
+#: What the problems are called in files.
+KINDS = {GraphProblem: "graph", KnapsackProblem: "knapsack", ScheduleProblem: "schedule"}
+
+Problem = GraphProblem | KnapsackProblem | ScheduleProblem
 
 
-def dump(head: Mapping[str, Any], problem: GraphProblem | KnapsackProblem) -> str:
+def dump(head: Mapping[str, Any], problem: Problem) -> str:
     """Writes an instance; equal instances give equal texts.
 
     Args:
         head: a value for each key of `HEAD`.
         problem: the problem.
     """
-    graph = isinstance(problem, GraphProblem)
-    columns = {key: getattr(problem, key) for key in (_GRAPH if graph else _KNAPSACK)}
-    for key in _FLAGS if graph else ():
+    columns = {key: getattr(problem, key) for key in _COLUMNS[type(problem)]}
+    for key in _FLAGS if isinstance(problem, GraphProblem) else ():
         columns[key] = "".join("1" if flag else "0" for flag in columns[key])
-    lines = _lines({"remat_instance": VERSION, "kind": "graph" if graph else "knapsack"})
+    lines = _lines({"remat_instance": VERSION, "kind": KINDS[type(problem)]})
     lines += _lines({key: head[key] for key in HEAD})
     lines.append('"problem":{' + ",\n".join(_lines(columns)) + "}")
     return "{" + ",\n".join(lines) + "}\n"
@@ -68,7 +76,7 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def parse(text: str) -> tuple[dict[str, Any], GraphProblem | KnapsackProblem]:
+def parse(text: str) -> tuple[dict[str, Any], Problem]:
     """Reads what `dump` wrote: the head, unchecked, and the problem, with all but its texts checked.
 
     Raises:
@@ -76,6 +84,10 @@ def parse(text: str) -> tuple[dict[str, Any], GraphProblem | KnapsackProblem]:
             keys, or an entry that cannot be meant; the message names it in one line.
     """
     data = _object(text)
+    if is_node_link(data):
+        named = data["graph"].get("name") if isinstance(data.get("graph"), dict) else None
+        head = dict.fromkeys(HEAD) | {"source": "", "cost": "", "unit": ""}
+        return {**head, "name": str(named or "graph")}, read_node_link(data)
     version = data.pop("remat_instance", None)
     if type(version) is not int:
         raise ProblemError(
@@ -89,12 +101,14 @@ def parse(text: str) -> tuple[dict[str, Any], GraphProblem | KnapsackProblem]:
         )
     _keys("the file", data, ("kind", *HEAD, "problem"))
     kind, columns = data.pop("kind"), data.pop("problem")
-    if kind not in ("graph", "knapsack"):
-        raise ProblemError(f"kind is {_short(kind)}; expected 'graph' or 'knapsack'")
+    if kind not in KINDS.values():
+        raise ProblemError(f"kind is {_short(kind)}; expected 'graph', 'knapsack' or 'schedule'")
     if type(columns) is not dict:
         raise ProblemError(f"problem is {_short(columns)}; expected an object")
     unit = text_of("unit", data["unit"])
-    return data, _graph(columns, unit) if kind == "graph" else _knapsack(columns)
+    read: dict[str, Callable[[dict[str, Any], str], Problem]]
+    read = {"graph": _graph, "knapsack": _knapsack, "schedule": _schedule}
+    return data, read[kind](columns, unit)
 
 
 def text_of(label: str, value: object) -> str:
@@ -179,7 +193,15 @@ def _graph(data: dict[str, Any], unit: str) -> GraphProblem:
     )
 
 
-def _knapsack(data: dict[str, Any]) -> KnapsackProblem:
+def _schedule(data: dict[str, Any], unit: str) -> ScheduleProblem:
+    _keys("problem", data, _SCHEDULE)
+    for label in _SCHEDULE:
+        if label not in ("capacity", "resident"):
+            _list(label, data[label])
+    return ScheduleProblem(**data, unit=unit)
+
+
+def _knapsack(data: dict[str, Any], unit: str) -> KnapsackProblem:
     _keys("problem", data, _KNAPSACK)
     weights = _list("weights", data["weights"])
     return KnapsackProblem(

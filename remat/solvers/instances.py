@@ -11,6 +11,7 @@ from remat.files import read_as, write_whole
 from remat.solvers import instance_format as form
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import INT64_MAX, KnapsackProblem
+from remat.solvers.schedule_problem import ScheduleProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,9 @@ class Instance:
         name: what to call it.
         problem: the problem; a graph's ``capacity`` may be None, and its ``unit`` is `unit`.
         full_bytes: bytes that the runtime-optimal partition saves; a ratio budget is a share of them.
-            None for a knapsack, where a ratio is a share of the weight of all items.
-        least_bytes: the least bytes that any plan saves. None for a knapsack.
+            None for a knapsack, where a ratio is a share of the weight of all items, and for a step,
+            where it is a share of the peak of the given order.
+        least_bytes: the least bytes that any plan saves. None for a knapsack and a step.
         cost: the cost model behind the costs or values, such as ``"roofline:h100"``.
         unit: unit of the costs or values.
         source: what the problem was made from, for people.
@@ -32,7 +34,7 @@ class Instance:
     """
 
     name: str
-    problem: GraphProblem | KnapsackProblem
+    problem: form.Problem
     full_bytes: int | None = None
     least_bytes: int | None = None
     cost: str = ""
@@ -47,17 +49,18 @@ class Instance:
         if isinstance(self.problem, GraphProblem):
             form.few("names", self.problem.names)
             self._check_graph(self.problem)
-        elif isinstance(self.problem, KnapsackProblem):
-            form.few("weights", self.problem.weights)
+        elif isinstance(self.problem, (KnapsackProblem, ScheduleProblem)):
+            knapsack = isinstance(self.problem, KnapsackProblem)
+            form.few("weights" if knapsack else "names", range(len(self.problem)))
             for label in ("full_bytes", "least_bytes"):
                 if getattr(self, label) is not None:
                     raise ProblemError(
-                        f"{label} is {getattr(self, label)!r}; a knapsack has none: leave it out"
+                        f"{label} is {getattr(self, label)!r}; a {self.kind} has none: leave it out"
                     )
         else:
             raise ProblemError(
-                f"problem is a {type(self.problem).__name__}; expected a GraphProblem or a "
-                "KnapsackProblem"
+                f"problem is a {type(self.problem).__name__}; expected a GraphProblem, a "
+                "KnapsackProblem or a ScheduleProblem"
             )
 
     def _check_graph(self, problem: GraphProblem) -> None:
@@ -80,8 +83,8 @@ class Instance:
 
     @property
     def kind(self) -> str:
-        """``"graph"`` or ``"knapsack"``."""
-        return "graph" if isinstance(self.problem, GraphProblem) else "knapsack"
+        """``"graph"``, ``"knapsack"`` or ``"schedule"``."""
+        return form.KINDS[type(self.problem)]
 
     def to_json(self) -> str:
         """The instance as JSON; equal instances give equal texts."""
@@ -124,6 +127,8 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:
     """Reads an instance from a file; nothing in a file can run.
+
+    Graphs that others have published as networkx's node-link JSON are read as step problems.
 
     A million nodes take seconds; more, or more than 128 MiB, are refused.
 

@@ -26,11 +26,12 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
-from remat.errors import ProblemError, SolverError
+from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.solution import Answer, ScheduleAnswer
 
 _START_S = 120.0  # importing a plugin may import torch
 _ASK_S = 60.0
@@ -153,6 +154,13 @@ class Isolated(Solver):
         """Let the solver work on a graph in its process, and end it if it does not come back."""
         return self._solve("solve_graph", problem, time_limit)
 
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> ScheduleAnswer:
+        """Let the solver work on a step in its process, and end it if it does not come back."""
+        answer = self._solve("solve_schedule", problem, time_limit)
+        return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
+
     def start(self) -> None:
         """Start the process, unless it runs."""
         with self._lock:
@@ -167,7 +175,10 @@ class Isolated(Solver):
         return isolated, (self.inner,)
 
     def _solve(
-        self, method: str, problem: KnapsackProblem | GraphProblem, time_limit: float | None
+        self,
+        method: str,
+        problem: KnapsackProblem | GraphProblem | ScheduleProblem,
+        time_limit: float | None,
     ) -> Answer:
         within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
         reply = self._ask(method, problem, time_limit, within_s)
@@ -176,7 +187,7 @@ class Isolated(Solver):
     def _ask(
         self,
         method: str,
-        problem: KnapsackProblem | GraphProblem,
+        problem: KnapsackProblem | GraphProblem | ScheduleProblem,
         time_limit: float | None,
         within_s: float | None,
     ) -> dict[str, Any]:
@@ -221,6 +232,8 @@ class Isolated(Solver):
             if self._memory_bytes is not None:
                 room = f"it may have {self._memory_bytes / 2**20:,.0f} MiB"
             self._fail(process, f"ran out of memory{when}: {room}")
+        if "over" in reply:
+            raise BudgetError(reply["over"])
         if "error" in reply:
             failure = SolverError(self.name, reply["error"])
             for note in reply["notes"]:

@@ -14,14 +14,17 @@ import os
 import pickle
 import signal
 import traceback
+from collections.abc import Callable
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
-from remat.errors import SolverError
+from remat.errors import BudgetError, SolverError
 from remat.solvers.base import Solver
 from remat.solvers.run import run
 from remat.solvers.run_graph import run_graph
+from remat.solvers.run_schedule import run_schedule
+from remat.solvers.solution import Schedule
 
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
 _ORPHAN_S = 30.0
@@ -84,23 +87,32 @@ def _limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
+_ASK: dict[str, Callable[..., Any]] = {
+    "solve": run,
+    "solve_graph": run_graph,
+    "solve_schedule": run_schedule,
+}
+
+
 def _answer(solver: Solver, message: bytes) -> bytes:
     try:
         what, problem, time_limit = pickle.loads(message)
         if what == "refuses":
             reason = solver.refuses(problem)
             return json.dumps({"reason": None if reason is None else str(reason)}).encode()
-        ask: Any = run_graph if what == "solve_graph" else run
-        solution = ask(solver, problem, time_limit=time_limit)
+        solution = _ASK[what](solver, problem, time_limit=time_limit)
         claimed = solution.claimed_bound
+        saved = solution.sequence if isinstance(solution, Schedule) else solution.saved
         reply: dict[str, Any] = {
-            "saved": solution.saved,
+            "saved": saved,
             "bound": solution.bound if claimed is None else claimed,
             "by_clock": solver.deterministic and not solution.deterministic,
         }
         return json.dumps(reply).encode()
     except MemoryError:
         pass
+    except BudgetError as error:
+        return json.dumps({"over": str(error)}).encode()
     except SolverError as error:
         cause = error.__cause__
         if not isinstance(cause, MemoryError):

@@ -135,7 +135,9 @@ def verify_schedule(
         if bound is None:
             refuse(f"claims a bound of {claim.bound!r}, which is no integer: round it up")
         if bound > done.cost:
-            refuse(f"claims that every schedule costs at least {bound}, but its own costs {done.cost}")
+            refuse(
+                f"claims that every schedule costs at least {bound}, but its own costs {done.cost}"
+            )
     proven, claimed = once, None
     if bound is not None and bound > once:
         if built_in(solver):

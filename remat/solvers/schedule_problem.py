@@ -84,10 +84,18 @@ class ScheduleProblem:
         put(self, "inputs", inputs)
         for label in ("cost", "size", "extra"):
             given = getattr(self, label)
-            numbers = _numbers(label, _sequence(label, given, n), self.names) if given or label != "extra" else ()
+            numbers = (
+                _numbers(label, _sequence(label, given, n), self.names)
+                if given or label != "extra"
+                else ()
+            )
             put(self, label, numbers)
         parts = tuple(_sequence("part_of", self.part_of, n)) if self.part_of else ()
-        put(self, "part_of", tuple(_integer(f"part_of[{i}]", p, -1, n - 1) for i, p in enumerate(parts)))
+        put(
+            self,
+            "part_of",
+            tuple(_integer(f"part_of[{i}]", p, -1, n - 1) for i, p in enumerate(parts)),
+        )
         for label in _SETS:
             put(self, label, _nodes(label, getattr(self, label), n))
         put(self, "resident", _integer("resident", self.resident, 0, INT64_MAX))
@@ -113,14 +121,18 @@ class ScheduleProblem:
                     f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
                     "nodes in the problem's own order, those after the boundary last"
                 )
-        for one, other in (("at_start", "at_boundary"), ("forward", "backward")):
-            for i in set(getattr(self, one)) & set(getattr(self, other)):
-                raise ProblemError(f"ScheduleProblem.{one} and .{other} both name '{self.names[i]}'")
+        for this, that in (("at_start", "at_boundary"), ("forward", "backward")):
+            for i in set(getattr(self, this)) & set(getattr(self, that)):
+                raise ProblemError(
+                    f"ScheduleProblem.{this} and .{that} both name '{self.names[i]}'"
+                )
         idle = given | {i for i, p in enumerate(self.part_of) if p >= 0}
         for i in sorted(idle):
             what = "is there without a run" if i in given else "is part of another node"
             if i in given and self.part_of and self.part_of[i] >= 0:
-                raise ProblemError(f"ScheduleProblem.part_of names a node for '{self.names[i]}', which {what}")
+                raise ProblemError(
+                    f"ScheduleProblem.part_of names a node for '{self.names[i]}', which {what}"
+                )
             if self.inputs[i] or self.cost[i] or (self.extra and self.extra[i]):
                 raise ProblemError(
                     f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
@@ -128,7 +140,9 @@ class ScheduleProblem:
                 )
             for label in ("once", "ordered", "forward", "backward"):
                 if i in getattr(self, label):
-                    raise ProblemError(f"ScheduleProblem.{label} names '{self.names[i]}', which {what}")
+                    raise ProblemError(
+                        f"ScheduleProblem.{label} names '{self.names[i]}', which {what}"
+                    )
         for i, p in enumerate(self.part_of):
             if p >= 0 and (p in idle or p >= i):
                 raise ProblemError(
@@ -141,7 +155,9 @@ class ScheduleProblem:
             maker = self.part_of[i] if self.part_of else -1
             late[i] |= late[maker] if maker >= 0 else any(late[j] for j in row)
         parts = self.part_of or (-1,) * len(self)
-        late_runs = tuple(i for i in range(len(self)) if late[i] and i not in given and parts[i] < 0)
+        late_runs = tuple(
+            i for i in range(len(self)) if late[i] and i not in given and parts[i] < 0
+        )
         object.__setattr__(self, "backward", late_runs)
         for i in self.forward:
             if late[i]:
@@ -217,7 +233,11 @@ def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> Sche
             if p >= 0:
                 parts[p] = (*parts[p], i)
     runs, once = bytearray(n), set(problem.once)
-    idle = {*problem.at_start, *problem.at_boundary, *(i for i, p in enumerate(problem.part_of) if p >= 0)}
+    idle = {
+        *problem.at_start,
+        *problem.at_boundary,
+        *(i for i, p in enumerate(problem.part_of) if p >= 0),
+    }
     backward = set(problem.backward)
     boundary = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
     started = [-1] * n  # position at which the value of each node that is there now was made
@@ -236,10 +256,14 @@ def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> Sche
         if v in idle:
             raise ProblemError(f"run {position} is of '{names[v]}', which has no runs of its own")
         if runs[v] and v in once:
-            raise ProblemError(f"run {position} is the second of '{names[v]}', which may run once only")
+            raise ProblemError(
+                f"run {position} is the second of '{names[v]}', which may run once only"
+            )
         for u in inputs[v]:
             if started[u] < 0:
-                raise ProblemError(f"run {position} ('{names[v]}') comes before its input '{names[u]}' is there")
+                raise ProblemError(
+                    f"run {position} ('{names[v]}') comes before its input '{names[u]}' is there"
+                )
             ended[u] = position
         runs[v] = 1
         for made in (v, *parts[v]):
@@ -258,9 +282,8 @@ def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> Sche
         ended[i] = last
     given = {*problem.at_start, *problem.at_boundary}
     read = {j for row in inputs for j in row} | set(problem.to_end)
-    for i in range(n):
-        if started[i] >= 0 and not (i in given and i not in read):
-            spans.append((started[i], ended[i], size[i]))
+    there = (i for i in range(n) if started[i] >= 0 and (i in read or i not in given))
+    spans.extend((started[i], ended[i], size[i]) for i in there)
     for start, end, nbytes in spans:
         change[start] += nbytes
         if end + 1 < len(change):
@@ -319,14 +342,14 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
 
 
 def _names(names: Any) -> tuple[str, ...]:
-    names = tuple(_sequence("names", names, None))
-    for i, name in enumerate(names):
+    texts: tuple[str, ...] = tuple(_sequence("names", names, None))
+    for i, name in enumerate(texts):
         if type(name) is not str:
             raise ProblemError(f"ScheduleProblem.names[{i}] is {name!r}; expected text")
-    if len(set(names)) != len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+    if len(set(texts)) != len(texts):
+        twice = next(name for i, name in enumerate(texts) if name in texts[:i])
         raise ProblemError(f"ScheduleProblem.names has '{twice}' twice; expected different names")
-    return names
+    return texts
 
 
 def _sequence(label: str, values: Any, length: int | None) -> Sequence[Any]:
@@ -336,7 +359,9 @@ def _sequence(label: str, values: Any, length: int | None) -> Sequence[Any]:
         )
     items = tuple(values)
     if length is not None and len(items) != length:
-        raise ProblemError(f"ScheduleProblem.{label} has {len(items)} entries, expected {length}, one for each name")
+        raise ProblemError(
+            f"ScheduleProblem.{label} has {len(items)} entries, expected {length}, one for each name"
+        )
     return items
 
 
@@ -365,7 +390,9 @@ def _integer(label: str, value: object, low: int, high: int) -> int:
     number = as_integer(value)
     if number is None or not low <= number <= high:
         limit = "2**63 - 1" if high == INT64_MAX else str(high)
-        raise ProblemError(f"ScheduleProblem.{label} is {value!r}; expected an integer from {low} to {limit}")
+        raise ProblemError(
+            f"ScheduleProblem.{label} is {value!r}; expected an integer from {low} to {limit}"
+        )
     return number
 
 

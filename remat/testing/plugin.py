@@ -14,10 +14,11 @@ import pytest
 
 if TYPE_CHECKING:
     from remat.solvers.base import Solver
-    from remat.solvers.solution import Solution
+    from remat.solvers.solution import Schedule, Solution
     from remat.testing.cases import Case
     from remat.testing.choices import Candidate
     from remat.testing.scoreboard import Solved
+    from remat.testing.steps import StepCase
 
 FIXTURE = "solver"
 _CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
@@ -81,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         stash[_AVAILABLE] = available()
     chosen = stash[_CHOSEN] if _CHOSEN in stash else stash[_AVAILABLE]
-    # A module may say that its tests are for solvers of "knapsack" or of "graph" problems only.
+    # A module may say that its tests are for solvers of "knapsack", "graph" or "schedule" problems only.
     about = getattr(metafunc.module, "SOLVES", None)
     chosen = tuple(c for c in chosen if about is None or c.solves(about))
     ids = [candidate.name for candidate in chosen]
@@ -182,6 +183,38 @@ def solve_case(
         )
         record_property(PROPERTY, solved.as_property())
         return solution
+
+    return solve
+
+
+@pytest.fixture
+def solve_step_case(
+    solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> Callable[[StepCase], Schedule | None]:
+    """Solve a step case with the solver, checked, and put the result into the comparison table.
+
+    None where the solver finds no schedule within the capacity, which it may.
+    """
+
+    def solve(case: StepCase) -> Schedule | None:
+        from remat.errors import BudgetError
+        from remat.solvers.run_schedule import run_schedule
+        from remat.testing.scoreboard import PROPERTY, Solved
+
+        try:
+            schedule = run_schedule(solver, case.problem)
+        except BudgetError:
+            return None
+        solved = Solved(
+            solver=request.node.callspec.params[FIXTURE].name,
+            case=f"step:{case.name}",
+            value=schedule.cost,
+            optimum=case.optimum,
+            elapsed_s=schedule.elapsed_s,
+            least=True,
+        )
+        record_property(PROPERTY, solved.as_property())
+        return schedule
 
     return solve
 

@@ -17,9 +17,10 @@ class Solved:
     Attributes:
         solver: its name in the run.
         case: the case's name.
-        value: what its choice is worth.
-        optimum: the greatest value of any choice.
+        value: what its choice is worth; of a step problem, what its schedule costs.
+        optimum: the greatest value of any choice, or the least cost of any schedule.
         elapsed_s: seconds it took.
+        least: the value is a cost: less is better.
     """
 
     solver: str
@@ -27,6 +28,12 @@ class Solved:
     value: int
     optimum: int
     elapsed_s: float
+    least: bool = False
+
+    @property
+    def score(self) -> int:
+        """More is better."""
+        return -self.value if self.least else self.value
 
     def as_property(self) -> str:
         """As text, which passes through any report; integers of any size survive."""
@@ -41,7 +48,7 @@ class Solved:
 def table(results: Iterable[Solved]) -> list[str]:
     """Compare solvers over the cases, as lines of text.
 
-    Columns: cases solved; wins, cases where no other solver's value is greater; worst and mean gap
+    Columns: cases solved; wins, cases where no other solver's answer is better; worst and mean gap
     to the optimum, as a share of it; total time. A case that a solver solved twice counts
     once, with the lower value and the longer time. Best first: by wins, mean gap, name.
     """
@@ -54,11 +61,11 @@ def table(results: Iterable[Solved]) -> list[str]:
     best: dict[str, int] = {}
     for cases in scores.values():
         for case, result in cases.items():
-            best[case] = max(best.get(case, 0), result.value)
+            best[case] = max(best.get(case, result.score), result.score)
 
     rows = []
     for solver, cases in scores.items():
-        wins = sum(result.value == best[case] for case, result in cases.items())
+        wins = sum(result.score == best[case] for case, result in cases.items())
         gaps = [_gap(result) for result in cases.values()]
         total_s = sum(result.elapsed_s for result in cases.values())
         mean = sum(gaps) / len(gaps)
@@ -70,11 +77,11 @@ def table(results: Iterable[Solved]) -> list[str]:
 
 
 def _worse(result: Solved) -> tuple[int, float]:
-    return -result.value, result.elapsed_s
+    return -result.score, result.elapsed_s
 
 
 def _gap(result: Solved) -> float:
-    return (result.optimum - result.value) / result.optimum if result.optimum else 0.0
+    return abs(result.optimum - result.value) / result.optimum if result.optimum else 0.0
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:

@@ -130,7 +130,8 @@ class Annealer {
       runs_[v].push_back(p);
       cost_ += g_.cost[v];
     }
-    for (int v = 0; v < g_.nodes(); ++v) ends(v);
+    for (int v = 0; v < g_.nodes(); ++v)  // parts, and what is given, have no runs
+      if (!runs_[v].empty()) ends(v);
     std::vector<double> change(sequence_.size() + 1, 0.0);
     const Edit none{Kind::move, -1, -1, -1};
     for (int x = 0; x < g_.values(); ++x) {
@@ -419,12 +420,14 @@ class Annealer {
 
   // ---- edits --------------------------------------------------------------------------------------
   void step(double t) {
-    const int kind = below(16);
+    const int kind = below(64);
     const double room = -t * std::log(unit() + 1e-300);  // what an edit may be worse by
-    if (kind < 12)
+    if (kind < 48)
       move(room);
-    else if (kind < 14)
+    else if (kind < 55)
       add(room);
+    else if (kind < 56)
+      add_chain(room);
     else
       drop(room);
   }
@@ -452,35 +455,87 @@ class Annealer {
     if (price_ * judge(e) <= room) apply(e);
   }
 
-  void add(double room) {
-    const int q = 1 + below(length() - 1);
-    const auto& reads = g_.reads[sequence_[q]];
-    if (reads.empty()) return;
-    const int x = reads[below(static_cast<int>(reads.size()))], v = g_.maker[x];
-    if (g_.size[x] == 0 || g_.once[v]) return;
-    // Who read it last before; its own run if nobody did.
+  // The last position before q that makes or reads value x.
+  int last_use(int x, int q) const {
     int last = 0;
-    for (int p : runs_[v])
+    for (int p : runs_[g_.maker[x]])
       if (p < q) last = p;
     for (int r : g_.readers[x])
       for (int p : runs_[r])
         if (p < q && p > last) last = p;
+    return last;
+  }
+
+  // A value that a random run reads and that may be made again before it: the run's position, or 0.
+  int pick(int& x) {
+    const int q = 1 + below(length() - 1);
+    const auto& reads = g_.reads[sequence_[q]];
+    if (reads.empty()) return 0;
+    x = reads[below(static_cast<int>(reads.size()))];
+    return g_.size[x] == 0 || g_.once[g_.maker[x]] ? 0 : q;
+  }
+
+  // Whether a run of v at j may be worth its cost: at best its value is gone since its last use.
+  bool may_pay(int v, int last, int j, double room) const {
+    const double bytes = own_[v] - g_.extra[v], worth = g_.cost[v] - room;
+    double gain = 0;
+    for (int p = last + 1; p < j && gain * price_ < worth; ++p)
+      gain += excess_[p] - penalty((p ? gap_[p - 1] : 0.0) + own_[sequence_[p]] - bytes);
+    return gain * price_ >= worth;
+  }
+
+  void add(double room) {
+    int x = 0;
+    const int q = pick(x);
+    if (q == 0) return;
+    const int v = g_.maker[x], last = last_use(x, q);
     int low = last + 1;
     for (int y : g_.reads[v]) low = std::max(low, first_[g_.maker[y]] + 1);
     if (low > q || q - last < 2) return;
     const int j = (next() & 1) ? q : low + below(q - low + 1);
-    // At best the value is gone in between. That must be worth the run.
-    double gain = 0;
-    const double bytes = own_[v] - g_.extra[v], worth = g_.cost[v] - room;
-    for (int p = last + 1; p < j && gain * price_ < worth; ++p) {
-      const double here = (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]];
-      gain += excess_[p] - penalty(here - bytes);
-    }
-    if (gain * price_ < worth) return;
+    if (!may_pay(v, last, j, room)) return;
     const Edit e{Kind::add, v, -1, j};
     if (g_.cost[v] + price_ * judge(e) > room) return;
     apply(e);
     again_.push_back(v);
+  }
+
+  // A run right before its reader, and what it reads too where that was gone, and so on: one by one
+  // these make nothing better.
+  void add_chain(double room) {
+    int x = 0;
+    const int q = pick(x);
+    if (q == 0) return;
+    const int last = last_use(x, q);
+    if (q - last < 2 || !may_pay(g_.maker[x], last, q, room)) return;
+    chain_.clear();
+    chain_.push_back(g_.maker[x]);
+    double worse = 0;
+    std::size_t done = 0;
+    for (; done < chain_.size(); ++done) {  // each before the one that reads it, so always at q
+      const int v = chain_[done];
+      for (int y : g_.reads[v])
+        if (first_[g_.maker[y]] >= q) return undo(done, q);
+      const Edit e{Kind::add, v, -1, q};
+      worse += g_.cost[v] + price_ * judge(e);
+      apply(e);
+      for (int y : g_.reads[v]) {
+        const int u = g_.maker[y];
+        if (g_.size[y] == 0 || g_.once[u] || q - last_use(y, q) < 3 || chain_.size() >= kChain || (next() & 3) == 0) continue;
+        if (std::find(chain_.begin(), chain_.end(), u) == chain_.end()) chain_.push_back(u);
+      }
+    }
+    if (worse > room) return undo(done, q);
+    again_.insert(again_.end(), chain_.begin(), chain_.end());
+  }
+  static constexpr std::size_t kChain = 12;
+
+  void undo(std::size_t runs, int q) {  // the first so many of a chain, the last of which is at q
+    while (runs--) {
+      const Edit e{Kind::drop, chain_[runs], q, -1};
+      judge(e);
+      apply(e);
+    }
   }
 
   void drop(double room) {
@@ -517,6 +572,7 @@ class Annealer {
   std::vector<Span> before_, after_;
   std::vector<std::pair<int, double>> steps_;
   std::vector<double> delta_;
+  std::vector<int> chain_;
   int low_ = 0, high_ = 0, own_last_ = 0;
 };
 

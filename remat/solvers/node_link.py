@@ -1,0 +1,85 @@
+"""Step problems from published graphs: networkx's node-link JSON, one object with nodes and links.
+
+Two kinds of files are known: those of Checkmate (``cost_cpu``, ``cost_ram``, ``source`` to ``target``; the
+order is networkx's topological one) and the random layered graphs of MOCCASIN (``duration``,
+``out_cost``, keys ``"0"`` to ``"1"``, and the order in ``graph.order``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remat.errors import ProblemError
+from remat.solvers.schedule_problem import ScheduleProblem
+
+_COSTS = ("cost_cpu", "duration", "cost")
+_SIZES = ("cost_ram", "out_cost", "size")
+_EDGES = (("source", "target"), ("0", "1"))
+
+
+def is_node_link(data: Any) -> bool:
+    """Whether a JSON value looks like a node-link graph."""
+    return (
+        isinstance(data, dict) and isinstance(data.get("nodes"), list) and _links(data) is not None
+    )
+
+
+def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
+    """The step problem of a node-link graph, its nodes in the given order; without a capacity.
+
+    Raises:
+        ProblemError: the graph has no costs or bytes that are read here, an edge to nowhere, a cycle,
+            or an order that its edges do not allow; the message names it.
+    """
+    import networkx as nx
+
+    nodes, links = data["nodes"], _links(data) or []
+    ids = [n.get("id", i) if isinstance(n, dict) else None for i, n in enumerate(nodes)]
+    place = {str(name): i for i, name in enumerate(ids)}
+    if None in ids or len(place) != len(ids):
+        raise ProblemError("nodes must be objects with different ids")
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(nodes)))
+    for i, link in enumerate(links):
+        ends = next(((link[a], link[b]) for a, b in _EDGES if a in link and b in link), None)
+        if ends is None or any(str(e) not in place for e in ends):
+            raise ProblemError(
+                f"links[{i}] is {link!r}; expected the ids of two nodes as source and target"
+            )
+        graph.add_edge(*(place[str(e)] for e in ends))
+    attributes = data.get("graph")
+    given = attributes.get("order") if isinstance(attributes, dict) else None
+    try:
+        order = (
+            list(nx.topological_sort(graph)) if given is None else [place[str(v)] for v in given]
+        )
+    except nx.NetworkXUnfeasible:
+        raise ProblemError(
+            "the graph has a cycle; expected edges from producers to consumers"
+        ) from None
+    except KeyError as error:
+        raise ProblemError(f"graph.order names {error}, which is no node") from None
+    if sorted(order) != list(range(len(nodes))):
+        raise ProblemError("graph.order must name every node once")
+    at = {v: i for i, v in enumerate(order)}
+    names = [str(nodes[v].get("name", ids[v])) for v in order]
+    if len(set(names)) < len(names):
+        names = [str(ids[v]) for v in order]
+    return ScheduleProblem(
+        names=tuple(names),
+        inputs=tuple(tuple(sorted(at[u] for u in graph.predecessors(v))) for v in order),
+        cost=tuple(_number(nodes[v], _COSTS, v) for v in order),
+        size=tuple(_number(nodes[v], _SIZES, v) for v in order),
+    )
+
+
+def _links(data: dict[str, Any]) -> list[dict[str, Any]] | None:
+    links = data.get("links", data.get("edges"))
+    return links if isinstance(links, list) and all(isinstance(x, dict) for x in links) else None
+
+
+def _number(node: dict[str, Any], keys: tuple[str, ...], index: int) -> Any:
+    for key in keys:
+        if key in node:
+            return node[key]
+    raise ProblemError(f"nodes[{index}] has none of {', '.join(keys)}; expected one")

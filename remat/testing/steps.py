@@ -1,0 +1,274 @@
+"""Small step problems, their optimum by trying everything, and layered graphs as they were published."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import math
+import random
+from dataclasses import dataclass
+
+from remat.solvers.schedule_problem import ScheduleProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCase:
+    """A named step problem with its capacity, whose least cost is known.
+
+    Attributes:
+        name: kebab-case; test ids and tables show it.
+        since: version of the suite that brought it.
+        problem: what to solve.
+        optimum: the least cost of any schedule, by trying all.
+    """
+
+    name: str
+    since: int
+    problem: ScheduleProblem
+    optimum: int
+
+
+@functools.cache
+def step_cases() -> tuple[StepCase, ...]:
+    """The named cases of the suite, in a fixed order."""
+    found = []
+    for name, problem in _NAMED.items():
+        best = optimum(problem)
+        assert best is not None
+        found.append(StepCase(name=name, since=3, problem=problem, optimum=best))
+    return tuple(found)
+
+
+def _step(
+    inputs: tuple[tuple[int, ...], ...],
+    cost: tuple[int, ...],
+    size: tuple[int, ...],
+    capacity: int | None,
+    **more: object,
+) -> ScheduleProblem:
+    names = tuple(f"n{i}" for i in range(len(cost)))
+    return ScheduleProblem(
+        names=names, inputs=inputs, cost=cost, size=size, capacity=capacity, **more
+    )  # type: ignore[arg-type]
+
+
+#: A network of three layers and its backward, which reads every layer's value again.
+_CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
+
+_NAMED = {
+    "empty": _step((), (), (), 0),
+    "one-node": _step(((),), (3,), (5,), 5),
+    "no-capacity": _step(_CHAIN, (1,) * 7, (4,) * 7, None),
+    "all-fits": _step(_CHAIN, (1,) * 7, (4,) * 7, 20),
+    "one-layer-again": _step(_CHAIN, (5, 4, 3, 2, 9, 9, 9), (4,) * 7, 12),
+    "the-cheap-layer-again": _step(_CHAIN, (50, 1, 30, 2, 9, 9, 9), (4, 4, 4, 2, 4, 4, 4), 16),
+    "order-alone-does": _step(
+        ((), (0,), (0,), (1,), (2,), (3, 4)), (1, 9, 9, 1, 1, 1), (1, 8, 8, 1, 1, 1), 10
+    ),
+    "long-skip": _step(
+        ((), (0,), (1,), (2,), (3,), (0, 4)), (2, 1, 1, 1, 1, 1), (6, 3, 3, 3, 3, 1), 10
+    ),
+    "free-to-run-again": _step(
+        ((), (0,), (1,), (2,), (1, 3)), (4, 0, 5, 6, 1), (1, 8, 6, 6, 1), 15
+    ),
+    "once-only": _step(_CHAIN, (5, 1, 3, 2, 9, 9, 9), (4,) * 7, 16, once=(1,)),
+    "bytes-while-running": _step(
+        ((), (0,), (0,), (1, 2)), (3, 1, 1, 1), (4, 2, 2, 1), 9, extra=(0, 0, 3, 0)
+    ),
+    "fixed-order": _step(
+        ((), (0,), (0,), (1,), (2,), (3, 4)),
+        (3, 2, 2, 1, 1, 1),
+        (1, 8, 8, 1, 1, 1),
+        10,
+        ordered=(1, 2, 3, 4),
+    ),
+    "parts": _step(
+        ((), (0,), (), (1,), (2, 3)),
+        (2, 3, 0, 4, 1),
+        (4, 6, 1, 5, 1),
+        12,
+        part_of=(-1, -1, 1, -1, -1),
+    ),
+    "there-from-the-start": _step(
+        ((), (0,), (1,), (0, 2)), (0, 2, 3, 1), (7, 3, 3, 1), 13, at_start=(0,)
+    ),
+    "stays-to-the-end": _step(((), (0,), (1,), (2,)), (2, 3, 4, 1), (4, 4, 4, 1), 9, to_end=(0,)),
+    "always-there": _step(_CHAIN, (5, 4, 3, 2, 9, 9, 9), (4,) * 7, 112, resident=100),
+    "forward-and-backward": _step(
+        ((), (0,), (1,), (), (2, 3), (1, 4), (0, 5)),
+        (5, 4, 3, 0, 9, 9, 9),
+        (4, 4, 4, 6, 4, 4, 4),
+        14,
+        forward=(0, 1, 2),
+        backward=(4, 5, 6),
+        at_boundary=(3,),
+    ),
+}
+
+
+def drawn(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
+    """A random step problem without a capacity; the same for the same arguments.
+
+    Args:
+        seed: of the draw.
+        nodes: how many nodes run.
+        plain: whether it has nothing but inputs, costs and sizes.
+    """
+    draw = random.Random(seed)
+    rich = not plain
+    given = draw.randint(0, 2) if rich else 0
+    late_given = draw.randint(0, 1) if rich else 0
+    inputs: list[tuple[int, ...]] = [()] * (given + late_given)
+    part_of, cost, size = (
+        [-1] * len(inputs),
+        [0] * len(inputs),
+        [draw.choice((1, 2, 5)) for _ in inputs],
+    )
+    at_start, at_boundary = range(given), range(given, given + late_given)
+    backward: list[int] = []
+    boundary = (
+        draw.randint(nodes // 2, nodes) if rich and (late_given or draw.random() < 0.5) else nodes
+    )
+    count = 0
+    while count < nodes:
+        i = len(inputs)
+        late = count >= boundary
+        there = [j for j in range(i) if late or j not in at_boundary]
+        near = there[-6:]
+        inputs.append(
+            tuple(sorted(draw.sample(near, min(len(near), draw.choice((0, 1, 1, 2, 2, 3))))))
+        )
+        cost.append(draw.choice((0, 1, 2, 3, 5, 8)))
+        size.append(draw.choice((0, 1, 2, 3, 4, 8)))
+        part_of.append(-1)
+        if late:
+            backward.append(i)
+        count += 1
+        if rich and draw.random() < 0.15:
+            inputs.append(())
+            cost.append(0)
+            size.append(draw.choice((1, 2, 3)))
+            part_of.append(i)
+    n = len(inputs)
+    runs = [i for i in range(given + late_given, n) if part_of[i] < 0]
+    early = [i for i in runs if i not in backward]
+
+    def some(of: list[int], share: float) -> tuple[int, ...]:
+        return tuple(i for i in of if rich and draw.random() < share)
+
+    return (
+        ScheduleProblem(
+            names=tuple(f"n{i}" for i in range(n)),
+            inputs=tuple(inputs),
+            cost=tuple(cost),
+            size=tuple(size),
+            part_of=tuple(part_of) if max(part_of, default=-1) >= 0 else (),
+            extra=tuple(draw.choice((0, 0, 0, 2)) if i in runs else 0 for i in range(n))
+            if rich
+            else (),
+            once=some(runs, 0.15),
+            ordered=some(runs, 0.2),
+            at_start=tuple(at_start),
+            forward=some(early, 0.4) if backward else (),
+            backward=tuple(backward),
+            at_boundary=tuple(at_boundary) if backward else (),
+            to_end=some(list(range(n)), 0.15),
+            resident=draw.choice((0, 3)) if rich else 0,
+            unit="ps",
+        )
+        if backward or not late_given
+        else drawn(seed + 1_000_003, nodes=nodes, plain=plain)
+    )
+
+
+def optimum(problem: ScheduleProblem) -> int | None:
+    """The least cost of any schedule within the capacity, by trying all; None where there is none.
+
+    A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
+    any time. The states grow with 4 to the power of the nodes: for up to eight of them.
+    """
+    n = len(problem)
+    capacity = math.inf if problem.capacity is None else problem.capacity
+    makes: list[list[int]] = [[] for _ in range(n)]
+    for i in range(n):
+        makes[problem.maker(i)].append(i)
+    runnable, size, inputs = problem.runnable, problem.size, problem.inputs
+    read = {j for row in inputs for j in row} | set(problem.to_end)
+    once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
+    extra = problem.extra or (0,) * n
+    arriving = frozenset(i for i in problem.at_boundary if i in read)
+    begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
+    least = {begin: 0}
+    queue: list[tuple[int, int, tuple[frozenset[int], frozenset[int], bool]]] = [(0, 0, begin)]
+    ticket = itertools.count(1)
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if cost > least[state]:
+            continue
+        memory, ran, crossed = state
+        if len(ran) == len(runnable) and set(problem.to_end) <= memory:
+            return cost
+        for v in runnable:
+            if v in ran and v in once:
+                continue
+            crosses = v in backward and not crossed
+            if crosses and not forward <= ran:
+                continue
+            if v not in ran and v in problem.ordered:
+                place = problem.ordered.index(v)
+                if not set(problem.ordered[:place]) <= ran:
+                    continue
+            there = memory | arriving if crosses else memory
+            if not set(inputs[v]) <= there:
+                continue
+            kept = there | set(makes[v])
+            # What may be dropped before this run: anything that it does not read or make.
+            loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
+            for count in range(len(loose) + 1):
+                for gone in itertools.combinations(loose, count):
+                    alive = kept.difference(gone)
+                    taken = problem.resident + extra[v] + sum(size[i] for i in alive)
+                    if taken > capacity:
+                        continue
+                    after = (frozenset(alive), ran | {v}, crossed or v in backward)
+                    total = cost + problem.cost[v]
+                    if total < least.get(after, math.inf):
+                        least[after] = total
+                        heapq.heappush(queue, (int(total), next(ticket), after))
+    return None
+
+
+def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:
+    """A random layered graph, as in the published comparisons of solvers.
+
+    About ``sqrt(nodes * (1 / width - 1))`` layers of varying size, edges between neighbouring layers at a
+    density of 0.2, and skips at 0.14.
+
+    Source: M. Gagrani et al., "Neural topological ordering for computation graphs", NeurIPS 2022,
+    appendix A; costs and bytes as in M. Bartan et al., "Moccasin", ICML 2023.
+    """
+    draw = random.Random(seed)
+    count = math.ceil(math.sqrt(nodes * (1 / width - 1)))
+    layers: list[list[int]] = []
+    made = 0
+    while made < nodes:
+        mean = nodes / count
+        wide = min(nodes - made, max(1, round(draw.uniform(0.25 * mean, 1.75 * mean))))
+        layers.append(list(range(made, made + wide)))
+        made += wide
+    inputs: list[set[int]] = [set() for _ in range(nodes)]
+    for k in range(1, len(layers)):
+        for v in layers[k]:
+            inputs[v] = {u for u in layers[k - 1] if draw.random() < 0.2}
+            if not inputs[v]:
+                inputs[v] = {draw.choice(layers[k - 1])}
+            if k > 1 and draw.random() < 0.14:
+                inputs[v].add(draw.choice(layers[draw.randrange(k - 1)]))
+    size = [min(8_180, max(10, round(draw.gammavariate(1.56, 1_280)))) for _ in range(nodes)]
+    return ScheduleProblem(
+        names=tuple(f"n{i}" for i in range(nodes)),
+        inputs=tuple(tuple(sorted(row)) for row in inputs),
+        cost=tuple(draw.randint(0, 998) for _ in range(nodes)),
+        size=tuple(size),
+    )

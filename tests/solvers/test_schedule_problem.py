@@ -1,0 +1,269 @@
+"""Step problems: what is refused, what a schedule takes and costs, and answers that are not believed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+import remat
+from remat.errors import BudgetError, ProblemError, SolverError
+from remat.solvers.annealing import Annealing
+from remat.solvers.kernel import missing
+from remat.solvers.run_schedule import run_schedule
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
+from remat.solvers.step_core import step_core
+from remat.testing.steps import drawn, layered, optimum
+
+
+def step(**changes: Any) -> ScheduleProblem:
+    """Two values of 4 bytes that a third run reads, with the given fields changed."""
+    fields: dict[str, Any] = {
+        "names": ("a", "b", "c"),
+        "inputs": ((), (0,), (0, 1)),
+        "cost": (3, 2, 1),
+        "size": (4, 4, 1),
+    }
+    return ScheduleProblem(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": ("a", "a", "c")}, "names has 'a' twice"),
+        ({"names": "abc"}, "names must be an ordered sequence, got str"),
+        ({"names": ("a", "b", 3)}, r"names\[2\] is 3; expected text"),
+        ({"cost": (3, 2)}, "cost has 2 entries, expected 3"),
+        ({"cost": (3, -2, 1)}, r"cost\[1\] \('b'\) is -2; expected an integer from 0"),
+        ({"cost": (3, 2.5, 1)}, r"cost\[1\] \('b'\) is 2.5"),
+        ({"cost": (2**62, 2**62, 2**62)}, "cost sums to .*use a coarser unit"),
+        ({"size": (2**62, 2**62, 2**62)}, "size sums to .*use a coarser unit"),
+        ({"size": (4, True, 1)}, r"size\[1\] \('b'\) is True"),
+        (
+            {"inputs": ((), (2,), (0, 1))},
+            r"inputs\[1\] \('b'\) has node 2; expected earlier nodes only.*cycle",
+        ),
+        ({"inputs": ((), (1,), (0,))}, r"inputs\[1\] \('b'\) has node 1"),
+        ({"inputs": ((), (7,), (0,))}, r"inputs\[1\] is 7; expected an integer from 0 to 2"),
+        ({"capacity": -1}, "capacity is -1"),
+        ({"capacity": "8GiB"}, "capacity is '8GiB'"),
+        ({"resident": -1}, "resident is -1"),
+        ({"extra": (0, 1)}, "extra has 2 entries"),
+        ({"once": (0, 0)}, "once names a node twice"),
+        ({"once": (5,)}, "once is 5; expected an integer from 0 to 2"),
+        ({"at_start": (1,)}, "inputs, a cost or extra bytes for 'b', which is there without a run"),
+        (
+            {"part_of": (-1, 0, -1)},
+            "inputs, a cost or extra bytes for 'b', which is part of another node",
+        ),
+        ({"part_of": (-1, -1, -1), "to_end": (9,)}, "to_end is 9"),
+        (
+            {"ordered": (1, 0)},
+            "ordered has 'b' before 'a'; expected nodes in the problem's own order",
+        ),
+        ({"forward": (0,), "backward": (0,)}, "forward and .backward both name 'a'"),
+        (
+            {"forward": (2,), "backward": (1,)},
+            "forward names 'c', which reads what is only there after",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        step(**changes)
+
+
+def test_values_stay_from_their_run_to_the_last_that_reads_them() -> None:
+    done = evaluate_schedule(step(), (0, 1, 2))
+    assert done.bytes_alive == (4, 8, 9)
+    assert (done.cost, done.peak_bytes, done.peak_at, done.boundary) == (6, 9, 2, 3)
+
+
+def test_a_later_run_stands_for_the_value_from_then_on() -> None:
+    problem = step(
+        names=("a", "b", "c", "d"),
+        inputs=((), (0,), (1,), (0, 2)),
+        cost=(3, 2, 1, 1),
+        size=(8, 1, 1, 1),
+    )
+    assert evaluate_schedule(problem, (0, 1, 2, 3)).bytes_alive == (8, 9, 10, 10)
+    again = evaluate_schedule(problem, (0, 1, 2, 0, 3))
+    assert again.bytes_alive == (8, 9, 2, 9, 10)
+    assert again.cost == 10
+
+
+@pytest.mark.parametrize(
+    ("sequence", "message"),
+    [
+        ((0, 2, 1), r"run 1 \('c'\) comes before its input 'b' is there"),
+        ((0, 1), "'c' never runs"),
+        ((0, 1, 2, 3), "run 3 is of node 3, but the nodes are 0 to 2"),
+        ((0, 1, 1, 2), "run 2 is the second of 'b', which may run once only"),
+    ],
+)
+def test_schedules_that_cannot_run(sequence: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ProblemError, match=message):
+        evaluate_schedule(step(once=(1,)), sequence)
+
+
+def test_roles_of_a_training_step() -> None:
+    """Inputs are there at the start, tangents at the boundary, outputs stay, parts come along."""
+    problem = ScheduleProblem(
+        names=("x", "f", "mask", "tangent", "b"),
+        inputs=((), (0,), (), (), (2, 3)),
+        cost=(0, 2, 0, 0, 3),
+        size=(10, 4, 1, 6, 5),
+        part_of=(-1, -1, 1, -1, -1),
+        extra=(0, 7, 0, 0, 0),
+        at_start=(0,),
+        forward=(1,),
+        at_boundary=(3,),
+        to_end=(0, 1, 4),
+        resident=100,
+    )
+    assert problem.backward == (4,)  # it reads what is only there then
+    done = evaluate_schedule(problem, (1, 4))
+    assert done.bytes_alive == (100 + 10 + 4 + 1 + 7, 100 + 10 + 4 + 1 + 6 + 5)
+    assert done.boundary == 1
+    with pytest.raises(ProblemError, match="'f' first runs at 1, after the boundary at 0"):
+        evaluate_schedule(dataclasses.replace(problem, inputs=((), (0,), (), (), (3,))), (4, 1))
+    with pytest.raises(ProblemError, match="run 1 is of 'mask', which has no runs of its own"):
+        evaluate_schedule(problem, (1, 2, 4))
+
+
+def test_the_least_peak_names_the_node_that_shows_it() -> None:
+    assert least_peak(step()) == (9, 2)
+    with pytest.raises(BudgetError, match="at least 9: 'c' alone takes that much"):
+        remat.solve(step(capacity=8))
+    with pytest.raises(BudgetError, match="at least 8: what stays to the end takes that much"):
+        remat.solve(step(inputs=((), (), ()), to_end=(0, 1), capacity=7))
+
+
+def test_solve_takes_all_three_problems() -> None:
+    schedule = remat.solve(step(capacity=9))
+    assert isinstance(schedule, remat.Schedule)
+    assert schedule.sequence == (0, 1, 2)
+    assert schedule.status is remat.Status.OPTIMAL
+    assert (schedule.cost, schedule.bound, schedule.peak_bytes) == (6, 6, 9)
+    assert remat.solve(remat.KnapsackProblem((1,), (2,), 1)).value == 2
+    graph = remat.GraphProblem(
+        names=("a",), inputs=((),), cost=(1,), size=(1,), savable=(True,), recomputable=(True,),
+        in_forward=(True,), needed=(0,), capacity=0,
+    )  # fmt: skip
+    assert remat.solve(graph).cost == 1
+
+
+class Claims(remat.Solver):
+    """Answers whatever it is told to."""
+
+    name = "claims"
+    answer: Any = ()
+
+    def solve_schedule(self, problem, *, time_limit=None):  # type: ignore[no-untyped-def]
+        return type(self).answer
+
+
+def forever() -> Any:
+    while True:
+        yield 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((0, 2, 1), "'claims' returned a schedule that cannot run: run 1"),
+        ((0, 1), "'c' never runs"),
+        ((0, 0.5, 2), "returned 0.5 as run 1, where a node's number is due"),
+        ((0, True, 2), "returned True as run 1"),
+        (7, "returned int where nodes are due"),
+        (forever(), "returned more than 192 runs, 64 for each node"),
+        (remat.ScheduleAnswer((0, 1, 2), 7), "claims that every schedule costs at least 7, but its own costs 6"),
+        (remat.ScheduleAnswer((0, 1, 2), 6.0), "claims a bound of 6.0"),
+    ],
+)  # fmt: skip
+def test_wrong_answers_are_refused_with_the_solver_s_name(
+    answer: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Claims, "answer", answer)
+    with pytest.raises(SolverError, match=message):
+        run_schedule(Claims(), step(capacity=9))
+
+
+def test_a_schedule_over_the_capacity_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = step(inputs=((), (), (0,)), capacity=8)
+    monkeypatch.setattr(Claims, "answer", (0, 1, 2))
+    assert run_schedule(Claims(), problem).peak_bytes == 8
+    with pytest.raises(
+        SolverError, match=r"peak of 8 bytes at run 1 \('b'\), 1 over the capacity of 7"
+    ):
+        run_schedule(Claims(), problem.within(7))
+
+
+def test_a_stranger_s_bound_is_a_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Claims, "answer", remat.ScheduleAnswer((0, 1, 0, 2), 8))
+    schedule = run_schedule(Claims(), step(capacity=9))
+    assert (schedule.cost, schedule.bound, schedule.claimed_bound) == (9, 6, 8)
+    assert schedule.status is remat.Status.FEASIBLE
+
+
+def test_a_solver_without_the_method_says_so() -> None:
+    with pytest.raises(SolverError, match="'native' does not solve the step problem"):
+        remat.solve(step(), solver="native")
+
+
+def test_isolation_passes_schedules_and_refusals_on() -> None:
+    problem = layered(20, width=0.3, seed=4)
+    assert remat.solve(problem, "greedy", isolation="process").cost == sum(problem.cost)
+    with pytest.raises(BudgetError, match="no schedule with a peak of 4 bytes was found"):
+        remat.solve(
+            step(inputs=((), (0,), (1,)), size=(2, 2, 2), once=(0, 1, 2), to_end=(0,), capacity=4),
+            "greedy",
+            isolation="process",
+        )
+
+
+needs_kernel = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+
+@needs_kernel
+@pytest.mark.parametrize("block", range(4))
+def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
+    missed = 0
+    for seed in range(100 * block, 100 * block + 100):
+        problem = drawn(seed, nodes=5, plain=seed % 2 == 0)
+        core = step_core(problem)
+        full = evaluate_schedule(problem, core.lifted(core.start)).peak_bytes
+        problem = problem.within((least_peak(problem)[0] + full) // 2)
+        best = optimum(problem)
+        try:
+            found = run_schedule(Annealing(), problem)
+        except BudgetError:
+            missed += best is not None
+            continue
+        assert best is not None
+        assert found.cost >= best
+        missed += found.cost > best
+    assert missed <= 1
+
+
+@needs_kernel
+def test_known_schedules_are_never_made_worse() -> None:
+    problem = layered(60, width=0.3, seed=5)
+    core = step_core(problem)
+    full = evaluate_schedule(problem, core.lifted(core.start)).peak_bytes
+    first = run_schedule(Annealing(), problem.within(full * 3 // 4))
+    tried = run_schedule(
+        Annealing(effort=0.001), problem.within(full * 3 // 4).knowing([first.sequence])
+    )
+    assert tried.cost <= first.cost
+
+
+@needs_kernel
+def test_sums_beyond_doubles_are_rounded_up() -> None:
+    problem = layered(30, width=0.3, seed=6)
+    vast = dataclasses.replace(problem, size=tuple(2**45 * s + 1 for s in problem.size))
+    core = step_core(vast)
+    full = evaluate_schedule(vast, core.lifted(core.start)).peak_bytes
+    assert core.shift > 0
+    assert run_schedule(Annealing(), vast.within(full * 9 // 10)).peak_bytes <= full * 9 // 10

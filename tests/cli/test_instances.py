@@ -206,3 +206,26 @@ def test_solving_a_file_for_machines_needs_no_torch(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["saved_bytes"] <= 10
+
+
+def test_solve_reads_published_graphs(tmp_path: Path) -> None:
+    graph = {
+        "graph": {},
+        "nodes": [{"id": i, "duration": 2, "out_cost": 8 if i in (1, 2) else 1} for i in range(6)],
+        "links": [{"0": a, "1": b} for a, b in ((0, 1), (0, 2), (1, 3), (2, 4), (3, 5), (4, 5))],
+    }
+    file = tmp_path / "graph.json"
+    file.write_text(json.dumps(graph))
+    done = run("solve", str(file), "--budget", "0.6", "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["kind"], told["status"]) == ("schedule", "optimal")
+    assert told["cost"] == told["bound"] == told["once"] == 12
+    assert told["peak_bytes"] <= told["capacity"] < told["given_peak_bytes"]
+    assert sorted(told["sequence"]) == list(range(6))
+    shown = run("solve", str(file), "--budget", "0.6")
+    assert "step of 6 nodes, 6 edges" in shown.stdout
+    assert "0.00% of all once" in shown.stdout
+    refused = run("solve", str(file), "--budget", "4B")
+    assert refused.exit_code == 1
+    assert "every one has at least 9" in refused.output

@@ -18,6 +18,7 @@ from remat.solvers import instance_format
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance, load_instance, save_instance
 from remat.solvers.problem import KnapsackProblem
+from remat.solvers.schedule_problem import ScheduleProblem
 
 
 def graph(**changes: Any) -> Instance:
@@ -191,7 +192,7 @@ def changed(text: str, old: str, new: str) -> str:
         ('"remat_instance":1', '"remat_instance":0', "version 0; this remat reads version 1"),
         ('"remat_instance":1', '"remat_instance":true', "expected a JSON object with the key"),
         ('"remat_instance":1', '"remat_instance":"1"', "expected a JSON object with the key"),
-        ('"kind":"graph"', '"kind":"tree"', "kind is 'tree'; expected 'graph' or 'knapsack'"),
+        ('"kind":"graph"', '"kind":"tree"', "kind is 'tree'; expected 'graph', 'knapsack' or 'schedule'"),
         ('"kind":"graph"', '"kind":["graph"]', "kind is a list of 1; expected 'graph'"),
         ('"kind":"graph"', '"kind":"knapsack"', "problem has no key 'weights'"),
         ('"kind":"graph",', '"kind":"graph","colour":1,', "unknown key 'colour'"),
@@ -374,3 +375,93 @@ def test_names_that_would_break_a_line_are_refused() -> None:
 def test_what_is_no_instance_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProblemError, match="instance is a PosixPath; expected an Instance"):
         remat.save_instance(3, tmp_path / "out.json")  # type: ignore[arg-type]
+
+
+def step_instance() -> Instance:
+    problem = ScheduleProblem(
+        names=("x", "f", "mask", "g"),
+        inputs=((), (0,), (), (0, 2)),
+        cost=(0, 2, 0, 3),
+        size=(10, 4, 1, 5),
+        capacity=30,
+        part_of=(-1, -1, 1, -1),
+        extra=(0, 7, 0, 0),
+        once=(3,),
+        at_start=(0,),
+        to_end=(0, 3),
+        resident=2,
+        unit="ps",
+    )
+    return Instance(name="step", problem=problem, unit="ps")
+
+
+def test_a_step_problem_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = step_instance()
+    save_instance(tmp_path / "step.json", made)
+    read = load_instance(tmp_path / "step.json")
+    assert read == made
+    assert read.kind == "schedule"
+    assert read.to_json() == made.to_json()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            '"inputs":[[],[0],[],[0,2]]',
+            '"inputs":[[],[3],[],[0,2]]',
+            "has node 3; expected earlier",
+        ),
+        ('"once":[3]', '"once":[9]', "once is 9; expected an integer from 0 to 3"),
+        ('"once":[3]', '"once":"3"', "once is '3'; expected a list"),
+        ('"resident":2', '"resident":-2', "resident is -2"),
+        ('"to_end":[0,3],\n', "", "problem has no key 'to_end'"),
+    ],
+)
+def test_a_step_problem_that_cannot_be_meant(old: str, new: str, says: str) -> None:
+    text = step_instance().to_json()
+    assert old in text
+    with pytest.raises(ProblemError, match=says):
+        Instance.from_json(text.replace(old, new))
+
+
+NODES = [{"id": 7, "duration": 3, "out_cost": 8}, {"id": 5, "duration": 1, "out_cost": 4}]
+
+
+def test_published_graphs_are_read_in_their_order() -> None:
+    layered = {"graph": {"order": [5, 7]}, "nodes": NODES, "links": [{"0": 5, "1": 7}]}
+    problem = load_instance(json.dumps(layered)).problem
+    assert isinstance(problem, ScheduleProblem)
+    assert (problem.names, problem.inputs) == (("5", "7"), ((), (0,)))
+    assert (problem.cost, problem.size) == ((1, 3), (4, 8))
+    checkmate = {
+        "graph": {"name": "net"},
+        "nodes": [
+            {"name": "relu", "cost_cpu": 2, "cost_ram": 6, "id": 0},
+            {"name": "conv", "cost_cpu": 9, "cost_ram": 5, "id": 1},
+        ],
+        "links": [{"source": 1, "target": 0}],
+    }
+    instance = load_instance(json.dumps(checkmate))
+    assert (instance.name, instance.problem.names) == ("net", ("conv", "relu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"links": [{"0": 5, "1": 7}, {"0": 7, "1": 5}], "graph": {}}, "the graph has a cycle"),
+        ({"links": [{"0": 5, "1": 8}]}, r"links\[0\] is .*expected the ids of two nodes"),
+        ({"graph": {"order": [5]}}, "graph.order must name every node once"),
+        ({"graph": {"order": [5, 6]}}, "graph.order names '6', which is no node"),
+        ({"nodes": [{"id": 5}, {"id": 7}]}, r"nodes\[0\] has none of cost_cpu, duration, cost"),
+        ({"nodes": [{"id": 5}, {"id": 5}]}, "nodes must be objects with different ids"),
+        (
+            {"nodes": [{"id": 5, "duration": -1, "out_cost": 3}, NODES[0]]},
+            r"cost\[0\] \('5'\) is -1",
+        ),
+    ],
+)
+def test_published_graphs_that_cannot_be_meant(changes: dict[str, Any], says: str) -> None:
+    good = {"graph": {}, "nodes": NODES, "links": [{"0": 5, "1": 7}]}
+    with pytest.raises(ProblemError, match=says):
+        load_instance(json.dumps({**good, **changes}))

@@ -8,6 +8,7 @@ import itertools
 import math
 import random
 from dataclasses import dataclass
+from typing import Any
 
 from remat.solvers.schedule_problem import ScheduleProblem
 
@@ -45,12 +46,12 @@ def _step(
     cost: tuple[int, ...],
     size: tuple[int, ...],
     capacity: int | None,
-    **more: object,
+    **more: Any,
 ) -> ScheduleProblem:
     names = tuple(f"n{i}" for i in range(len(cost)))
     return ScheduleProblem(
         names=names, inputs=inputs, cost=cost, size=size, capacity=capacity, **more
-    )  # type: ignore[arg-type]
+    )
 
 
 #: A network of three layers and its backward, which reads every layer's value again.

@@ -192,7 +192,11 @@ def changed(text: str, old: str, new: str) -> str:
         ('"remat_instance":1', '"remat_instance":0', "version 0; this remat reads version 1"),
         ('"remat_instance":1', '"remat_instance":true', "expected a JSON object with the key"),
         ('"remat_instance":1', '"remat_instance":"1"', "expected a JSON object with the key"),
-        ('"kind":"graph"', '"kind":"tree"', "kind is 'tree'; expected 'graph', 'knapsack' or 'schedule'"),
+        (
+            '"kind":"graph"',
+            '"kind":"tree"',
+            "kind is 'tree'; expected 'graph', 'knapsack' or 'schedule'",
+        ),
         ('"kind":"graph"', '"kind":["graph"]', "kind is a list of 1; expected 'graph'"),
         ('"kind":"graph"', '"kind":"knapsack"', "problem has no key 'weights'"),
         ('"kind":"graph",', '"kind":"graph","colour":1,', "unknown key 'colour'"),

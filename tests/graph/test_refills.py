@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,6 +121,8 @@ def test_parameters_and_buffers_are_none() -> None:
     torch._dynamo.reset()
     joint = remat.capture(Model(), (floats(),), lower="eager")
     assert refillable_inputs(joint) == {"primals_1"}
+    # A parameter is known by what it is, too, where a trace does not list it as static.
+    assert "primals_2" not in refillable_inputs(replace(joint, static_inputs=()))
 
 
 def test_it_is_asked_of_the_graph_as_it_was_traced() -> None:

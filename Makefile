@@ -4,6 +4,7 @@
 # make fuzz    check N=5000 random programs; SEED=7 draws those of a run again that failed
 # make lint    ruff and mypy
 # make bench   run every benchmark; results go to benchmarks/results
+# make mutants plant small faults and see whether the tests find them; takes an hour
 # make format  let ruff rewrite what it can
 #
 # Each sets up .venv first, once, and again when pyproject.toml or constraints.txt change.
@@ -22,7 +23,7 @@ SEED ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fuzz lint format bench
+.PHONY: help setup demo check test fuzz lint format bench mutants
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -61,5 +62,10 @@ format: $(STAMP)
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[a-z]*.py; do \
 	  grep -q '__main__' $$file || continue; \
+	  [ $$file != benchmarks/mutants.py ] || continue; \
 	  echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file $(ARGS); \
 	done
+
+mutants: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt cosmic-ray coverage
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ARGS)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch._functorch._aot_autograd.descriptors import ParamAOTInput
 from torch.nn import functional as F
 
 import remat
 from remat.graph.refills import refillable_inputs
+from tests.graphs import node
 
 T = torch.Tensor
 
@@ -113,14 +116,20 @@ def test_parameters_and_buffers_are_none() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(8, 8))
+            self.bias = torch.nn.Parameter(torch.ones(8))
             self.register_buffer("scale", torch.ones(8))
 
         def forward(self, x: T) -> T:
-            return (x.sin() @ self.weight.cos()) * self.scale.exp()
+            return (x.sin() @ self.weight.cos()) * self.scale.exp() + self.bias.exp()
 
     torch._dynamo.reset()
     joint = remat.capture(Model(), (floats(),), lower="eager")
     assert refillable_inputs(joint) == {"primals_1"}
+    # Where a trace does not list them as static, it may say so of each.
+    unlisted = replace(joint, static_inputs=())
+    (bias,) = refillable_inputs(unlisted) - {"primals_1", "primals_3"}
+    node(joint, bias).meta["desc"] = ParamAOTInput(target="bias")
+    assert refillable_inputs(unlisted) == {"primals_1", "primals_3"}
 
 
 def test_it_is_asked_of_the_graph_as_it_was_traced() -> None:

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import foreign_solvers as foreign
 import pytest
@@ -19,7 +20,7 @@ from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
-from remat.solvers.isolation import obstacle
+from remat.solvers.isolation import _Process, obstacle
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.run_graph import run_graph
 from remat.testing.graphs import layers
@@ -124,6 +125,32 @@ def test_who_does_not_read_the_question_is_killed_in_time() -> None:
     with pytest.raises(SolverError, match=r"did not return within 0\.3 s .* and was killed"):
         wrapped.solve(large, time_limit=0.1)
     assert run(wrapped, PROBLEM).saved == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (3, "exit status 3"),
+        (-9, "signal SIGKILL"),
+        (-50, "signal 50"),
+        (None, "it closed its connection"),
+    ],
+)
+def test_how_a_process_ended_is_said(code: int | None, said: str) -> None:
+    def wait(timeout: float) -> int:
+        if code is None:
+            raise subprocess.TimeoutExpired("python", timeout)
+        return code
+
+    process = SimpleNamespace(_child=SimpleNamespace(wait=wait))
+    assert _Process.death(process) == said
+
+
+def test_a_reply_that_is_none_is_said(monkeypatch) -> None:
+    wrapped = isolated(foreign.Honest())
+    monkeypatch.setattr(type(wrapped._process), "exchange", lambda *_: b"{")
+    with pytest.raises(SolverError, match=r"^solver 'honest' garbled the reply of its process"):
+        run(wrapped, PROBLEM)
 
 
 def test_what_it_started_dies_with_it(tmp_path, monkeypatch) -> None:

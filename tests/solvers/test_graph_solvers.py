@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
@@ -128,6 +129,17 @@ def test_a_clock_that_ends_the_search_is_told() -> None:
     assert solution.deterministic is (solution.status is Status.OPTIMAL)
 
 
+@needs_kernel
+def test_a_clock_that_ends_the_kernel_is_told(monkeypatch) -> None:
+    problem = layers(8)
+    search = Search(problem.within(sum(problem.size) // 2))
+    stopped = SimpleNamespace(run=lambda *_: (False, False, 0, 0, (), 1, True))
+    monkeypatch.setattr(search.hull, "compiled", lambda _: stopped)
+    found = search.repair(search.start())
+    assert found.by_clock
+    assert search.answer(found).by_clock
+
+
 class Liar(Solver):
     """Says what the test wants it to."""
 
@@ -144,7 +156,7 @@ class Liar(Solver):
         ((0, 0), "index 0 twice"),
         ((999,), "index 999, but the nodes are"),
         ((True,), "a node index is due"),
-        (range(20), "overweight decision"),
+        ((0, 1), "overweight decision: 113 bytes over a capacity of 100, 13 too much"),
         (Answer((0,), 10**9), "every decision costs at least"),
         (Answer((0,), value=1), "claims a cost of 1"),
         (Answer((0,), 1, status=Status.OPTIMAL), "with it, a bound of"),
@@ -164,6 +176,34 @@ def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
     monkeypatch.setattr(Liar, "answers", (cannot,))
     with pytest.raises(SolverError, match=f"decision that cannot run.*'n{cannot}'"):
         run_graph(Liar(), problem)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        *(
+            ({label: ()}, f"{label} has 0 entries, expected 2")
+            for label in ("inputs", "cost", "size")
+        ),
+        *(({label: ()}, f"{label} has 0 entries") for label in ("savable", "recomputable")),
+        ({"in_forward": (True,) * 3}, "in_forward has 3 entries, expected 2"),
+        (
+            {"inputs": ((), (1,))},
+            r"inputs\[1\] \(b\) is \(1,\); nodes must be in topological order",
+        ),
+        ({"inputs": ((), (-1,))}, "topological order"),
+        ({"needed": (2,)}, r"needed names a node outside 0\.\.1"),
+        ({"cost": (1, -1)}, r"cost\[1\] \(b\) is -1; expected an int"),
+        ({"size": (1.0, 1)}, r"size\[0\] \(a\) is 1.0; expected an int"),
+    ],
+)
+def test_a_problem_that_is_none_is_refused(wrong: dict, said: str) -> None:
+    both = (True, True)
+    fields = {"names": ("a", "b"), "inputs": ((), (0,)), "cost": (1, 1), "size": (1, 1)}
+    fields |= {"savable": both, "recomputable": both, "in_forward": both, "needed": (0, 1)}
+    assert len(GraphProblem(**fields)) == 2
+    with pytest.raises(ProblemError, match=f"^GraphProblem.*{said}"):
+        GraphProblem(**fields | wrong)
 
 
 @pytest.mark.parametrize("capacity", [-1, 2.5, True])

@@ -163,3 +163,9 @@ def test_the_kernel_relaxes_item_for_item_as_python_does(problem: KnapsackProble
 def test_the_kernel_relaxes_nearly_equal_efficiencies_exactly(name: str) -> None:
     problem = family(name, items=500, span=10**7, share=50, seed=9)
     assert relax(problem) == relax_in_python(problem)
+
+
+def test_without_the_kernel_python_relaxes(monkeypatch) -> None:
+    problem = family("circle", items=20, span=100, share=50, seed=9)
+    monkeypatch.setattr("remat.solvers.bounds.kernel", lambda: None)
+    assert relax(problem) == relax_in_python(problem)

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from remat.errors import ProblemError
-from remat.solvers import KnapsackProblem, Status, run
+from remat.solvers import Answer, KnapsackProblem, Status, run
 from remat.solvers.auto import Auto
 from remat.solvers.branch_and_bound import BranchAndBound
 from remat.solvers.cpsat import CpSat
@@ -97,6 +97,19 @@ def test_a_clock_that_decides_is_told(mine) -> None:
     solution = run(mine, problem, time_limit=0.05)
     assert solution.weight <= problem.capacity
     assert solution.deterministic is (solution.status is Status.OPTIMAL)
+
+
+def test_auto_keeps_a_better_answer_of_the_kernel_that_is_not_proven(monkeypatch) -> None:
+    problem = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
+    monkeypatch.setattr("remat.solvers.auto._kernel_answer", lambda *_: Answer((1, 2), 10))
+    monkeypatch.setattr("remat.solvers.auto._members", lambda *_, again: ())
+    assert (run(Greedy(), problem).value, run(Auto(), problem).value) == (8, 9)
+
+
+def test_auto_needs_no_member_where_everything_fits(monkeypatch) -> None:
+    monkeypatch.setattr("remat.solvers.auto._kernel_answer", lambda *_: None)
+    answer = Auto().solve(KnapsackProblem((6, 5), (8, 5), 11))
+    assert (tuple(answer.saved), answer.bound) == ((0, 1), 13)
 
 
 def test_auto_passes_over_what_is_missing_or_fails(monkeypatch) -> None:
@@ -188,7 +201,7 @@ def test_importing_solvers_loads_neither_torch_nor_a_back_end() -> None:
 
 def test_using_pulp_does_not_keep_ortools_from_loading() -> None:
     script = (
-        "from remat.solvers import KnapsackProblem, run\n"
+        "from remat.solvers import Answer, KnapsackProblem, run\n"
         "from remat.solvers.cpsat import CpSat\n"
         "from remat.solvers.pulp_cbc import PulpCbc\n"
         "problem = KnapsackProblem((3, 4, 5), (3, 4, 6), 8)\n"

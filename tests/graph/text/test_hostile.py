@@ -57,6 +57,7 @@ def refusal(text: str) -> str:
         ("x = aten.mm.default(*[])", "'*[]'; expected a literal"),
         ("x = aten.mm.default(**[])", "what follows **; expected a dictionary with strings"),
         ("x = aten.mm.default({[]: 1})", "a key of a dictionary; expected a string or number"),
+        ("x = aten.mm.default({1: 1, []: 1})", "line 3, column 28: a key of a dictionary"),
         ("x = aten.mm.default(1 if 1 else 2)", "'1 if 1 else 2'; expected a literal"),
         ("x = aten.mm.default(slice('a'))", "expected a literal, the name of a node above"),
         (
@@ -122,6 +123,7 @@ def refusal(text: str) -> str:
         ("x = aten" + ".mm" * 99999 + "()", "nesting too deep to be read"),
         ("x = aten.mm.default(1" + "+1" * 99999 + ")", "nesting too deep to be read"),
         ("x: f32[s0] = placeholder()", "the symbol 's0'; expected one that symbols(…) declares"),
+        (f"x: f32[{'1, ' * 66}] = placeholder()", "66 dimensions; expected 64 at most"),
         ("x: f32[-1] = placeholder()", "the size -1; expected one of 0 to 2**63 - 1"),
         ("x: f32[0.5] = placeholder()", "'0.5'; expected an integer"),
         (f"x: f32[{'1, ' * 65}] = placeholder()", "65 dimensions; expected 64 at most"),

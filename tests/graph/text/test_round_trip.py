@@ -7,9 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import remat
-from remat.graph.joint import Role
+from remat.errors import ProblemError
+from remat.graph.joint import Role, output_node
 from remat.graph.text import parse_joint, print_joint
 from tests.graph.text.checks import assert_same_plans, read_back, read_back_half
 from tests.graph.text.steps import STEPS, captured
@@ -109,11 +111,24 @@ def test_metadata_that_steer_passes() -> None:
     joint = captured("mlp")
     node(joint, "mm").meta.update(has_backward_hook=True, saved_tensor_with_no_vc_check=True)
     node(joint, "relu").meta["custom"] = {"_region_activation_memory_budget": 0.25, "mine": [1]}
+    node(joint, "mm").meta["custom"] = {"_region_activation_memory_budget": -0.5}  # none
     parsed = read_back(joint)
     text = print_joint(joint, sources=False)
     assert "aten.mm.default(primals_1, primals_2), backward_hook, unchecked\n" in text
     assert "aten.relu.default(mm), memory_budget(0.25)\n" in text
     assert node(parsed, "relu").meta["custom"] == {"_region_activation_memory_budget": 0.25}
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_each_output_has_one_descriptor(more: int) -> None:
+    joint = captured("mlp")
+    out = output_node(joint.graph)
+    descs = pytree.arg_tree_leaves(out.meta["desc"])
+    out.meta["desc"] = [*descs, descs[0]][: len(descs) + more]
+    with pytest.raises(
+        ProblemError, match=r"\d outputs have \d descriptors; expected one for each"
+    ):
+        print_joint(joint)
 
 
 def test_a_graph_without_backward() -> None:

@@ -194,10 +194,10 @@ def test_tags_that_no_plan_can_keep_are_explained() -> None:
 
 
 def test_each_ban_changes_what_is_kept() -> None:
-    """Without the allow-list a product may be recomputed; without the reduction rule, a small sum."""
+    """Without the allow-list a running sum may be recomputed; without the reduction rule, a small sum."""
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        h = torch.tanh(x @ w)
+        h = torch.tanh(x @ w).cumsum(0)
         return (h * torch.sigmoid(h.sum(0, keepdim=True))).sum()
 
     state = prepare(joint_of(f, weight(64, 16), weight(16, 16)))
@@ -207,9 +207,13 @@ def test_each_ban_changes_what_is_kept() -> None:
         return {n.name for n, b in zip(state.index.nodes, ban, strict=True) if b}
 
     everything = banned()
-    assert "mm" in everything
+    assert {"mm", "cumsum"} <= everything
     # Compute-intensive operators stay banned by their own right until only draws are left.
-    assert banned(ban_not_in_allowlist=False) <= everything
+    few = {"ban_used_far_apart": False, "ban_materialized_backward": False}
+    assert {"mm", "cumsum"} <= banned(**few)
+    without = banned(**few, ban_not_in_allowlist=False)
+    assert "mm" in without
+    assert "cumsum" not in without
     assert "sum_1" in everything
     assert "sum_1" not in banned(ban_reductions=False, ban_used_far_apart=False)
     assert node(state.joint, "mm").op == "call_function"

@@ -57,6 +57,14 @@ def test_small_tensors_are_left(joint: JointGraph) -> None:
     assert "2 left: small" in result.detail
 
 
+def test_what_would_grow_is_left(joint: JointGraph) -> None:
+    wider = Hooks(pack=lambda x: x.to(torch.float64), unpack=lambda p: p.to(torch.float32))
+    assert through(joint, (), wider).statistics["packed"] == 2, "nothing is lost: as PyTorch does"
+    result = through(joint, (), replace(wider, lossy=True))
+    assert result.statistics["packed"] == 0
+    assert "2 left: would not get smaller" in result.detail
+
+
 def normed(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     h = F.layer_norm(x @ w, (8,))
     h = torch.where(mask, h, 0.5)

@@ -128,6 +128,14 @@ def test_a_rank_alone_waits_once_until_rank_0_is_back(pair: Pair, clock: Clock) 
     assert clock.now == pytest.approx(50.0)
 
 
+def test_a_rank_0_that_has_begun_is_waited_for_again(pair: Pair, clock: Clock) -> None:
+    pair[0]._announce("at/-, graph 1", question())
+    with pytest.warns(RankWarning, match="rank 0 has not decided on it within 30 s"):
+        pair[1].settle(question(), verdict(1, 8), 30.0)
+    pair[1].settle(question(torch.cos), verdict(1, 9), 30.0)
+    assert clock.now == pytest.approx(60.0)
+
+
 def test_a_rank_with_another_graph_is_not_waited_for(pair: Pair, clock: Clock) -> None:
     pair[0].settle(question(torch.cos), verdict(0), 30.0)
     with pytest.warns(RankWarning, match=r"rank 1 alone has 'sin' .*; rank 0 alone has 'cos'"):

@@ -66,6 +66,22 @@ def test_without_a_decision_forward_is_what_the_user_wrote(joint: remat.JointGra
     assert set(calls(result.forward)) & set(calls(result.backward)) == set()
 
 
+def test_tensors_that_autograd_does_not_check_come_behind_the_others() -> None:
+    joint = joint_of(product, weight(8, 8), weight(8, 8))
+    node(joint, "cos").meta["saved_tensor_with_no_vc_check"] = True
+    plan = remat.plan(joint, 1)
+    handed = ["primals_1", "primals_2", "exp", "cos"]
+    assert returned(plan.forward) == ["sum_1", *handed]
+    assert placeholders(plan.backward) == [*handed, "tangents_1"]
+
+
+def test_what_runs_in_backward_is_marked_as_backward(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0)
+    runs = [n for n in plan.backward.graph.nodes if n.op == "call_function"]
+    assert all(n.meta["autograd_backward"] for n in runs)
+    assert not any(n.meta.get("autograd_backward") for n in plan.forward.graph.nodes)
+
+
 def test_only_sizes_are_saved_where_only_sizes_are_read() -> None:
     joint = joint_of(lambda x, w: (x @ w).sum(), torch.randn(6, 8), weight(8, 8), dynamic=True)
     result = Partition().run(State(joint=joint.copy()))

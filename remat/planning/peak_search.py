@@ -25,6 +25,8 @@ from remat.solvers.schedule_problem import evaluate_schedule, least_peak
 _CUTS = 40
 #: Nodes that all evaluations together may walk over.
 _WORK = 800_000
+#: Evaluations that there are at least.
+_LEAST = 120
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
 
@@ -204,7 +206,7 @@ class PeakSearch:
             A decision; where none was found within the peak, the one of the least peak.
         """
 
-        self._evaluations = len(self._seen) + max(60, _WORK // max(1, len(self._state.index)))
+        self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
 
         def rank(tried: Tried) -> tuple[bool, int, int]:
             over = tried.peak_bytes > peak_bytes

@@ -49,9 +49,6 @@ from remat.units import Budget, format_bytes
 STEPS = 24
 #: Vertices of the hull that it looks at, at most.
 VERTICES = 16
-#: Nodes of a graph problem up to which a search for a peak begins with decisions at all those budgets, not
-#: just with vertices of the hull.
-SWEPT = 1_500
 
 
 def plan_graph(
@@ -357,11 +354,6 @@ class Planner:
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
         lowered = self.lowered
-        if len(lowered.problem) > SWEPT:
-            vertices = self.hull.vertices
-            every = max(1, -(-len(vertices) // VERTICES))
-            core = [self.hull.reduction.lift(v.saved) for v in vertices[::every]]
-            return [lowered.saved_of(self._cheapest.decision), *core]
         found = [self._cheapest, self._runtime_optimal, *map(self.at, self.capacities())]
         swept = self._swept(peak_bytes, self._scheduled_peak)
         return [lowered.saved_of(d.decision) for d in (*found, *((swept,) if swept else ()))]

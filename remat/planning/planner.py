@@ -37,6 +37,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted, RegionBudget, full_and_least, refuse_peak
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+from remat.planning.peak_search import PeakSearch, Tried
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
@@ -295,32 +296,95 @@ class Planner:
                 best.append(d)
         return tuple(best)
 
+    @cached_property
+    def _peak_search(self) -> PeakSearch:
+        return PeakSearch(self.state, self.lowered, self.request.cost)
+
+    @cached_property
+    def _cheapest(self) -> Decided:
+        return self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
+
     def _within_peak(self, peak_bytes: int) -> Decided:
-        """The cheapest decision whose simulated peak is within a number of bytes.
+        """The cheapest decision found whose simulated peak is within a number of bytes.
 
         Raises:
             BudgetError: none is; the message names the least peak that was found.
         """
-        cheapest = self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
-        if self.peak(cheapest) <= peak_bytes:
-            return cheapest
-        capacities = sorted(set(self.capacities()))
-        tried = [cheapest, self._runtime_optimal]
-        fits = [d for d in tried[1:] if self.peak(d) <= peak_bytes]
-        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
-            if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
-                break
-            tried.append(self.at(c))
-            if self.peak(tried[-1]) <= peak_bytes:
-                fits.append(tried[-1])
+        if self.peak(self._cheapest) <= peak_bytes:
+            return self._cheapest
+        self._on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
+        found = self._searched(peak_bytes)
+        if found is not None:
+            return found
+        # What the search takes the peak to be is not always what it is: hooks pack what is saved.
+        swept = self._swept(peak_bytes, self.peak)
+        fits = [d for d in (self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
         if not fits:
+            tried = (self._least_peak, self._cheapest, *map(self.at, self.capacities()))
             least = min(map(self.peak, tried))
             raise BudgetError(
                 f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), but the least "
-                f"peak of any plan found is {format_bytes(least)} ({least} bytes): weights, gradients "
-                "and what one operator needs at once do not shrink with the budget. Raise the budget, "
-                "or make the model or the batch smaller"
+                f"peak of any plan found is {format_bytes(least)} ({least} bytes){self._proven_least}: "
+                "weights, gradients and what one operator needs at once do not shrink with the budget. "
+                "Raise the budget, or make the model or the batch smaller"
             )
+        best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
+        better = self._searched(peak_bytes, best)
+        return better if better is not None and better.cost < best.cost else best
+
+    @property
+    def _proven_least(self) -> str:
+        """What is proven of the least peak, for a message; hooks may pack what it counts."""
+        if self.request.hooks:
+            return ""
+        return f", and none can have less than {self._peak_search.least_possible} bytes"
+
+    @cached_property
+    def _least_peak(self) -> Decided:
+        """The decision of the least peak that a search for less than is possible comes to."""
+        return self._decided_by_peak(self._peak_search.within(0, self._starts(0)))
+
+    def _searched(self, peak_bytes: int, *starts: Decided) -> Decided | None:
+        """What prices on moments come to; None where that does not fit."""
+        more = [self.lowered.saved_of(d.decision) for d in starts]
+        found = self._peak_search.within(peak_bytes, [*more, *self._starts(peak_bytes)])
+        decided = self._decided_by_peak(found)
+        return decided if self.peak(decided) <= peak_bytes else None
+
+    def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
+        """Decisions that a search for a peak begins with."""
+        lowered = self.lowered
+        found = [self._cheapest, self._runtime_optimal, *map(self.at, self.capacities())]
+        swept = self._swept(peak_bytes, self._scheduled_peak)
+        return [lowered.saved_of(d.decision) for d in (*found, *((swept,) if swept else ()))]
+
+    def _decided_by_peak(self, found: Tried) -> Decided:
+        """What a search for a peak has found, as a decision."""
+        saved_bytes = evaluate(self.lowered.problem, found.saved).saved_bytes
+        choice = self._choice(max(self.full_bytes, saved_bytes))
+        return Decided(
+            decision=self.lowered.decision(found.saved),
+            saved_bytes=saved_bytes,
+            cost=found.cost,
+            choice=replace(choice, solver=self._deciding.asked().name),
+        )
+
+    def _scheduled_peak(self, decided: Decided) -> int:
+        """The peak of a decision by its schedule: as `peak`, but for hooks, and much faster."""
+        return self._peak_search.tried(self.lowered.saved_of(decided.decision)).peak_bytes
+
+    def _swept(self, peak_bytes: int, peak: Callable[[Decided], int]) -> Decided | None:
+        """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
+        capacities = sorted(set(self.capacities()))
+        fits = [d for d in (self._runtime_optimal,) if peak(d) <= peak_bytes]
+        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
+            if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
+                break
+            found = self.at(c)
+            if peak(found) <= peak_bytes:
+                fits.append(found)
+        if not fits:
+            return None
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
         # Between the best that fits and the next budget that was tried there may be better.
         low = best.saved_bytes
@@ -330,7 +394,7 @@ class Planner:
                 break
             middle = (low + high) // 2
             found = self.at(middle)
-            if self.peak(found) <= peak_bytes:
+            if peak(found) <= peak_bytes:
                 best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
                 low = middle
             else:

@@ -216,12 +216,15 @@ class ScheduleEvaluation:
     bytes_alive: tuple[int, ...]
 
 
-def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> ScheduleEvaluation:
+def evaluate_schedule(
+    problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
+) -> ScheduleEvaluation:
     """Follows a schedule run by run.
 
     Args:
         problem: the problem; its capacity plays no part.
         sequence: nodes in the order in which they run.
+        boundary: position of the first run after the boundary; None: as late as may be.
 
     Raises:
         ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
@@ -239,7 +242,13 @@ def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> Sche
         *(i for i, p in enumerate(problem.part_of) if p >= 0),
     }
     backward = set(problem.backward)
-    boundary = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
+    latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
+    if boundary is None:
+        boundary = latest
+    elif not 0 <= boundary <= latest:
+        raise ProblemError(
+            f"the boundary is at {boundary}, but the first run after it is at {latest}"
+        )
     started = [-1] * n  # position at which the value of each node that is there now was made
     ended = [-1] * n
     change = [0] * (len(sequence) + 1)
@@ -270,7 +279,7 @@ def evaluate_schedule(problem: ScheduleProblem, sequence: Sequence[int]) -> Sche
             if started[made] >= 0:
                 spans.append((started[made], ended[made], size[made]))
             started[made] = ended[made] = position
-    if boundary == len(sequence):
+    if boundary >= len(sequence):
         for i in problem.at_boundary:
             started[i] = -1
     for v in problem.runnable:

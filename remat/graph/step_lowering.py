@@ -1,0 +1,212 @@
+"""From a joint graph to the step problem: which runs there are, and what memory each takes.
+
+Nodes of the problem are storages: a node of the joint graph that makes memory runs, and has a part for
+each further storage that it makes. Views make none: whoever reads a view reads what it looks at. So
+the peak of a schedule is what `remat.graph.liveness.simulate_peak` says of the two halves that run so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from remat.errors import PlanError
+from remat.graph import ops
+from remat.graph.index import GraphIndex
+from remat.graph.joint import JointGraph, Role, split_outputs
+from remat.graph.lowering import Decision
+from remat.graph.replays import Replays, is_element, state_bytes
+from remat.graph.roles import Roles
+from remat.graph.storages import Sizes, tensor_bytes
+from remat.graph.writes import is_destination
+from remat.solvers.schedule_problem import ScheduleProblem
+
+#: What `functionalize-rng` calls the run of a random operator that keeps the generator's state.
+_DRAWN = "_drawn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LoweredStep:
+    """A step problem and how its nodes map back to the joint graph.
+
+    Attributes:
+        problem: the problem, without a capacity.
+        of_name: node of the problem that runs where a node of the joint graph, or what the passes put in
+            its place, runs; nodes that look at memory only have none.
+    """
+
+    problem: ScheduleProblem
+    of_name: dict[str, int]
+
+    def schedule(
+        self, forward: fx.GraphModule, backward: fx.GraphModule
+    ) -> tuple[tuple[int, ...], int]:
+        """The schedule that two halves of the graph are, and its boundary."""
+        runs: list[int] = []
+        boundary = 0
+        for module in (forward, backward):
+            boundary = len(runs)
+            names = {n.name: None for n in module.graph.nodes if n.op == "call_function"}
+            for name in names:
+                drawn = self.of_name.get(f"{name}{_DRAWN}")
+                if drawn is not None and f"{name}{_DRAWN}" in names:
+                    runs += [drawn, self.of_name[name]]  # the state, and the draw
+                elif name in self.of_name and not name.endswith(_DRAWN):
+                    runs.append(self.of_name[name])
+        return tuple(runs), boundary
+
+
+def lower_step(
+    joint: JointGraph,
+    index: GraphIndex,
+    roles: Roles,
+    costs: Sequence[int],
+    unit: str,
+    decision: Decision,
+    *,
+    recomputed: Iterable[str] = (),
+) -> LoweredStep:
+    """Builds the step problem of a joint graph.
+
+    Args:
+        joint: the joint graph.
+        index: its positions.
+        roles: its classification.
+        costs: cost of each position.
+        unit: unit of the costs.
+        decision: whose snapshots of inputs there are.
+        recomputed: random operators that are replayed, by name: their generator state is kept.
+    """
+    return _Lowering(joint, index, roles).lower(costs, unit, decision, frozenset(recomputed))
+
+
+class _Lowering:
+    def __init__(self, joint: JointGraph, index: GraphIndex, roles: Roles) -> None:
+        self._joint, self._index, self._roles = joint, index, roles
+        self._sizes = Sizes(joint.memories)
+        self._names: list[str] = []
+        self._inputs: list[tuple[int, ...]] = []
+        self._cost: list[int] = []
+        self._size: list[int] = []
+        self._part_of: list[int] = []
+        #: Nodes of the problem behind the value of each position.
+        self._behind: dict[int, tuple[int, ...]] = {}
+        self._of_key: dict[int, int] = {}  # node of the problem that holds a storage
+
+    def _add(
+        self, name: str, inputs: Iterable[int] = (), cost: int = 0, size: int = 0, part_of: int = -1
+    ) -> int:
+        self._names.append(name)
+        self._inputs.append(tuple(sorted(set(inputs))))
+        self._cost.append(cost)
+        self._size.append(size)
+        self._part_of.append(part_of)
+        return len(self._names) - 1
+
+    def lower(
+        self, costs: Sequence[int], unit: str, decision: Decision, replayed: frozenset[str]
+    ) -> LoweredStep:
+        index, roles, sizes = self._index, self._roles, self._sizes
+        early = [
+            index.nodes[i]
+            for i, role in roles.placeholders.items()
+            if role in (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)
+        ]
+        resident = sizes.of_all(early)
+        at_boundary: list[int] = []
+        for i, role in roles.placeholders.items():
+            if role is Role.TANGENT:
+                for key in sizes.keys(index.nodes[i]):
+                    if key not in resident and key not in self._of_key:
+                        at = self._add(f"{index.nodes[i].name}", size=sizes.nbytes[key])
+                        self._of_key[key] = at
+                        at_boundary.append(at)
+        of_name: dict[str, int] = {}
+        once: list[int] = []
+        backward: list[int] = []
+        forward: list[int] = []
+        kept = {name: self._snapshot(name, of_name, once) for name in decision.snapshots}
+        replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
+        for i, node in enumerate(index.nodes):
+            if node.op != "call_function":
+                self._behind[i] = tuple(
+                    self._of_key[k] for k in sizes.keys(node) if k in self._of_key
+                )
+                continue
+            reads = {at for j in index.inputs[i] for at in self._behind[j]}
+            # Later runs read the copy; it is there while the first run reads the input itself.
+            sources = [index.nodes[j] for j in index.inputs[i]] if kept else []
+            reads |= {
+                kept[x.name] for x in sources if x.name in kept and not is_destination(x, node)
+            }
+            keys = list(dict.fromkeys(sizes.keys(node)))
+            fresh = [k for k in keys if k not in resident and k not in self._of_key]
+            looks = [self._of_key[k] for k in keys if k in self._of_key]
+            if not fresh and keys and (is_element(node) or (index.plain[i] and not costs[i])):
+                # Memory that is there: of what it reads only that, and what has no memory.
+                mere = [at for at in reads if not self._size[at] and self._part_of[at] < 0]
+                self._behind[i] = (*looks, *mere)
+                continue
+            state: tuple[int, ...] = ()
+            if node.name in replayed and ops.is_random(node) and replays(node):
+                made = self._add(f"{node.name}:state", size=state_bytes(node))
+                state = (made,)
+                once.append(made)
+                of_name[node.name + _DRAWN] = made
+            at = self._add(
+                node.name, (*reads, *state), costs[i], sizes.nbytes[fresh[0]] if fresh else 0
+            )
+            of_name[node.name] = at
+            if fresh:
+                self._of_key[fresh[0]] = at
+            parts = []
+            for n, key in enumerate(fresh[1:], start=1):
+                self._of_key[key] = self._add(
+                    f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at
+                )
+                parts.append(self._of_key[key])
+            self._behind[i] = tuple(dict.fromkeys([at, *parts, *looks]))
+            if roles.tangent_closure[i]:
+                backward.append(at)
+            elif roles.required_forward[i]:
+                forward.append(at)
+            if not index.plain[i] and (
+                ops.is_effectful(node) or ops.is_opaque(node) or ops.is_mutating(node)
+            ):
+                once.append(at)
+        n = len(self._names)
+        part_of = tuple(self._part_of)
+        runs = [i for i in range(n) if part_of[i] < 0]
+        problem = ScheduleProblem(
+            names=tuple(self._names),
+            inputs=tuple(self._inputs),
+            cost=tuple(self._cost),
+            size=tuple(self._size),
+            part_of=part_of if len(runs) < n else (),
+            once=tuple(sorted(set(once))),
+            forward=tuple(forward),
+            backward=tuple(backward),
+            at_boundary=tuple(at_boundary),
+            to_end=self._to_end(),
+            resident=sum(resident.values()),
+            unit=unit,
+        )
+        return LoweredStep(problem=problem, of_name=of_name)
+
+    def _snapshot(self, name: str, of_name: dict[str, int], once: list[int]) -> int:
+        position = self._index.by_name.get(name)
+        if position is None:
+            raise PlanError(f"the decision keeps a copy of '{name}', which the graph does not have")
+        at = self._add(f"{name}:snapshot", size=tensor_bytes(self._index.values[position]))
+        of_name[f"{name}_snapshot"] = at
+        once.append(at)
+        return at
+
+    def _to_end(self) -> tuple[int, ...]:
+        """Storages that live to the end: what forward returns, and the gradients."""
+        outputs, gradients, _, _ = split_outputs(self._joint)
+        nodes = [value for value in (*outputs, *gradients) if isinstance(value, fx.Node)]
+        keys = self._sizes.of_all(nodes)
+        return tuple(sorted({self._of_key[k] for k in keys if k in self._of_key}))

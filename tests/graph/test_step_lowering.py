@@ -1,0 +1,111 @@
+"""The step problem of a joint graph: the schedule of every plan has the peak that is simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.graph.liveness import simulate_peak
+from remat.graph.step_lowering import lower_step
+from remat.passes.core.state import Costs
+from remat.planning.pipelines import split
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
+from remat.solvers.schedule_problem import evaluate_schedule, least_peak
+from remat.units import Budget
+
+
+class Branches(nn.Module):
+    """Views, an operator with several results, dropout, a skip, and a buffer that forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        left, right = self.first(self.norm(x)).chunk(2, dim=-1)
+        y = nn.functional.dropout(torch.tanh(left) * right, 0.1)
+        z = self.second(y + self.seen) + x
+        with torch.no_grad():
+            self.seen.add_(z.mean(0).mean(0))
+        return z.transpose(0, 1).reshape(-1, 16).exp()
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 4, 3),
+        nn.Sigmoid(),
+    )
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "branches": (Branches, (4, 6, 16)),
+    "convolutions": (convolutions, (2, 3, 12, 12)),
+    "chain": (
+        lambda: nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(4)]),
+        (5, 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_schedule_of_a_plan_has_its_peak(name: str, lower: Any) -> None:
+    make, shape = MODELS[name]
+    joint = remat.capture(make(), (torch.randn(shape, requires_grad=True),), lower=lower)
+    planner = Planner.of(joint, PlanRequest.of())
+    costs = planner.state.get(Costs(planner.request.cost))
+    seen = set()
+    for share in (1.0, 0.6, 0.3, 0.0):
+        decided = planner.decide(Budget.parse(share))
+        done = split(replace(planner.state, decision=decided.decision, choice=decided.choice))
+        assert done.forward is not None
+        assert done.backward is not None
+        peak = simulate_peak(done.forward, done.backward, joint.num_fwd_outputs)
+        state = planner.state
+        lowered = lower_step(
+            state.joint,
+            state.index,
+            state.roles,
+            costs,
+            "ps",
+            decided.decision,
+            recomputed=[n.name for n in done.backward.graph.nodes if n.op == "call_function"],
+        )
+        found = evaluate_schedule(lowered.problem, *lowered.schedule(done.forward, done.backward))
+        assert found.peak_bytes == peak.nbytes
+        assert least_peak(lowered.problem)[0] <= peak.nbytes
+        seen.add(peak.nbytes)
+    assert name != "chain" or len(seen) > 1, "the budget has something to decide"
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_costs_are_of_what_runs(lower: Any) -> None:
+    make, shape = MODELS["chain"]
+    joint = remat.capture(make(), (torch.randn(shape, requires_grad=True),), lower=lower)
+    planner = Planner.of(joint, PlanRequest.of())
+    costs = planner.state.get(Costs(planner.request.cost))
+    plans = {}
+    for share in (1.0, 0.0):
+        decided = planner.decide(Budget.parse(share))
+        done = split(replace(planner.state, decision=decided.decision, choice=decided.choice))
+        state = planner.state
+        lowered = lower_step(state.joint, state.index, state.roles, costs, "ps", decided.decision)
+        assert done.forward is not None
+        assert done.backward is not None
+        plans[share] = (
+            evaluate_schedule(lowered.problem, *lowered.schedule(done.forward, done.backward)).cost
+            - decided.cost
+        )
+    assert plans[1.0] == plans[0.0], "all nodes once, and what is recomputed"

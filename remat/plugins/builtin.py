@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 @hookimpl
 def remat_solvers() -> list[type[Solver]]:
     """Our solvers, in the order of the tables."""
-    from remat.solvers.annealing import Annealing
     from remat.solvers.auto import Auto
     from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
@@ -44,7 +43,6 @@ def remat_solvers() -> list[type[Solver]]:
         Lagrangian,
         GraphExact,
         GraphMilp,
-        Annealing,
         Auto,
     ]
 

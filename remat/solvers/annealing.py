@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
+from types import ModuleType
 
-from remat.errors import SolverError
-from remat.solvers.base import Solver
-from remat.solvers.kernel import kernel, missing
-from remat.solvers.run_schedule import not_found
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
 
@@ -27,63 +23,59 @@ _FRESH = (
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 
-class Annealing(Solver):
-    """Simulated annealing over the order of a graph and its further runs, in C++, by counted moves.
+def anneal(
+    compiled: ModuleType,
+    problem: ScheduleProblem,
+    *,
+    time_limit: float | None = None,
+    effort: float = 1.0,
+) -> ScheduleAnswer:
+    """The cheapest schedule within the capacity that annealing finds.
 
     Every turn begins with all nodes once, or with a schedule that is known; the last ones with the best
     so far. Bytes over the capacity are a price, not a wall. The bound is that each node runs once.
+
+    Args:
+        compiled: the kernel.
+        problem: what to solve.
+        time_limit: seconds; None: only moves are counted.
+        effort: share of the usual number of moves.
+
+    Raises:
+        BudgetError: no schedule within the capacity was found.
     """
-
-    __slots__ = ("effort",)
-
-    name: ClassVar[str] = "annealing"
-
-    def __init__(self, effort: float = 1.0) -> None:
-        self.effort = effort
-
-    @classmethod
-    def cannot_run(cls) -> str | None:
-        return missing()
-
-    def solve_schedule(
-        self, problem: ScheduleProblem, *, time_limit: float | None = None
-    ) -> ScheduleAnswer:
-        """Search for the cheapest schedule within the capacity."""
-        compiled = kernel()
-        if compiled is None:
-            raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
-        core = step_core(problem)
-        least = sum(problem.cost)
-        best, done = _first(problem, core)
-        fits = problem.capacity is None or done.peak_bytes <= problem.capacity
-        if fits and done.cost == least:
-            return ScheduleAnswer(core.lifted(best), least)
-        graph = compiled.StepGraph(*core.columns())
-        capacity = core.capacity >> core.shift
-        deadline = None if time_limit is None else time.monotonic() + time_limit
-        moves = min(_MOST, int(self.effort * _MOVES * len(problem)) + 1_000)
-        peak, cost, by_clock = done.peak_bytes, done.cost, False
-        start = best
-        for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
-            left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
-            turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
-            start = best if rows is _AGAIN else start
-            for _, clock, _, _, sequence in graph.anneal(start, capacity, turns, left):
-                by_clock |= clock
-                found = evaluate_schedule(problem, core.lifted(sequence))
-                within = problem.capacity is None or found.peak_bytes <= problem.capacity
-                better = (not within, found.cost if within else found.peak_bytes) < (
-                    not fits,
-                    cost if fits else peak,
-                )
-                if better:
-                    best, fits = tuple(sequence), within
-                    cost, peak = found.cost, found.peak_bytes
-            if (fits and cost == least) or by_clock:
-                break
-        if not fits:
-            raise not_found(problem, peak)
-        return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
+    core = step_core(problem)
+    least = sum(problem.cost)
+    best, done = _first(problem, core)
+    fits = problem.capacity is None or done.peak_bytes <= problem.capacity
+    if fits and done.cost == least:
+        return ScheduleAnswer(core.lifted(best), least)
+    graph = compiled.StepGraph(*core.columns())
+    capacity = core.capacity >> core.shift
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    moves = min(_MOST, int(effort * _MOVES * len(problem)) + 1_000)
+    peak, cost, by_clock = done.peak_bytes, done.cost, False
+    start = best
+    for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
+        left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
+        turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
+        start = best if rows is _AGAIN else start
+        for _, clock, _, _, sequence in graph.anneal(start, capacity, turns, left):
+            by_clock |= clock
+            found = evaluate_schedule(problem, core.lifted(sequence))
+            within = problem.capacity is None or found.peak_bytes <= problem.capacity
+            better = (not within, found.cost if within else found.peak_bytes) < (
+                not fits,
+                cost if fits else peak,
+            )
+            if better:
+                best, fits = tuple(sequence), within
+                cost, peak = found.cost, found.peak_bytes
+        if (fits and cost == least) or by_clock:
+            break
+    if not fits:
+        raise not_found(problem, peak)
+    return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
 
 
 def _first(problem: ScheduleProblem, core: StepCore):  # type: ignore[no-untyped-def]

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 from remat.errors import SolverError
-from remat.solvers.annealing import Annealing
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
@@ -103,9 +102,9 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """The annealer; without a kernel what CP-SAT and the given order come to."""
-        if unavailable(Annealing) is None:
-            return Annealing().solve_schedule(problem, time_limit=time_limit)
+        """The kernel; without one what CP-SAT and the given order come to."""
+        if unavailable(Native) is None:
+            return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
             return CpSat().solve_schedule(problem, time_limit=time_limit)
         return ScheduleAnswer(Greedy().solve_schedule(problem))

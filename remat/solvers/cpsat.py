@@ -13,9 +13,8 @@ from remat.solvers.bounds import relax, repair
 from remat.solvers.eviction import evicting
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver, reduce
-from remat.solvers.run_schedule import not_found
 from remat.solvers.schedule_cpsat import MOST_NODES, schedule_model
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import Answer, ScheduleAnswer
 from remat.solvers.step_core import step_core
 

@@ -6,8 +6,7 @@ from remat.solvers.bounds import relax
 from remat.solvers.eviction import evicting
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
-from remat.solvers.run_schedule import not_found
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import Answer
 from remat.solvers.step_core import step_core
 

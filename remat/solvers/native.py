@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from remat.errors import SolverError
+from remat.solvers.annealing import anneal
 from remat.solvers.base import Solver
 from remat.solvers.kernel import kernel, missing
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer, Status
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
 #: States that one search may make, and those that it may keep at a time: at most 100 MB.
 WORK = 400_000_000
@@ -46,6 +48,15 @@ class Native(Solver):
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         return self.search(problem, work=WORK, states=STATES, time_limit=time_limit)
+
+    def solve_schedule(
+        self, problem: ScheduleProblem, *, time_limit: float | None = None
+    ) -> ScheduleAnswer:
+        """Anneal over orders and further runs: see `remat.solvers.annealing`. Not exact."""
+        compiled = kernel()
+        if compiled is None:
+            raise SolverError(self.name, f"solver '{self.name}': {self.cannot_run()}")
+        return anneal(compiled, problem, time_limit=time_limit)
 
     def search(
         self, problem: KnapsackProblem, *, work: int, states: int, time_limit: float | None = None

@@ -36,8 +36,9 @@ def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = 
     """
     check_question(solver, problem, KnapsackProblem, time_limit)
     if not solver.knapsack:
+        what = "graph" if solver.graph else "step"
         raise SolverError(
-            solver.name, f"solver '{solver.name}' solves the graph problem only, not knapsacks"
+            solver.name, f"solver '{solver.name}' solves the {what} problem only, not knapsacks"
         )
     given = (problem.weights, problem.values, problem.capacity)
     with noting(problem), asking(solver):

@@ -71,15 +71,6 @@ def refuse_infeasible(problem: ScheduleProblem) -> None:
         )
 
 
-def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
-    """The error for a capacity that no schedule was found for, though none is proven not to exist."""
-    return BudgetError(
-        f"no schedule with a peak of {problem.capacity} bytes was found; the least found has {least_found}, "
-        f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "
-        "the solver more time"
-    )
-
-
 def verify_schedule(
     problem: ScheduleProblem, solver: Solver, claim: ScheduleAnswer, *, elapsed_s: float = 0.0
 ) -> Schedule:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
-from remat.errors import ProblemError
+from remat.errors import BudgetError, ProblemError
 from remat.solvers.problem import INT64_MAX, as_integer
 
 #: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
@@ -348,6 +348,15 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
         if nbytes > most:
             most, which = nbytes, v
     return most, which
+
+
+def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
+    """The error for a capacity that no schedule was found for, though none is proven not to exist."""
+    return BudgetError(
+        f"no schedule with a peak of {problem.capacity} bytes was found; the least found has {least_found}, "
+        f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "
+        "the solver more time"
+    )
 
 
 def _names(names: Any) -> tuple[str, ...]:

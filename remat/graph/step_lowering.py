@@ -2,7 +2,9 @@
 
 Nodes of the problem are storages: a node of the joint graph that makes memory runs, and has a part for
 each further storage that it makes. Views make none: whoever reads a view reads what it looks at. So
-the peak of a schedule is what `remat.graph.liveness.simulate_peak` says of the two halves that run so.
+the peak of a schedule is what `remat.graph.liveness.simulate_peak` says of the two halves that run so,
+unless a value is kept to the end, or for later, although its node runs again: there a later run stands for
+both.
 """
 
 from __future__ import annotations

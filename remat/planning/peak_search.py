@@ -168,9 +168,11 @@ class PeakSearch:
 
     @cached_property
     def _always(self) -> tuple[int, ...]:
-        """What can only be saved; where nobody reads it, it counts for nothing."""
+        """What can only be saved, or costs nothing to save; where nobody reads it, it counts for nothing."""
         p = self.problem
-        return tuple(i for i in range(len(p)) if p.savable[i] and not p.recomputable[i])
+        return tuple(
+            i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
+        )
 
     def tried(self, saved: Iterable[int]) -> Tried:
         """What a decision comes to."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from types import ModuleType
 
+from remat.errors import ProblemError
+from remat.solvers.eviction import evicting
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import ScheduleAnswer
 from remat.solvers.step_core import StepCore, step_core
@@ -80,7 +83,12 @@ def anneal(
 
 def _first(problem: ScheduleProblem, core: StepCore):  # type: ignore[no-untyped-def]
     """The cheapest known schedule that fits, the least peak if none does; every node once is known."""
-    sequences = [core.start, *(core.placed(problem, known) for known in problem.known)]
+    order = core.lifted(core.start)
+    sequences = [core.start]
+    for known in (*problem.known, evicting(problem, order) or order):
+        with contextlib.suppress(ProblemError):  # a known one that cannot run helps nobody
+            evaluate_schedule(problem, known)
+            sequences.append(core.placed(problem, known))
 
     def rank(sequence: tuple[int, ...]) -> tuple[bool, int, int]:
         done = evaluate_schedule(problem, core.lifted(sequence))

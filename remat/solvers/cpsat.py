@@ -96,6 +96,10 @@ class CpSat(CoreSolver):
                 self.name,
                 f"solver 'cpsat' takes step problems of at most {MOST_NODES} nodes, got {len(problem)}",
             )
+        if max(sum(problem.cost), sum(problem.size), problem.capacity or 0) > _SUM_LIMIT // 8:
+            raise SolverError(
+                self.name, f"solver 'cpsat' holds sums up to {_SUM_LIMIT // 8}: use a coarser unit"
+            )
         core = step_core(problem)
         order = core.lifted(core.start)
         if problem.capacity is None:

@@ -101,6 +101,10 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
             now += sum(size[i] for i in fresh)
         for u in problem.inputs[v]:
             uses[u].pop()
-        if not run(v, position, set()):
+        try:
+            done = run(v, position, set())
+        except RecursionError:  # a chain of runs deeper than Python goes
+            return None
+        if not done:
             return None
     return runs

@@ -50,8 +50,10 @@ class Instance:
             form.few("names", self.problem.names)
             self._check_graph(self.problem)
         elif isinstance(self.problem, (KnapsackProblem, ScheduleProblem)):
-            knapsack = isinstance(self.problem, KnapsackProblem)
-            form.few("weights" if knapsack else "names", range(len(self.problem)))
+            names = self.problem.names if isinstance(self.problem, ScheduleProblem) else None
+            form.few("weights" if names is None else "names", range(len(self.problem)))
+            for i, name in enumerate(names or ()):
+                form.text_of(f"names[{i}]", name)
             for label in ("full_bytes", "least_bytes"):
                 if getattr(self, label) is not None:
                     raise ProblemError(

@@ -19,9 +19,9 @@ _EDGES = (("source", "target"), ("0", "1"))
 
 def is_node_link(data: Any) -> bool:
     """Whether a JSON value looks like a node-link graph."""
-    return (
-        isinstance(data, dict) and isinstance(data.get("nodes"), list) and _links(data) is not None
-    )
+    if not isinstance(data, dict) or "remat_instance" in data:
+        return False
+    return isinstance(data.get("nodes"), list) and _links(data) is not None
 
 
 def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
@@ -44,11 +44,15 @@ def read_node_link(data: dict[str, Any]) -> ScheduleProblem:
         ends = next(((link[a], link[b]) for a, b in _EDGES if a in link and b in link), None)
         if ends is None or any(str(e) not in place for e in ends):
             raise ProblemError(
-                f"links[{i}] is {link!r}; expected the ids of two nodes as source and target"
+                f"links[{i}] is {str(link)[:60]}; expected the ids of two nodes as source and target"
             )
         graph.add_edge(*(place[str(e)] for e in ends))
+    if data.get("directed") is False:
+        raise ProblemError("the graph is undirected; expected edges from producers to consumers")
     attributes = data.get("graph")
     given = attributes.get("order") if isinstance(attributes, dict) else None
+    if given is not None and not isinstance(given, list):
+        raise ProblemError("graph.order must be a list of node ids")
     try:
         order = (
             list(nx.topological_sort(graph)) if given is None else [place[str(v)] for v in given]

@@ -7,6 +7,7 @@ it follows the runs and counts bytes and cost.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -100,7 +101,8 @@ class ScheduleProblem:
             put(self, label, _nodes(label, getattr(self, label), n))
         put(self, "resident", _integer("resident", self.resident, 0, INT64_MAX))
         put(self, "capacity", _capacity(self.capacity))
-        put(self, "known", tuple(tuple(k) for k in self.known))
+        known = _sequence("known", self.known, None)
+        put(self, "known", tuple(_nodes(f"known[{i}]", k, n) for i, k in enumerate(known)))
         for i, row in enumerate(inputs):
             if row and max(row) >= i:
                 raise ProblemError(
@@ -115,12 +117,6 @@ class ScheduleProblem:
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
-        for one, other in pairwise(self.ordered):
-            if one >= other or (one in self.backward and other not in self.backward):
-                raise ProblemError(
-                    f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
-                    "nodes in the problem's own order, those after the boundary last"
-                )
         for this, that in (("at_start", "at_boundary"), ("forward", "backward")):
             for i in set(getattr(self, this)) & set(getattr(self, that)):
                 raise ProblemError(
@@ -151,7 +147,10 @@ class ScheduleProblem:
         late = bytearray(len(self))  # runs after the boundary only, or is there only then
         for i in (*self.backward, *self.at_boundary):
             late[i] = 1
+        behind = dict(pairwise(reversed(self.ordered)))
         for i, row in enumerate(self.inputs):
+            if i in behind and behind[i] < i:
+                late[i] |= late[behind[i]]
             maker = self.part_of[i] if self.part_of else -1
             late[i] |= late[maker] if maker >= 0 else any(late[j] for j in row)
         parts = self.part_of or (-1,) * len(self)
@@ -159,6 +158,18 @@ class ScheduleProblem:
             i for i in range(len(self)) if late[i] and i not in given and parts[i] < 0
         )
         object.__setattr__(self, "backward", late_runs)
+        if self.at_boundary and not late_runs:
+            raise ProblemError(
+                f"ScheduleProblem.at_boundary names '{self.names[self.at_boundary[0]]}', but no node runs after the "
+                "boundary; expected some in backward, or one that reads it"
+            )
+        behind_boundary = set(late_runs)
+        for one, other in pairwise(self.ordered):
+            if one >= other or (one in behind_boundary and other not in behind_boundary):
+                raise ProblemError(
+                    f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
+                    "nodes in the problem's own order, those after the boundary last"
+                )
         for i in self.forward:
             if late[i]:
                 raise ProblemError(
@@ -363,10 +374,12 @@ def _names(names: Any) -> tuple[str, ...]:
     texts: tuple[str, ...] = tuple(_sequence("names", names, None))
     for i, name in enumerate(texts):
         if type(name) is not str:
-            raise ProblemError(f"ScheduleProblem.names[{i}] is {name!r}; expected text")
+            raise ProblemError(f"ScheduleProblem.names[{i}] is {_short(name)}; expected text")
     if len(set(texts)) != len(texts):
-        twice = next(name for i, name in enumerate(texts) if name in texts[:i])
-        raise ProblemError(f"ScheduleProblem.names has '{twice}' twice; expected different names")
+        twice = next(name for name, count in Counter(texts).items() if count > 1)
+        raise ProblemError(
+            f"ScheduleProblem.names has {_short(twice)} twice; expected different names"
+        )
     return texts
 
 
@@ -392,7 +405,7 @@ def _numbers(label: str, values: Sequence[Any], names: Sequence[str]) -> tuple[i
         )
     if sum(numbers) > INT64_MAX:
         raise ProblemError(
-            f"ScheduleProblem.{label} sums to {sum(numbers)}; expected at most 2**63 - 1: use a coarser unit"
+            f"ScheduleProblem.{label} sums to {_short(sum(numbers))}; expected at most 2**63 - 1: use a coarser unit"
         )
     return numbers
 
@@ -409,10 +422,19 @@ def _integer(label: str, value: object, low: int, high: int) -> int:
     if number is None or not low <= number <= high:
         limit = "2**63 - 1" if high == INT64_MAX else str(high)
         raise ProblemError(
-            f"ScheduleProblem.{label} is {value!r}; expected an integer from {low} to {limit}"
+            f"ScheduleProblem.{label} is {_short(value)}; expected an integer from {low} to {limit}"
         )
     return number
 
 
 def _capacity(capacity: object) -> int | None:
     return None if capacity is None else _integer("capacity", capacity, 0, INT64_MAX)
+
+
+def _short(value: object) -> str:
+    """A value in a message: one line of sixty characters at most."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of more digits than Python writes
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -455,6 +455,12 @@ def test_published_graphs_are_read_in_their_order() -> None:
     [
         ({"links": [{"0": 5, "1": 7}, {"0": 7, "1": 5}], "graph": {}}, "the graph has a cycle"),
         ({"links": [{"0": 5, "1": 8}]}, r"links\[0\] is .*expected the ids of two nodes"),
+        ({"graph": {"order": 5}}, "graph.order must be a list of node ids"),
+        ({"directed": False}, "the graph is undirected"),
+        (
+            {"nodes": [{**NODES[0], "name": "a\n\x1b[31m"}, NODES[1]]},
+            r"names\[\d\] is .*expected printable text",
+        ),
         ({"graph": {"order": [5]}}, "graph.order must name every node once"),
         ({"graph": {"order": [5, 6]}}, "graph.order names '6', which is no node"),
         ({"nodes": [{"id": 5}, {"id": 7}]}, r"nodes\[0\] has none of cost_cpu, duration, cost"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -269,3 +271,49 @@ def test_sums_beyond_doubles_are_rounded_up() -> None:
     full = evaluate_schedule(vast, core.lifted(core.start)).peak_bytes
     assert core.shift > 0
     assert run_schedule(Native(), vast.within(full * 9 // 10)).peak_bytes <= full * 9 // 10
+
+
+def test_what_comes_after_something_late_is_late() -> None:
+    problem = ScheduleProblem(
+        names=("tangent", "late", "after", "end"),
+        inputs=((), (0,), (), (1, 2)),
+        cost=(0, 1, 1, 1),
+        size=(1, 1, 1, 1),
+        capacity=10,
+        at_boundary=(0,),
+        ordered=(1, 2),
+    )
+    assert problem.backward == (1, 2, 3)
+    assert remat.solve(problem).cost == optimum(problem) == 3
+
+
+@needs_kernel
+def test_an_interrupt_ends_the_search() -> None:
+    code = (
+        "import os, signal, threading, remat\n"
+        "from remat.testing.steps import layered\n"
+        "problem = layered(400, width=0.2, seed=1)\n"
+        "from remat.solvers.schedule_problem import evaluate_schedule\n"
+        "capacity = evaluate_schedule(problem, range(400)).peak_bytes * 7 // 10\n"
+        "threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try: remat.solve(problem.within(capacity))\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n", done.stderr
+
+
+@needs_kernel
+def test_the_kernel_is_never_worse_than_the_given_order_with_evictions() -> None:
+    half = 120
+    forward = [()] + [(k - 1,) for k in range(1, half)]
+    backward = [(half - 1,)] + [(half + k - 1, half - 1 - k) for k in range(1, half)]
+    problem = ScheduleProblem(
+        names=tuple(f"n{i}" for i in range(2 * half)),
+        inputs=(*forward, *backward),
+        cost=(1,) * (2 * half),
+        size=(4,) * (2 * half),
+        capacity=120,
+    )
+    greedy = remat.solve(problem, "greedy")
+    assert remat.solve(problem, time_limit=0.5).cost <= greedy.cost

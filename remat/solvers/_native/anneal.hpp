@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -69,8 +70,8 @@ class Annealer {
     mean_bytes_ = std::max(1.0, bytes / static_cast<double>(std::max<std::size_t>(1, n)));
   }
 
-  // Every node of `start` must be legal where it stands.
-  Result run(const std::vector<int>& start, const Limits& limits) {
+  // Every node of `start` must be legal where it stands. `stop` ends the search as a clock does.
+  Result run(const std::vector<int>& start, const Limits& limits, const std::atomic<bool>& stop) {
     load(start);
     const auto began = std::chrono::steady_clock::now();
     price_ = limits.price * mean_cost_ / mean_bytes_;
@@ -83,10 +84,13 @@ class Annealer {
       const double share = static_cast<double>(done) / static_cast<double>(limits.moves);
       const double t = mean_cost_ * limits.hot * std::pow(limits.cold / limits.hot, share);
       margin(limits.wide * std::pow(limits.narrow / limits.wide, share));
-      for (std::int64_t k = 0; k < turn; ++k) step(t);
+      bool late = false;
+      for (std::int64_t k = 0; k < turn && !late; ++k) {
+        step(t);
+        if ((k & 255) == 255) late = stop.load(std::memory_order_relaxed) || over_time(began, limits.seconds);
+      }
       price_ *= over_ > 0 ? factor : 1 / factor;
-      if (limits.seconds > 0 &&
-          std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() > limits.seconds) {
+      if (late || stop.load(std::memory_order_relaxed) || over_time(began, limits.seconds)) {
         best_.by_clock = true;
         break;
       }
@@ -95,6 +99,10 @@ class Annealer {
   }
 
  private:
+  static bool over_time(std::chrono::steady_clock::time_point began, double seconds) {
+    return seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() > seconds;
+  }
+
   enum class Kind { move, add, drop };
   // A run of `node`: from position i to j, new at j, or away from i.
   struct Edit {

@@ -5,6 +5,8 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "anneal.hpp"
@@ -139,20 +141,33 @@ py::list anneal(const remat::StepGraph& graph, const py::object& start, remat::i
                 const std::vector<std::array<double, 7>>& turns, double seconds) {
   const auto first = indices(start, static_cast<std::size_t>(graph.nodes()));
   std::vector<remat::Annealer::Result> found(turns.size());
+  std::atomic<bool> stop{false};
+  std::atomic<int> running{2};
+  bool interrupted = false;
   {
     py::gil_scoped_release unlocked;
     const auto work = [&](std::size_t from) {
-      for (std::size_t k = from; k < turns.size(); k += 2) {
+      for (std::size_t k = from; k < turns.size() && !stop; k += 2) {
         const auto& t = turns[k];
         remat::Annealer search(graph, static_cast<double>(capacity), static_cast<std::uint64_t>(t[0]));
-        found[k] = search.run(first, {static_cast<remat::i64>(t[1]), seconds, t[2], t[3], t[4], t[5], t[6]});
+        found[k] = search.run(first, {static_cast<remat::i64>(t[1]), seconds, t[2], t[3], t[4], t[5], t[6]}, stop);
       }
+      --running;
     };
-    std::thread other;
-    if (turns.size() > 1) other = std::thread(work, 1);
-    work(0);
-    if (other.joinable()) other.join();
+    std::thread one(work, 0), other(work, 1);
+    // This thread looks out for an interrupt.
+    for (int naps = 0; running > 0; ++naps) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(naps < 20 ? 1 : 20));
+      if (naps % 5 == 4 && !interrupted) {
+        py::gil_scoped_acquire locked;
+        interrupted = PyErr_CheckSignals() != 0;
+        if (interrupted) stop = true;
+      }
+    }
+    one.join();
+    other.join();
   }
+  if (interrupted) throw py::error_already_set();
   py::list answers;
   for (const auto& r : found) answers.append(py::make_tuple(r.feasible, r.by_clock, r.cost, r.peak, r.sequence));
   return answers;

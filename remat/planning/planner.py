@@ -49,6 +49,8 @@ from remat.units import Budget, format_bytes
 STEPS = 24
 #: Vertices of the hull that it looks at, at most.
 VERTICES = 16
+#: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
+SMALL, FINE = 400, 96
 
 
 def plan_graph(
@@ -355,6 +357,10 @@ class Planner:
         """Decisions that a search for a peak begins with."""
         lowered = self.lowered
         found = [self._cheapest, self._runtime_optimal, *map(self.at, self.capacities())]
+        if len(lowered.problem) <= SMALL:
+            least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
+            steps = (least + (most - least) * i // FINE for i in range(FINE))
+            found += map(self.at, steps)
         swept = self._swept(peak_bytes, self._scheduled_peak)
         return [lowered.saved_of(d.decision) for d in (*found, *((swept,) if swept else ()))]
 

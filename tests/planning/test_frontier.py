@@ -293,3 +293,24 @@ def test_a_frontier_is_made_anew_where_declarations_have_changed() -> None:
     remat.undeclare_pure("remat_sweep::twice")
     with pytest.raises(PlanError, match="what is declared pure has changed"):
         frontier.plan(frontier.points[0])
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = nn.functional.dropout(torch.tanh(layer(x)), 0.5)
+        return x.sum()
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_peak_that_a_byte_budget_reaches_costs_no_more(lower: Any) -> None:
+    joint = remat.capture(Dropping(), (torch.randn(256, 32),), lower=lower)
+    for nbytes in (96_142, 157_303, 192_252, 227_202):
+        by_bytes = remat.plan(joint, nbytes)
+        by_peak = remat.plan(joint, remat.Peak(by_bytes.peak_bytes))
+        assert by_peak.peak_bytes <= by_bytes.peak_bytes
+        assert by_peak.recompute_cost <= by_bytes.recompute_cost

@@ -229,6 +229,7 @@ def test_isolation_passes_schedules_and_refusals_on() -> None:
 needs_kernel = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.parametrize("block", range(4))
 def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
@@ -250,6 +251,7 @@ def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
     assert missed <= 1
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_known_schedules_are_never_made_worse() -> None:
     problem = layered(60, width=0.3, seed=5)
@@ -287,6 +289,7 @@ def test_what_comes_after_something_late_is_late() -> None:
     assert remat.solve(problem).cost == optimum(problem) == 3
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_an_interrupt_ends_the_search() -> None:
     code = (

@@ -1,4 +1,4 @@
-"""Builds the compiled knapsack kernel where a C++17 compiler exists; remat works without it."""
+"""Builds the compiled kernel where a C++17 compiler exists; remat works without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ else:
             ["remat/solvers/_native/module.cpp"],
             depends=sorted(glob.glob("remat/solvers/_native/*.hpp")),
             cxx_std=17,
-            extra_compile_args=[] if sys.platform == "win32" else ["-O3"],
+            extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-pthread"],
+            extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
             # Without a compiler the build goes on, with a warning, and the solver says why it is missing.
             optional=True,
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
-    from remat.solvers.solution import GraphSolution, Solution
+    from remat.solvers.solution import Checked, GraphSolution, Solution
     from remat.units import Budget
 
 
@@ -193,6 +193,16 @@ def _solve(
             "saved": list(solved.saved),
         }
     return {
+        **_told(instance, budget, capacity, solved),
+        **answer,
+    }
+
+
+def _told(
+    instance: Instance, budget: Budget | None, capacity: int | None, solved: Checked
+) -> dict[str, Any]:
+    """What is told of an answer to any problem."""
+    return {
         "instance": instance.name,
         "kind": instance.kind,
         "budget": None if budget is None else str(budget),
@@ -202,7 +212,6 @@ def _solve(
         "deterministic": solved.deterministic,
         "elapsed_s": solved.elapsed_s,
         "unit": instance.unit,
-        **answer,
     }
 
 
@@ -225,15 +234,7 @@ def _solve_schedule(
         capacity = math.ceil(share * given.peak_bytes) if asked is None else asked
     solved = run_schedule(solver, problem.within(capacity), time_limit=time_limit)
     return {
-        "instance": instance.name,
-        "kind": instance.kind,
-        "budget": None if budget is None else str(budget),
-        "capacity": capacity,
-        "solver": solved.solver,
-        "status": solved.status.value,
-        "deterministic": solved.deterministic,
-        "elapsed_s": solved.elapsed_s,
-        "unit": instance.unit,
+        **_told(instance, budget, capacity, solved),
         "given_peak_bytes": given.peak_bytes,
         "peak_bytes": solved.peak_bytes,
         "cost": solved.cost,

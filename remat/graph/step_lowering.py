@@ -27,6 +27,8 @@ from remat.solvers.schedule_problem import ScheduleProblem
 
 #: What `functionalize-rng` calls the run of a random operator that keeps the generator's state.
 _DRAWN = "_drawn"
+#: What `partition` calls the copy of an input.
+_SNAPSHOT = "_snapshot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +44,16 @@ class LoweredStep:
     problem: ScheduleProblem
     of_name: dict[str, int]
 
+    def runs_of(self, name: str) -> tuple[int, ...]:
+        """What runs where forward runs a node of the joint graph: the generator's state first, if it is kept."""
+        at, state = self.of_name.get(name), self.of_name.get(name + _DRAWN)
+        return () if at is None else (at,) if state is None else (state, at)
+
+    @property
+    def copies(self) -> list[int]:
+        """The copies of inputs, which run first."""
+        return [at for name, at in self.of_name.items() if name.endswith(_SNAPSHOT)]
+
     def schedule(
         self, forward: fx.GraphModule, backward: fx.GraphModule
     ) -> tuple[tuple[int, ...], int]:
@@ -52,11 +64,9 @@ class LoweredStep:
             boundary = len(runs)
             names = {n.name: None for n in module.graph.nodes if n.op == "call_function"}
             for name in names:
-                drawn = self.of_name.get(f"{name}{_DRAWN}")
-                if drawn is not None and f"{name}{_DRAWN}" in names:
-                    runs += [drawn, self.of_name[name]]  # the state, and the draw
-                elif name in self.of_name and not name.endswith(_DRAWN):
-                    runs.append(self.of_name[name])
+                if not name.endswith(_DRAWN):
+                    mine = self.runs_of(name)
+                    runs += mine if name + _DRAWN in names else mine[-1:]
         return tuple(runs), boundary
 
 
@@ -202,7 +212,7 @@ class _Lowering:
         if position is None:
             raise PlanError(f"the decision keeps a copy of '{name}', which the graph does not have")
         at = self._add(f"{name}:snapshot", size=tensor_bytes(self._index.values[position]))
-        of_name[f"{name}_snapshot"] = at
+        of_name[name + _SNAPSHOT] = at
         once.append(at)
         return at
 

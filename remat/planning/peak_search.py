@@ -92,12 +92,7 @@ class PeakSearch:
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
         """Nodes of the step problem that run where a position of the joint graph does first."""
-        found: list[tuple[int, ...]] = []
-        for node in self._state.index.nodes:
-            at = self._step.of_name.get(node.name)
-            state = self._step.of_name.get(f"{node.name}_drawn")
-            found.append(() if at is None else (at,) if state is None else (state, at))
-        return found
+        return [self._step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
@@ -128,7 +123,7 @@ class PeakSearch:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = [at for name, at in self._step.of_name.items() if name.endswith("_snapshot")]
+        sequence = self._step.copies
         moments = [0] * len(sequence)
         for i, runs in enumerate(runs_of):
             if forward[i] and not late[i]:

@@ -316,11 +316,11 @@ class Planner:
             return self._cheapest
         self._on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         found = self._searched(peak_bytes)
-        if found is not None:
+        if found is not None and not self.request.hooks:
             return found
-        # What the search takes the peak to be is not always what it is: hooks pack what is saved.
+        # What the search takes the peak to be is not what it is where hooks pack what is saved.
         swept = self._swept(peak_bytes, self.peak)
-        fits = [d for d in (self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
+        fits = [d for d in (found, self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
         if not fits:
             tried = (self._least_peak, self._cheapest, *map(self.at, self.capacities()))
             least = min(map(self.peak, tried))
@@ -367,12 +367,19 @@ class Planner:
     def _decided_by_peak(self, found: Tried) -> Decided:
         """What a search for a peak has found, as a decision."""
         saved_bytes = evaluate(self.lowered.problem, found.saved).saved_bytes
-        choice = self._choice(max(self.full_bytes, saved_bytes))
+        asked = [d.choice for d in self._at.values()]  # the search began with what they came to
+        choice = replace(
+            self._choice(max(self.full_bytes, saved_bytes)),
+            solver=self._deciding.asked().name,
+            items=len(self.lowered.problem),
+            elapsed_s=sum(c.elapsed_s for c in asked),
+            deterministic=all(c.deterministic for c in asked),
+        )
         return Decided(
             decision=self.lowered.decision(found.saved),
             saved_bytes=saved_bytes,
             cost=found.cost,
-            choice=replace(choice, solver=self._deciding.asked().name),
+            choice=choice,
         )
 
     def _scheduled_peak(self, decided: Decided) -> int:

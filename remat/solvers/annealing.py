@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Sequence
 from types import ModuleType
 
 from remat.errors import ProblemError
@@ -49,51 +50,39 @@ def anneal(
     """
     core = step_core(problem)
     least = sum(problem.cost)
-    best, done = _first(problem, core)
-    fits = problem.capacity is None or done.peak_bytes <= problem.capacity
-    if fits and done.cost == least:
-        return ScheduleAnswer(core.lifted(best), least)
-    graph = compiled.StepGraph(*core.columns())
-    capacity = core.capacity >> core.shift
-    deadline = None if time_limit is None else time.monotonic() + time_limit
-    moves = min(_MOST, int(effort * _MOVES * len(problem)) + 1_000)
-    peak, cost, by_clock = done.peak_bytes, done.cost, False
-    start = best
-    for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
-        left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
-        turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
-        start = best if rows is _AGAIN else start
-        for _, clock, _, _, sequence in graph.anneal(start, capacity, turns, left):
-            by_clock |= clock
-            found = evaluate_schedule(problem, core.lifted(sequence))
-            within = problem.capacity is None or found.peak_bytes <= problem.capacity
-            better = (not within, found.cost if within else found.peak_bytes) < (
-                not fits,
-                cost if fits else peak,
-            )
-            if better:
-                best, fits = tuple(sequence), within
-                cost, peak = found.cost, found.peak_bytes
-        if (fits and cost == least) or by_clock:
-            break
-    if not fits:
-        raise not_found(problem, peak)
-    return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
 
-
-def _first(problem: ScheduleProblem, core: StepCore):  # type: ignore[no-untyped-def]
-    """The cheapest known schedule that fits, the least peak if none does; every node once is known."""
-    order = core.lifted(core.start)
-    sequences = [core.start]
-    for known in (*problem.known, evicting(problem, order) or order):
-        with contextlib.suppress(ProblemError):  # a known one that cannot run helps nobody
-            evaluate_schedule(problem, known)
-            sequences.append(core.placed(problem, known))
-
-    def rank(sequence: tuple[int, ...]) -> tuple[bool, int, int]:
+    def rank(sequence: Sequence[int]) -> tuple[bool, int, int]:
         done = evaluate_schedule(problem, core.lifted(sequence))
         over = problem.capacity is not None and done.peak_bytes > problem.capacity
         return over, done.peak_bytes if over else done.cost, done.peak_bytes
 
-    best = min(sequences, key=rank)
-    return best, evaluate_schedule(problem, core.lifted(best))
+    start = best = min(_starts(problem, core), key=rank)
+    by_clock = False
+    if rank(best)[:2] != (False, least):
+        graph = compiled.StepGraph(*core.columns())
+        capacity = core.capacity >> core.shift
+        deadline = None if time_limit is None else time.monotonic() + time_limit
+        moves = min(_MOST, int(effort * _MOVES * len(problem)) + 1_000)
+        for rows in (_FRESH[:2], _FRESH[2:], _AGAIN):
+            left = 0.0 if deadline is None else max(0.001, deadline - time.monotonic())
+            turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
+            found = graph.anneal(best if rows is _AGAIN else start, capacity, turns, left)
+            by_clock = any(clock for _, clock, *_ in found)
+            best = min((best, *(tuple(sequence) for *_, sequence in found)), key=rank)
+            if rank(best)[:2] == (False, least) or by_clock:
+                break
+    over, _, peak = rank(best)
+    if over:
+        raise not_found(problem, peak)
+    return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
+
+
+def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
+    """Every node once, with evictions where memory runs out, and what is known, as far as it can run."""
+    evicted = evicting(problem, core.lifted(core.start))
+    found = [core.start]
+    for known in (*problem.known, *((evicted,) if evicted else ())):
+        with contextlib.suppress(ProblemError):
+            evaluate_schedule(problem, known)
+            found.append(core.placed(problem, known))
+    return found

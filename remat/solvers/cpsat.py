@@ -61,14 +61,7 @@ class CpSat(CoreSolver):
         for i, pick in enumerate(picks):
             model.add_hint(pick, i in greedy)
 
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = 0
-        if time_limit is None:
-            solver.parameters.max_deterministic_time = self.work
-        else:
-            left = time_limit - (time.monotonic() - started)
-            solver.parameters.max_time_in_seconds = max(0.001, left)
+        solver = self._engine(started, time_limit)
         status = solver.solve(model)
 
         saved, bound = relaxed.saved, relaxed.bound
@@ -91,6 +84,7 @@ class CpSat(CoreSolver):
         """
         from ortools.sat.python import cp_model
 
+        started = time.monotonic()
         if len(problem) > MOST_NODES:
             raise SolverError(
                 self.name,
@@ -107,13 +101,7 @@ class CpSat(CoreSolver):
         start = evicting(problem, order)
         known = order if start is None else start
         model, rows = schedule_model(core, runs=2, start=core.placed(problem, known))
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = 0
-        if time_limit is None:
-            solver.parameters.max_deterministic_time = self.work
-        else:
-            solver.parameters.max_time_in_seconds = max(0.001, time_limit)
+        solver = self._engine(started, time_limit)
         status = solver.solve(model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
@@ -124,6 +112,20 @@ class CpSat(CoreSolver):
         if start is None:
             raise not_found(problem, evaluate_schedule(problem, order).peak_bytes)
         return ScheduleAnswer(start, by_clock=by_clock)
+
+    def _engine(self, started: float, time_limit: float | None) -> Any:
+        """CP-SAT with one worker, and with what is left of the time, or with counted work."""
+        from ortools.sat.python import cp_model
+
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        if time_limit is None:
+            solver.parameters.max_deterministic_time = self.work
+        else:
+            left = time_limit - (time.monotonic() - started)
+            solver.parameters.max_time_in_seconds = max(0.001, left)
+        return solver
 
 
 def _cost(problem: ScheduleProblem, sequence: Iterable[int]) -> int:

@@ -1,22 +1,16 @@
-"""The one way in which remat lets a solver decide a step problem, and the check of its answer."""
+"""The one way in which remat lets a solver decide a step problem."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, NoReturn
 
-from remat.errors import BudgetError, ProblemError, SolverError
-from remat.solvers.base import Solver, built_in
-from remat.solvers.problem import as_integer
+from remat.errors import BudgetError, SolverError
+from remat.solvers.base import Solver
 from remat.solvers.run import asking, check_question, noting
-from remat.solvers.schedule_problem import (
-    MOST_RUNS_PER_NODE,
-    ScheduleProblem,
-    evaluate_schedule,
-    least_peak,
-)
-from remat.solvers.solution import Schedule, ScheduleAnswer, Status
+from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem, least_peak
+from remat.solvers.solution import Schedule, ScheduleAnswer
+from remat.solvers.verify import verify_schedule
 
 
 def run_schedule(
@@ -69,81 +63,3 @@ def refuse_infeasible(problem: ScheduleProblem) -> None:
             f"no schedule keeps to a peak of {problem.capacity} bytes; every one has at least {least}: "
             f"{why}. Raise the capacity"
         )
-
-
-def verify_schedule(
-    problem: ScheduleProblem, solver: Solver, claim: ScheduleAnswer, *, elapsed_s: float = 0.0
-) -> Schedule:
-    """Turn what a solver returned for a step problem into a schedule that can be relied on.
-
-    Args:
-        problem: what the solver was given.
-        solver: who answered.
-        claim: the answer.
-        elapsed_s: seconds the solver took.
-
-    Returns:
-        The schedule. Its bound is that every node runs once, or a tighter one that one of our solvers
-        claims; a tighter one from elsewhere becomes ``claimed_bound``.
-
-    Raises:
-        SolverError: the answer is malformed, cannot run, takes more bytes than there are, or claims
-            what is not so; the message names the solver and the first thing wrong.
-    """
-
-    def refuse(fault: str) -> NoReturn:
-        raise SolverError(solver.name, f"solver '{solver.name}' {fault}")
-
-    sequence: list[Any] = claim.sequence  # type: ignore[assignment]
-    if not isinstance(sequence, list):
-        refuse(
-            f"returned {type(claim.sequence).__name__} where nodes are due: return an iterable of nodes in "
-            "the order in which they run, or ScheduleAnswer(sequence, bound)"
-        )
-    most = MOST_RUNS_PER_NODE * max(1, len(problem))
-    if len(sequence) > most:
-        refuse(f"returned more than {most} runs, {MOST_RUNS_PER_NODE} for each node")
-    runs = []
-    for position, item in enumerate(sequence):
-        node = as_integer(item)
-        if node is None:
-            refuse(f"returned {item!r} as run {position}, where a node's number is due")
-        runs.append(node)
-    try:
-        done = evaluate_schedule(problem, runs)
-    except ProblemError as error:
-        refuse(f"returned a schedule that cannot run: {error}")
-    if problem.capacity is not None and done.peak_bytes > problem.capacity:
-        refuse(
-            f"returned a schedule with a peak of {done.peak_bytes} bytes at run {done.peak_at} "
-            f"('{problem.names[runs[done.peak_at]]}'), {done.peak_bytes - problem.capacity} over the capacity of "
-            f"{problem.capacity}"
-        )
-    once = sum(problem.cost)
-    bound = claim.bound
-    if bound is not None:
-        bound = as_integer(bound)
-        if bound is None:
-            refuse(f"claims a bound of {claim.bound!r}, which is no integer: round it up")
-        if bound > done.cost:
-            refuse(
-                f"claims that every schedule costs at least {bound}, but its own costs {done.cost}"
-            )
-    proven, claimed = once, None
-    if bound is not None and bound > once:
-        if built_in(solver):
-            proven = bound
-        else:
-            claimed = bound
-    return Schedule(
-        sequence=tuple(runs),
-        cost=done.cost,
-        peak_bytes=done.peak_bytes,
-        boundary=done.boundary,
-        bound=proven,
-        status=Status.OPTIMAL if proven == done.cost else Status.FEASIBLE,
-        solver=solver.name,
-        elapsed_s=elapsed_s,
-        deterministic=solver.deterministic and not claim.by_clock,
-        claimed_bound=claimed,
-    )

@@ -52,12 +52,11 @@ class ScheduleAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedAnswer:
-    """What holds of a solution of either problem; nothing in it is taken from the solver's word.
+class Checked:
+    """What holds of an answer to any problem; nothing in it is taken from the solver's word.
 
     Attributes:
-        saved: indices of the items, or of the nodes that are saved and read, sorted.
-        bound: proven here: no choice is worth more, or no decision costs less.
+        bound: proven here: no choice is worth more, or no decision and no schedule costs less.
         status: ``OPTIMAL`` if it is proven here that nothing better exists.
         solver: name of the solver.
         elapsed_s: seconds the solver took.
@@ -66,13 +65,23 @@ class CheckedAnswer:
             ``bound`` and nobody here has proven it; otherwise None.
     """
 
-    saved: tuple[int, ...]
     bound: int
     status: Status
     solver: str
     elapsed_s: float
     deterministic: bool = True
     claimed_bound: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedAnswer(Checked):
+    """A checked answer that names what is saved; see `Checked` for the other attributes.
+
+    Attributes:
+        saved: indices of the items, or of the nodes that are saved and read, sorted.
+    """
+
+    saved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,30 +112,17 @@ class GraphSolution(CheckedAnswer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """A checked answer to a step problem; nothing in it is taken from the solver's word.
+class Schedule(Checked):
+    """A checked answer to a step problem; see `Checked` for the other attributes.
 
     Attributes:
         sequence: nodes in the order in which they run.
         cost: summed cost of all runs, recomputed, in the problem's unit; never below ``bound``.
         peak_bytes: most bytes alive at a time, recomputed; at most the capacity.
         boundary: position of the first run after the boundary; the length where there is none.
-        bound: proven here: no schedule within the capacity costs less.
-        status: ``OPTIMAL`` if it is proven here that nothing cheaper exists.
-        solver: name of the solver.
-        elapsed_s: seconds the solver took.
-        deterministic: False if a clock ended the search or the solver does not promise to repeat.
-        claimed_bound: the bound that a solver from outside claims, where it is tighter than ``bound``
-            and nobody here has proven it; otherwise None.
     """
 
     sequence: tuple[int, ...]
     cost: int
     peak_bytes: int
     boundary: int
-    bound: int
-    status: Status
-    solver: str
-    elapsed_s: float
-    deterministic: bool = True
-    claimed_bound: int | None = None

@@ -48,7 +48,7 @@ class StepCore:
         """What the kernel's graph is made from; sizes rounded up, so that what fits there fits."""
         starts = (0, *accumulate(map(len, self.reads)))
         return (
-            _scaled(self.cost)[0],
+            _scaled(self.cost),
             self.scaled_bytes(self.extra),
             self.once,
             starts,
@@ -77,9 +77,9 @@ class StepCore:
         return (head, *sequence[:at], self.boundary, *sequence[at:], tail)
 
 
-def _scaled(numbers: Sequence[int]) -> tuple[Sequence[int], int]:
-    shift = max(0, (64 * sum(numbers)).bit_length() - _EXACT.bit_length())
-    return ([x >> shift for x in numbers] if shift else numbers), shift
+def _scaled(costs: Sequence[int]) -> Sequence[int]:
+    shift = max(0, (64 * sum(costs)).bit_length() - _EXACT.bit_length())
+    return [x >> shift for x in costs] if shift else costs
 
 
 def step_core(problem: ScheduleProblem) -> StepCore:

@@ -13,7 +13,19 @@ from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.lagrangian import Found, Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, as_integer
-from remat.solvers.solution import Answer, GraphSolution, Solution, Status
+from remat.solvers.schedule_problem import (
+    MOST_RUNS_PER_NODE,
+    ScheduleProblem,
+    evaluate_schedule,
+)
+from remat.solvers.solution import (
+    Answer,
+    GraphSolution,
+    Schedule,
+    ScheduleAnswer,
+    Solution,
+    Status,
+)
 
 #: Limits for checking a bound that a solver from outside claims: work of either kernel, and states of
 #: the knapsack's. Some hundredths of a second; enough for nearly all problems of a few hundred items.
@@ -140,6 +152,79 @@ def verify_graph(
         elapsed_s=elapsed_s,
         deterministic=solver.deterministic and not claim.by_clock,
         claimed_bound=claimed if claimed > proven else None,
+    )
+
+
+def verify_schedule(
+    problem: ScheduleProblem, solver: Solver, claim: ScheduleAnswer, *, elapsed_s: float = 0.0
+) -> Schedule:
+    """Turn what a solver returned for a step problem into a schedule that can be relied on.
+
+    Args:
+        problem: what the solver was given.
+        solver: who answered.
+        claim: the answer.
+        elapsed_s: seconds the solver took.
+
+    Returns:
+        The schedule. Its bound is that every node runs once, or a tighter one that one of our solvers
+        claims; a tighter one from elsewhere becomes ``claimed_bound``.
+
+    Raises:
+        SolverError: the answer is malformed, cannot run, takes more bytes than there are, or claims
+            what is not so; the message names the solver and the first thing wrong.
+    """
+    sequence: list[Any] = claim.sequence  # type: ignore[assignment]
+    if not isinstance(sequence, list):
+        _refuse(
+            solver,
+            f"returned {type(claim.sequence).__name__} where nodes are due: return an iterable of nodes in "
+            "the order in which they run, or ScheduleAnswer(sequence, bound)",
+        )
+    most = MOST_RUNS_PER_NODE * max(1, len(problem))
+    if len(sequence) > most:
+        _refuse(solver, f"returned more than {most} runs, {MOST_RUNS_PER_NODE} for each node")
+    runs = []
+    for position, item in enumerate(sequence):
+        node = as_integer(item)
+        if node is None:
+            _refuse(solver, f"returned {item!r} as run {position}, where a node's number is due")
+        runs.append(node)
+    try:
+        done = evaluate_schedule(problem, runs)
+    except ProblemError as error:
+        _refuse(solver, f"returned a schedule that cannot run: {error}")
+    if problem.capacity is not None and done.peak_bytes > problem.capacity:
+        _refuse(
+            solver,
+            f"returned a schedule with a peak of {done.peak_bytes} bytes at run {done.peak_at} "
+            f"('{problem.names[runs[done.peak_at]]}'), {done.peak_bytes - problem.capacity} over the capacity of "
+            f"{problem.capacity}",
+        )
+    once = sum(problem.cost)
+    bound = _number(solver, "bound", claim.bound)
+    if bound is not None and bound > done.cost:
+        _refuse(
+            solver,
+            f"claims that every schedule costs at least {bound}, but its own costs {done.cost}",
+        )
+    proven, claimed = once, None
+    if bound is not None and bound > once:
+        if built_in(solver):
+            proven = bound
+        else:
+            claimed = bound
+    return Schedule(
+        sequence=tuple(runs),
+        cost=done.cost,
+        peak_bytes=done.peak_bytes,
+        boundary=done.boundary,
+        bound=proven,
+        status=Status.OPTIMAL if proven == done.cost else Status.FEASIBLE,
+        solver=solver.name,
+        elapsed_s=elapsed_s,
+        deterministic=solver.deterministic and not claim.by_clock,
+        claimed_bound=claimed,
     )
 
 

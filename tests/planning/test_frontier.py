@@ -314,3 +314,29 @@ def test_a_peak_that_a_byte_budget_reaches_costs_no_more(lower: Any) -> None:
         by_peak = remat.plan(joint, remat.Peak(by_bytes.peak_bytes))
         assert by_peak.peak_bytes <= by_bytes.peak_bytes
         assert by_peak.recompute_cost <= by_bytes.recompute_cost
+
+
+def test_a_peak_of_what_hooks_pack_costs_no_more_than_bytes_that_reach_it() -> None:
+    joint = remat.capture(Dropping(), (torch.randn(256, 32),), lower="eager")
+    for nbytes in (157_303, 227_202):
+        packed = remat.plan(joint, nbytes, hooks="int8")
+        by_peak = remat.plan(joint, remat.Peak(packed.peak_bytes), hooks="int8")
+        assert by_peak.peak_bytes <= packed.peak_bytes
+        cheapest = remat.plan(joint, 1.0, hooks="int8")
+        if cheapest.peak_bytes <= packed.peak_bytes:
+            assert by_peak.recompute_cost == cheapest.recompute_cost
+
+
+class Moody(Lagrangian):
+    """Promises nothing twice."""
+
+    name = "moody"
+    deterministic = False
+
+
+def test_a_plan_within_a_peak_says_whether_it_repeats() -> None:
+    joint = remat.capture(Dropping(), (torch.randn(256, 32),), lower="eager")
+    full = remat.plan(joint, 1.0, "lagrangian").peak_bytes
+    allowed = remat.Peak(full * 9 // 10)
+    assert remat.plan(joint, allowed, "lagrangian").deterministic
+    assert not remat.plan(joint, allowed, Moody()).deterministic

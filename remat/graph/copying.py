@@ -18,10 +18,17 @@ from torch import fx
 
 from remat import torch_compat
 
+#: Metadata of a further run of a node in the same half: the node's name in the joint graph.
+RUN_OF = "run_of"
 #: Finds, for a node that a copied node reads, what the copy reads instead.
 Lookup = Callable[[fx.Node], Any]
 #: The copy of each node.
 Copies = dict[fx.Node, fx.Node]
+
+
+def run_of(node: fx.Node) -> str:
+    """The name in the joint graph of what a node of a half runs."""
+    return str(node.meta.get(RUN_OF, node.name))
 
 
 class Copier:
@@ -43,16 +50,35 @@ class Copier:
             quick = graph.owning_module is None and quick_way_works()
         self.copies: Copies = {}
         self._graph = graph
+        self._taken = torch_compat.used_names(source)
         self._run = torch_compat.quick_copier(graph, source) if quick else None
 
-    def copy(self, nodes: Iterable[fx.Node], lookup: Lookup | None = None) -> None:
-        """Appends the copies of nodes, which read what ``lookup`` says, if it is given."""
+    def copy(
+        self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, again: bool = False
+    ) -> None:
+        """Appends the copies of nodes, which read what ``lookup`` says, if it is given.
+
+        A copy is called as its node; a further run of it (``again``) ``NAME_again``, and marked as such.
+        """
         find = self.copies.__getitem__ if lookup is None else lookup
+        if again:
+            for node in nodes:
+                self.copies[node] = self._further(node, find)
+            return
         if self._run is not None:
             self._run(nodes, find, self.copies, taken=False)
             return
         for node in nodes:
             self.copies[node] = self._graph.node_copy(node, find)
+
+    def _further(self, node: fx.Node, find: Lookup) -> fx.Node:
+        name = f"{node.name}_again"
+        while name in self._taken:
+            name += "_"
+        args, kwargs = fx.map_arg((node.args, node.kwargs), find)
+        made = self._graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+        made.meta = {**node.meta, RUN_OF: node.name}
+        return made
 
     def take(self, nodes: Iterable[fx.Node]) -> None:
         """Appends placeholders for the values of nodes, under their names."""

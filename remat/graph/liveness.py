@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from torch import fx
 
+from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import (
     Role,
@@ -207,7 +208,7 @@ class _StepWalk:
     A recomputed node has the fake value of its forward twin, so a key names one storage only within
     a half, and across both only where forward hands it over. Where a twin is alive in backward, what
     is recomputed gets a key of its own: one value of an operator with several may be kept while
-    another is recomputed, and then both are made again.
+    another is recomputed, and then both are made again. So does each further run within a half.
     """
 
     def __init__(
@@ -283,6 +284,10 @@ class _StepWalk:
         one: dict[fx.Node, int] = {}  # nearly every node has one storage
         known = one.get
         keys = self._sizes.each([n.meta.get("val") for n in nodes])
+        # Of several runs of one node in this half the last has its key, as what is handed over is that.
+        again = {run_of(n) for n in nodes if RUN_OF in n.meta}
+        latest = {run_of(n): n for n in nodes if run_of(n) in again}.values() if again else ()
+        twice = {k for n in latest for k in keys_of(n)}
         for moment, (node, key) in enumerate(zip(nodes, keys, strict=True), start):
             for read in inputs_of(node):
                 found = known(read)
@@ -292,7 +297,7 @@ class _StepWalk:
                     for other in keys_of(read):
                         last[other] = moment
             if key is not None:
-                if key in there:
+                if key in there or (key in twice and node not in latest):
                     key = self._own(node, key)
                 one[node] = key
                 last[key] = moment
@@ -300,7 +305,8 @@ class _StepWalk:
                     made[key] = (node, moment)
             else:
                 for other in keys_of(node):
-                    own = self._own(node, other) if other in there else other
+                    apart = other in there or (other in twice and node not in latest)
+                    own = self._own(node, other) if apart else other
                     last[own] = moment
                     made.setdefault(own, (node, moment))
         return made, last

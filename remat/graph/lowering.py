@@ -92,10 +92,27 @@ class Decision:
         saved: nodes whose value is kept (also those that are alive anyway).
         snapshots: inputs of which a copy is kept, because forward mutates them later, or because
             the user may.
+        forward_order: nodes that forward runs, in this order; one that stands there again runs again.
+            Views are made where they are read. Empty: as the passes arrange it.
+        backward_order: likewise for backward.
     """
 
     saved: tuple[str, ...]
     snapshots: tuple[str, ...] = ()
+    forward_order: tuple[str, ...] = ()
+    backward_order: tuple[str, ...] = ()
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it says in which order things run."""
+        return bool(self.forward_order or self.backward_order)
+
+    @property
+    def further_runs(self) -> tuple[str, ...]:
+        """The nodes that run again in its order, one for each further run."""
+        seen: set[str] = set()
+        runs = (*self.forward_order, *self.backward_order)
+        return tuple([n for n in runs if n in seen or seen.add(n)])  # type: ignore[func-returns-value]
 
 
 def must_save(node: fx.Node) -> bool:

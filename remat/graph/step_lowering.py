@@ -69,6 +69,17 @@ class LoweredStep:
                     runs += mine if name + _DRAWN in names else mine[-1:]
         return tuple(runs), boundary
 
+    def orders(
+        self, sequence: Sequence[int], boundary: int
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What forward and backward run in a schedule, by names in the joint graph."""
+        names = self.problem.names
+        forward, backward = (
+            tuple(names[v] for v in half if self.of_name.get(names[v]) == v)
+            for half in (sequence[:boundary], sequence[boundary:])
+        )
+        return forward, backward
+
 
 def lower_step(
     joint: JointGraph,
@@ -79,6 +90,7 @@ def lower_step(
     decision: Decision,
     *,
     recomputed: Iterable[str] = (),
+    once: Iterable[int] = (),
 ) -> LoweredStep:
     """Builds the step problem of a joint graph.
 
@@ -90,8 +102,11 @@ def lower_step(
         unit: unit of the costs.
         decision: whose snapshots of inputs there are.
         recomputed: random operators that are replayed, by name: their generator state is kept.
+        once: positions of nodes that may not run again, besides those that cannot.
     """
-    return _Lowering(joint, index, roles).lower(costs, unit, decision, frozenset(recomputed))
+    return _Lowering(joint, index, roles).lower(
+        costs, unit, decision, frozenset(recomputed), frozenset(once)
+    )
 
 
 class _Lowering:
@@ -118,7 +133,12 @@ class _Lowering:
         return len(self._names) - 1
 
     def lower(
-        self, costs: Sequence[int], unit: str, decision: Decision, replayed: frozenset[str]
+        self,
+        costs: Sequence[int],
+        unit: str,
+        decision: Decision,
+        replayed: frozenset[str],
+        never_again: frozenset[int],
     ) -> LoweredStep:
         index, roles, sizes = self._index, self._roles, self._sizes
         early = [
@@ -139,6 +159,7 @@ class _Lowering:
         once: list[int] = []
         backward: list[int] = []
         forward: list[int] = []
+        ordered: list[int] = []
         kept = {name: self._snapshot(name, of_name, once) for name in decision.snapshots}
         replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
         for i, node in enumerate(index.nodes):
@@ -184,9 +205,12 @@ class _Lowering:
                 backward.append(at)
             elif roles.required_forward[i]:
                 forward.append(at)
-            if not index.plain[i] and (
+            if not index.plain[i] and ops.does_more(node):
+                ordered.append(at)
+            again = index.plain[i] or not (
                 ops.is_effectful(node) or ops.is_opaque(node) or ops.is_mutating(node)
-            ):
+            )
+            if not again or i in never_again:
                 once.append(at)
         n = len(self._names)
         part_of = tuple(self._part_of)
@@ -198,6 +222,7 @@ class _Lowering:
             size=tuple(self._size),
             part_of=part_of if len(runs) < n else (),
             once=tuple(sorted(set(once))),
+            ordered=tuple(ordered),
             forward=tuple(forward),
             backward=tuple(backward),
             at_boundary=tuple(at_boundary),

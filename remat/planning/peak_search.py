@@ -9,16 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.joint import split_outputs
-from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.lowering import Decision, Lowered, SavedKind
 from remat.graph.step_lowering import LoweredStep, lower_step
 from remat.passes.core.state import Costs, State
+from remat.passes.split.arrangement import arrange
+from remat.solvers.annealing import improve
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
+from remat.solvers.kernel import kernel
 from remat.solvers.schedule_problem import evaluate_schedule, least_peak
 
 #: Cuts that the prices take at most.
@@ -29,6 +33,8 @@ _WORK = 800_000
 _LEAST = 120
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
+#: Edits of a schedule that are tried in one turn, for each run, and at most.
+MOVES_PER_NODE, MOST_MOVES = 3_000, 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,21 @@ class Tried:
     cost: int
     peak_bytes: int
     over: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reordered:
+    """A decision with an order of its own.
+
+    Attributes:
+        decision: the decision.
+        cost: cost of what runs again.
+        peak_bytes: of its schedule.
+    """
+
+    decision: Decision
+    cost: int
+    peak_bytes: int
 
 
 class PeakSearch:
@@ -71,13 +92,91 @@ class PeakSearch:
             for i, k in enumerate(self._lowered.kind)
             if k is SavedKind.GENERATOR_STATE
         ]
-        decision = self._lowered.decision(
-            i for i, kind in enumerate(self._lowered.kind) if kind is SavedKind.SNAPSHOT
-        )
         costs = state.get(Costs(self._cost))
         return lower_step(
-            state.joint, state.index, state.roles, costs, problem.unit, decision, recomputed=random
+            state.joint,
+            state.index,
+            state.roles,
+            costs,
+            problem.unit,
+            self._snapshots,
+            recomputed=random,
+            once=self._once,
         )
+
+    @cached_property
+    def _snapshots(self) -> Decision:
+        """A decision that keeps all copies of inputs there can be, and nothing else."""
+        kinds = enumerate(self._lowered.kind)
+        return self._lowered.decision(i for i, kind in kinds if kind is SavedKind.SNAPSHOT)
+
+    @cached_property
+    def _once(self) -> frozenset[int]:
+        """Positions that may not run again: as the graph problem says, and all that reads a tangent."""
+        lowered, problem = self._lowered, self.problem
+        at = lowered.of_position
+        late = self._state.roles.tangent_closure
+        return frozenset(
+            i for i in range(len(at)) if late[i] or (at[i] >= 0 and not problem.recomputable[at[i]])
+        )
+
+    @cached_property
+    def may_reorder(self) -> bool:
+        """Whether a schedule of the step problem can be carried out whatever order it has.
+
+        Not where memory is written to, or something must not be kept.
+        """
+        state, lowered, problem = self._state, self._lowered, self.problem
+        index = state.index
+        if state.storages.rewritten or kernel() is None:
+            return False
+        if any(ops.is_mutating(n) for n, p in zip(index.nodes, index.plain, strict=True) if not p):
+            return False
+        runs = {index.by_name[n] for n in self._step.of_name if n in index.by_name}
+        return all(
+            problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
+            for i, at in enumerate(lowered.position)
+            if lowered.kind[i] is SavedKind.VALUE
+        )
+
+    def reordered(self, tried: Tried, peak_bytes: int) -> Reordered | None:
+        """A cheaper schedule than that of a decision: other orders, further runs; None if none was found.
+
+        Args:
+            tried: the decision; its schedule may be above the peak.
+            peak_bytes: the peak.
+        """
+        if not self.may_reorder:
+            return None
+        sequence, _, boundary = self.schedule(tried.saved)
+        problem = self._step.problem.within(peak_bytes)
+        moves = min(MOST_MOVES, MOVES_PER_NODE * len(sequence))
+        compiled = kernel()
+        assert compiled is not None
+        found, at = improve(compiled, problem, sequence, boundary, moves=moves)
+        done = evaluate_schedule(problem, found, at)
+        cost = done.cost - sum(problem.cost)
+        over = tried.peak_bytes > peak_bytes
+        if done.peak_bytes > peak_bytes or not (over or cost < tried.cost):
+            return None
+        forward, backward = self._step.orders(found, at)
+        state = self._state
+        index, lowered = state.index, self._lowered
+        orders = Decision(
+            saved=(),
+            snapshots=self._snapshots.snapshots,
+            forward_order=forward,
+            backward_order=backward,
+        )
+        arranged = arrange(state.joint, index, state.roles, orders)
+        if not all(self.problem.savable[lowered.of_position[i]] for i in arranged.read):
+            return None
+        decision = replace(
+            orders,
+            saved=tuple(index.nodes[i].name for i in sorted(arranged.read)),
+            snapshots=tuple(index.nodes[i].name for i in sorted(arranged.snapshots)),
+        )
+        return Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
 
     @property
     def least_possible(self) -> int:

@@ -30,7 +30,7 @@ class Plan:
             outputs included.
         snapshots: inputs of which forward keeps a copy, because it mutates them, or because they may
             be refilled before backward.
-        recomputed: names of the nodes that run in forward and again in backward.
+        recomputed: names of the nodes that run again, in backward as a rule; one for each further run.
         saved_bytes: bytes of the distinct storages that forward hands to backward, beyond inputs
             and outputs.
         peak_bytes: most bytes alive at once over forward, then backward; inputs and parameters
@@ -59,6 +59,10 @@ class Plan:
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
         operators: digest of the operators of that graph, in their order; likewise.
+        forward_order: nodes that forward runs, in this order, where the plan says so: under a budget on
+            the peak. A node that stands there again runs again, as ``NAME_again`` in the module; views
+            are made where they are read. Empty: as the passes arrange it.
+        backward_order: likewise for backward.
         region_budget: the share that the code set by ``region_activation_memory_budget``, which held
             instead of a share and beside bytes; empty where it set none.
         least_because: why no plan saves less than ``least_bytes``, where a share of less was raised
@@ -94,6 +98,8 @@ class Plan:
     region_budget: str = ""
     least_because: str = ""
     operators: str = ""
+    forward_order: tuple[str, ...] = ()
+    backward_order: tuple[str, ...] = ()
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
@@ -126,7 +132,12 @@ class Plan:
 
     @property
     def decision(self) -> Decision:
-        return Decision(saved=self.saved, snapshots=self.snapshots)
+        return Decision(
+            saved=self.saved,
+            snapshots=self.snapshots,
+            forward_order=self.forward_order,
+            backward_order=self.backward_order,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -186,7 +197,7 @@ class Plan:
             lines += [f"    {self._input_told(name)}" for name in self.reread]
         if self._modules is not None and self._problem is not None:
             show_cost = partial(format_cost, unit=self.unit)
-            lines += explain(self.forward, self._problem, self.recomputed, show_cost)
+            lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
 
     @property

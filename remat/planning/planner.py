@@ -34,10 +34,10 @@ from remat.graph.lowering import Decision, Lowered, SavedKind
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
-from remat.passes.core.state import State
+from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted, RegionBudget, full_and_least, refuse_peak
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
-from remat.planning.peak_search import PeakSearch, Tried
+from remat.planning.peak_search import PeakSearch, Reordered, Tried
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
@@ -177,7 +177,7 @@ class Planner:
         self.declarations = ops.declarations()
         self._deciding = request.deciding()
         self._at: dict[int, Decided] = {}
-        self._peaks: dict[tuple[str, ...], int] = {}
+        self._peaks: dict[Decision, int] = {}
         self._on_step = on_step or (lambda _: None)
 
     @classmethod
@@ -271,7 +271,7 @@ class Planner:
 
     def peak(self, decided: Decided) -> int:
         """The simulated peak of a decision, in bytes."""
-        key = (*decided.decision.saved, "|", *decided.decision.snapshots)
+        key = decided.decision
         if key not in self._peaks:
             self._on_step(f"simulating {format_bytes(decided.saved_bytes)}")
             done = split(replace(self.state, decision=decided.decision, choice=decided.choice))
@@ -351,6 +351,9 @@ class Planner:
         more = [self.lowered.saved_of(d.decision) for d in starts]
         found = self._peak_search.within(peak_bytes, [*more, *self._starts(peak_bytes)])
         decided = self._decided_by_peak(found)
+        if not self.request.hooks:
+            reordered = self._peak_search.reordered(found, peak_bytes)
+            decided = self._decided_by_peak(reordered) if reordered else decided
         return decided if self.peak(decided) <= peak_bytes else None
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
@@ -364,22 +367,24 @@ class Planner:
         swept = self._swept(peak_bytes, self._scheduled_peak)
         return [lowered.saved_of(d.decision) for d in (*found, *((swept,) if swept else ()))]
 
-    def _decided_by_peak(self, found: Tried) -> Decided:
+    def _decided_by_peak(self, found: Tried | Reordered) -> Decided:
         """What a search for a peak has found, as a decision."""
-        saved_bytes = evaluate(self.lowered.problem, found.saved).saved_bytes
+        lowered = self.lowered
+        if isinstance(found, Tried):
+            decision, saved = lowered.decision(found.saved), found.saved
+        else:
+            decision, saved = found.decision, lowered.saved_of(found.decision)
+        saved_bytes = evaluate(lowered.problem, saved).saved_bytes
         asked = [d.choice for d in self._at.values()]  # the search began with what they came to
         choice = replace(
             self._choice(max(self.full_bytes, saved_bytes)),
             solver=self._deciding.asked().name,
-            items=len(self.lowered.problem),
+            items=len(lowered.problem),
             elapsed_s=sum(c.elapsed_s for c in asked),
             deterministic=all(c.deterministic for c in asked),
         )
         return Decided(
-            decision=self.lowered.decision(found.saved),
-            saved_bytes=saved_bytes,
-            cost=found.cost,
-            choice=choice,
+            decision=decision, saved_bytes=saved_bytes, cost=found.cost, choice=choice
         )
 
     def _scheduled_peak(self, decided: Decided) -> int:
@@ -460,17 +465,23 @@ def finish(state: State, *, cost: CostModel, budget: Budget, fingerprint: str) -
     state.backward.recompile()
     kept = [i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE]
     saved = tuple(problem.names[i] for i in kept)
+    recomputed = tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i])
+    recompute_cost = scored.recompute_cost
+    if state.decision.is_ordered:
+        recomputed = state.decision.further_runs
+        costs = state.get(Costs(cost))
+        recompute_cost = sum(costs[state.index.by_name[name]] for name in recomputed)
     region = choice.region_budget
     priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
     return Plan(
         saved=saved,
         snapshots=state.decision.snapshots,
-        recomputed=tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i]),
+        recomputed=recomputed,
         saved_bytes=saved_bytes,
         peak_bytes=simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
-        recompute_cost=scored.recompute_cost,
+        recompute_cost=recompute_cost,
         recompute_bound=min(
-            scored.recompute_cost,
+            recompute_cost,
             max(choice.recompute_bound, Hull.of(problem).edge(capacity).bound(capacity)),
         ),
         unit=problem.unit,
@@ -493,6 +504,8 @@ def finish(state: State, *, cost: CostModel, budget: Budget, fingerprint: str) -
         region_budget="" if region is None else str(Budget(share=region)),
         least_because=choice.least_because,
         operators=state.operators,
+        forward_order=state.decision.forward_order,
+        backward_order=state.decision.backward_order,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,

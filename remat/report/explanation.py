@@ -65,7 +65,7 @@ class KeptStorage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedNode:
-    """One node that runs in forward and again in backward.
+    """One further run of a node.
 
     Attributes:
         name: the node.
@@ -130,11 +130,14 @@ def _saved_name(node: fx.Node) -> str:
 
 
 def again(
-    forward: fx.GraphModule, problem: GraphProblem, recomputed: Sequence[str]
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    problem: GraphProblem,
+    recomputed: Sequence[str],
 ) -> list[RecomputedNode]:
-    """What runs twice, in the order of forward."""
+    """What runs again, one entry for each further run."""
     index = {name: i for i, name in enumerate(problem.names)}
-    nodes = {n.name: n for n in forward.graph.nodes}
+    nodes = {n.name: n for half in (backward, forward) for n in half.graph.nodes}
     read: set[int] = set()  # by backward itself, or by what runs for its sake alone
     stack = list(problem.needed)
     while stack:
@@ -181,6 +184,7 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
 
 def explain(
     forward: fx.GraphModule,
+    backward: fx.GraphModule,
     problem: GraphProblem,
     recomputed: Sequence[str],
     show_cost: ShowCost,
@@ -189,8 +193,9 @@ def explain(
 
     Args:
         forward: forward module of the plan.
+        backward: its backward module.
         problem: its graph problem.
-        recomputed: names of the nodes that run twice.
+        recomputed: names of the nodes that run again, one for each further run.
         show_cost: writes a cost in the unit of the problem.
     """
     keeps = kept(forward, problem, recomputed)
@@ -200,7 +205,7 @@ def explain(
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _table(_kept_rows(keeps, show_cost), 4)
         lines += _run_once(keeps)
-    runs = again(forward, problem, recomputed)
+    runs = again(forward, backward, problem, recomputed)
     costly = [r for r in runs if r.cost]
     if costly:
         cost = show_cost(sum(r.cost for r in costly))

@@ -25,6 +25,8 @@ _FRESH = (
 )
 #: Turns from the best of those.
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
+#: Turns from a schedule that is nearly right, one row after the other.
+_NEAR = (((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25)),)
 
 
 def anneal(
@@ -75,6 +77,57 @@ def anneal(
     if over:
         raise not_found(problem, peak)
     return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
+
+
+def improve(
+    compiled: ModuleType,
+    problem: ScheduleProblem,
+    sequence: Sequence[int],
+    boundary: int,
+    *,
+    moves: int,
+) -> tuple[tuple[int, ...], int]:
+    """A schedule that is nearly right made cheaper within the capacity, or lower where it is above.
+
+    Args:
+        compiled: the kernel.
+        problem: what to solve, with a capacity.
+        sequence: the schedule.
+        boundary: position of its first run after the boundary.
+        moves: edits to try in each turn.
+
+    Returns:
+        The best schedule found, and its boundary: as early as the capacity allows.
+    """
+    core = step_core(problem)
+    capacity = problem.capacity or 0
+
+    def rank(found: tuple[tuple[int, ...], int]) -> tuple[bool, int, int]:
+        done = evaluate_schedule(problem, *found)
+        over = done.peak_bytes > capacity
+        return over, done.peak_bytes if over else done.cost, done.peak_bytes
+
+    best = (tuple(sequence), boundary)
+    graph = compiled.StepGraph(*core.columns())
+    for rows in _NEAR:
+        start = core.placed(problem, *best)
+        turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
+        found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
+        best = min((best, *(core.split(tuple(s)) for *_, s in found)), key=rank)
+    first = _first_boundary(problem, best[0])
+    if first < best[1] and evaluate_schedule(problem, best[0], first).peak_bytes <= capacity:
+        best = (best[0], first)
+    return best
+
+
+def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
+    """The earliest position of a boundary: behind the first runs of all that belongs to forward."""
+    missing = set(problem.forward)
+    for position, v in enumerate(sequence):
+        if not missing:
+            return position
+        missing.discard(v)
+    return len(sequence)
 
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:

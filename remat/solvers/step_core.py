@@ -64,16 +64,23 @@ class StepCore:
     def scaled_bytes(self, numbers: Sequence[int]) -> Sequence[int]:
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
+    def split(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """A sequence of the core's as one of the problem's, with its boundary."""
+        at = sequence.index(self.boundary) if self.boundary >= 0 else len(sequence)
+        return self.lifted(sequence), len(self.lifted(sequence[:at]))
+
     def lifted(self, sequence: Iterable[int]) -> tuple[int, ...]:
         """A sequence of the core's as one of the problem's."""
         return tuple(v for v in sequence if v < self.nodes)
 
-    def placed(self, problem: ScheduleProblem, sequence: Sequence[int]) -> tuple[int, ...]:
-        """A schedule of the problem's as a sequence of the core's."""
+    def placed(
+        self, problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
+    ) -> tuple[int, ...]:
+        """A schedule of the problem's as a sequence of the core's; the boundary as late as may be where None."""
         head, tail = self.nodes, self.nodes + 1
         if self.boundary < 0:
             return (head, *sequence, tail)
-        at = evaluate_schedule(problem, sequence).boundary
+        at = evaluate_schedule(problem, sequence, boundary).boundary
         return (head, *sequence[:at], self.boundary, *sequence[at:], tail)
 
 

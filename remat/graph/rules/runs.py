@@ -10,33 +10,40 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
+from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import inputs_of
 from remat.graph.lowering import must_recompute
 from remat.graph.rules.facts import Facts, Fault, called
 
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
-    drawn = {n.name for n in facts.special[1] if ops.is_random(n)}
-    for node in facts.special[2]:
-        if node.name in drawn and ops.is_random(node):
-            yield Fault(f"{called(node)} draws anew in backward instead of replaying", (node,))
+    drawn: set[str] = set()
+    for half, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
+        for node in nodes:
+            if ops.is_random(node) and node.target not in _REPLAYS:
+                name = run_of(node).removesuffix("_drawn")
+                if name in drawn:
+                    yield Fault(
+                        f"{called(node)} draws anew in {half} instead of replaying", (node,)
+                    )
+                drawn.add(name)
 
 
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
-    for node in facts.special[2]:
-        if node.name not in facts.calls:
-            continue
+    again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
+    for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
+        where = "twice" if RUN_OF in node.meta else "in both halves"
         if ops.is_effectful(node):
-            yield Fault(f"{called(node)} has its effect in both halves", (node,))
+            yield Fault(f"{called(node)} has its effect {where}", (node,))
         elif ops.is_opaque(node) and not ops.is_random(node):
-            text = f"{called(node)}, which nobody has declared pure, runs in both halves"
+            text = f"{called(node)}, which nobody has declared pure, runs {where}"
             yield Fault(text, (node,))
         elif (
             ops.is_collective(node)
             and ops.name_of(node.target) != "wait_tensor"
             and not must_recompute(node)
         ):
-            yield Fault(f"{called(node)} communicates in both halves", (node,))
+            yield Fault(f"{called(node)} communicates {where}", (node,))
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
@@ -68,25 +75,31 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    calls = facts.calls
-    for node in facts.halves[1]:
-        source = calls.get(node.name)
-        if source is None or node.op != "call_function":
-            continue
-        reads, wanted = list(inputs_of(node)), list(inputs_of(source))
-        if node.target is source.target and [n.name for n in reads] == [n.name for n in wanted]:
-            continue  # most are
-        target, reads = _call(node)
-        wanted_target, wanted = _call(source)
-        if target != wanted_target:
-            text = f"'{node.name}' is {target} in backward, {wanted_target} in forward"
-            yield Fault(text, (source,))
-        elif len(reads) != len(wanted):
-            yield Fault(f"'{node.name}' reads other values in backward than in forward", (source,))
-        for a, b in zip(reads, wanted, strict=False):
-            if a.name != b.name and a.name in facts.joint and b.name in facts.joint:
-                text = f"'{node.name}' reads '{a.name}' in backward, '{b.name}' in forward"
+    for half, nodes in zip(("forward", "backward"), facts.halves, strict=True):
+        for node in nodes:
+            again = RUN_OF in node.meta
+            if node.op != "call_function" or not (again or half == "backward"):
+                continue
+            source = facts.joint.get(run_of(node)) if again else facts.calls.get(node.name)
+            if source is None:
+                continue
+            reads, wanted = list(inputs_of(node)), list(inputs_of(source))
+            if node.target is source.target and list(map(run_of, reads)) == list(
+                map(run_of, wanted)
+            ):
+                continue  # most are
+            target, reads = _call(node)
+            wanted_target, wanted = _call(source)
+            if target != wanted_target:
+                text = f"'{node.name}' is {target} in {half}, {wanted_target} in forward"
                 yield Fault(text, (source,))
+            elif len(reads) != len(wanted):
+                text = f"'{node.name}' reads other values in {half} than in forward"
+                yield Fault(text, (source,))
+            for a, b in zip(map(run_of, reads), map(run_of, wanted), strict=False):
+                if a != b and a in facts.joint and b in facts.joint:
+                    text = f"'{node.name}' reads '{a}' in {half}, '{b}' in forward"
+                    yield Fault(text, (source,))
 
 
 def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
@@ -104,6 +117,13 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
     if target is torch_compat.rng_prims.graphsafe_run_with_rng_state:
         return node.args[0], reads[:-1]
     return target, reads
+
+
+#: Operators that draw from a state that they are given.
+_REPLAYS = (
+    torch_compat.rng_prims.run_with_rng_state,
+    torch_compat.rng_prims.graphsafe_run_with_rng_state,
+)
 
 
 def _is_ordered_effect(node: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from remat.graph.lowering import Decision
 from remat.graph.source import located
 from remat.graph.writes import aliased_argument, is_destination
 from remat.passes.core.state import State
+from remat.passes.split.arrangement import arrange
 from remat.passes.split.convention import is_checked_tensor, is_size, write_output
 
 
@@ -43,7 +45,16 @@ class Extraction:
         self._roles = state.roles
         keep = [self._position(name) for name in decision.saved]
         self._kept_copies = frozenset(map(self._position, decision.snapshots))
-        self._backward_nodes, read = self._reach_backward(set(keep))
+        self._forward_nodes: Sequence[int] | None = None
+        self._backward_nodes: Sequence[int]
+        self._snapshots_read: set[int]
+        read: Iterable[int]
+        if decision.is_ordered:
+            found = arrange(self._joint, self._index, self._roles, decision)
+            self._forward_nodes, self._backward_nodes = found.forward, found.backward
+            read, self._snapshots_read = found.read, set(found.snapshots)
+        else:
+            self._backward_nodes, read = self._reach_backward(set(keep))
         self.saved: list[fx.Node] = []
         self.unchecked: list[fx.Node] = []
         self.objects: list[fx.Node] = []
@@ -83,7 +94,7 @@ class Extraction:
         ]
         runs: set[int] = set()
         read: set[int] = set()
-        self._snapshots_read: set[int] = set()
+        self._snapshots_read = set()
         while stack:
             i = stack.pop()
             if i in runs or i in read:
@@ -164,9 +175,9 @@ class Extraction:
         source = self._joint.graph_module
         return make_module(source, forward), make_module(source, backward)
 
-    def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
+    def _reach_forward(self, outputs: Sequence[Any]) -> Sequence[int]:
+        """The nodes that run in forward, in joint order."""
         index, roles = self._index, self._roles
-        outputs, _, descs, _ = split_outputs(self._joint)
         handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
         stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
         runs = bytearray(roles.required_forward)
@@ -180,6 +191,14 @@ class Extraction:
         if invalid:
             lines = [f"  {located(index.nodes[i])}" for i in invalid[:5]]
             raise PlanError("\n".join(["forward outputs depend on backward, through:", *lines]))
+        return running
+
+    def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
+        index = self._index
+        outputs, _, descs, _ = split_outputs(self._joint)
+        running = self._forward_nodes
+        if running is None:
+            running = self._reach_forward(outputs)
         graph = fx.Graph()
         copier = Copier(graph, self._joint.graph)
         env = copier.copies
@@ -197,7 +216,7 @@ class Extraction:
             )
             copies[i] = copy.meta["val"] = _clone(source.meta["val"])
             snapshots.append(copy)
-        copier.copy([n for n in map(index.nodes.__getitem__, running) if n not in env])
+        _copy_runs(copier, [index.nodes[i] for i in running if i not in self._roles.placeholders])
         values = [env[o] if isinstance(o, fx.Node) else o for o in outputs]
         values += [*(env[n] for n in self.saved), *snapshots]
         values += [env[n] for n in (*self.unchecked, *self.objects, *self.sizes)]
@@ -221,31 +240,38 @@ class Extraction:
         for role in (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE):
             copier.take(self._placeholders(role))
         runs = [index.nodes[i] for i in self._backward_nodes]
-        if snapshot:
-            _copy_beside(copier, runs, snapshot)
-        else:
-            copier.copy(runs)
-        for node in runs:
-            env[node].meta["autograd_backward"] = True
+        _copy_runs(copier, runs, snapshot)
+        for node in graph.nodes:
+            if node.op != "placeholder":
+                node.meta["autograd_backward"] = True
         values = [snapshot.get(o, env.get(o)) if isinstance(o, fx.Node) else o for o in outputs]
         write_output(graph.output(()), values, descs)
         return graph
 
 
-def _copy_beside(copier: Copier, nodes: list[fx.Node], snapshot: dict[fx.Node, fx.Node]) -> None:
-    """Copies nodes that read snapshots of inputs; what only writes to an input gets the input."""
-    moved: set[fx.Node | None] = {*snapshot.values()}
+def _copy_runs(
+    copier: Copier, nodes: list[fx.Node], snapshot: Mapping[fx.Node, fx.Node] | None = None
+) -> None:
+    """Copies nodes; one that comes again is a further run.
+
+    What reads an input of which there is a snapshot reads that; what only writes to it gets the input.
+    """
+    if not snapshot and len(set(nodes)) == len(nodes):
+        copier.copy(nodes)
+        return
+    copies, copied = copier.copies, snapshot or {}
+    moved: set[fx.Node | None] = {*copied.values()}
+    ran: set[fx.Node] = set()
     for node in nodes:
 
         def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
-            reads = n in snapshot and not is_destination(n, reader)
-            return snapshot[n] if reads else copier.copies[n]
+            return copied[n] if n in copied and not is_destination(n, reader) else copies[n]
 
-        copier.copy([node], lookup)
-        copied = copier.copies[node]
-        if aliased_argument(copied) in moved:
-            refresh(copied)  # a view of the input is one of the snapshot now
-            moved.add(copied)
+        copier.copy([node], lookup, again=node in ran)
+        ran.add(node)
+        if aliased_argument(copies[node]) in moved:
+            refresh(copies[node])  # a view of the input is one of the snapshot now
+            moved.add(copies[node])
 
 
 def _is_static(value: Any) -> bool:

@@ -15,6 +15,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
+from remat.graph.copying import run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import Role, output_node, role_of
 from remat.graph.replays import random_device
@@ -46,32 +47,39 @@ class FunctionalizeRng(Pass):
     def run(self, state: State) -> PassResult:
         if state.forward is None or state.backward is None:
             return PassResult(state=state, modified=False, detail="not partitioned")
-        pairs = twice_random(state.forward.graph, state.backward.graph)
-        graphsafe = _use_graphsafe([fwd for fwd, _ in pairs])
-        states: list[tuple[fx.Node, fx.Node]] = []
+        drawn = drawn_again(state.forward.graph, state.backward.graph)
+        graphsafe = _use_graphsafe([fwd for fwd, _ in drawn])
+        states: list[tuple[fx.Node, list[fx.Node]]] = []
         with state.edit() as edit:
-            for k, (fwd, bwd) in enumerate(pairs):
-                if graphsafe and torch_compat.supports_graphsafe_rng(random_device(fwd)):
-                    _share_generator(fwd, bwd, k)
+            for k, (fwd, later) in enumerate(drawn):
+                # A generator of backward's own serves one run there.
+                once = len(later) == 1 and later[0].graph is not fwd.graph
+                if graphsafe and once and torch_compat.supports_graphsafe_rng(random_device(fwd)):
+                    _share_generator(fwd, later[0], k)
                 else:
-                    states.append(_save_and_replay(fwd, bwd))
+                    states.append((_save_state(fwd), later))
             if states:
                 _hand_over(state, states)
-            edit.modified = bool(pairs)
-        return edit.result(f"{len(pairs)} operators replayed", replayed=len(pairs))
+            edit.modified = bool(drawn)
+        return edit.result(f"{len(drawn)} operators replayed", replayed=len(drawn))
 
 
-def twice_random(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
-    """Random operators that stand in both graphs, by name, in forward's order."""
-    nodes = list(backward.nodes)
-    marked = zip(nodes, are_plain(nodes), strict=True)
-    drawn = {n.name: n for n, plain in marked if not plain and ops.is_random(n)}
-    pairs = ((n, drawn.get(n.name)) for n in forward.nodes if n.op == "call_function")
-    return [(fwd, bwd) for fwd, bwd in pairs if bwd is not None and bwd.target == fwd.target]
+def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:
+    """Random operators that run more than once: forward's run that draws, and all later runs."""
+    runs: dict[str, list[fx.Node]] = {}
+    for nodes in (list(forward.nodes), list(backward.nodes)):
+        for node, plain in zip(nodes, are_plain(nodes), strict=True):
+            if not plain and ops.is_random(node):
+                runs.setdefault(run_of(node), []).append(node)
+    return [
+        (first, later)
+        for first, *later in runs.values()
+        if later and first.graph is forward and all(n.target == first.target for n in later)
+    ]
 
 
-def _save_and_replay(fwd: fx.Node, bwd: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Rewrites one pair; returns forward's state and the replay that wants it."""
+def _save_state(fwd: fx.Node) -> fx.Node:
+    """Makes forward's run keep the generator's state, and returns that."""
     if not isinstance(fwd.target, torch_compat.OpOverload):
         raise PlanError(
             f"'{fwd.name}' ({fwd.target}) draws random numbers inside a higher-order operator, which "
@@ -90,13 +98,26 @@ def _save_and_replay(fwd: fx.Node, bwd: fx.Node) -> tuple[fx.Node, fx.Node]:
         state.meta = {**_provenance(fwd), "val": sample}
     # The node itself becomes the drawn value, so that it keeps its name, users and metadata.
     fwd.target, fwd.args, fwd.kwargs = operator.getitem, (run, 1), {}
-    return state, bwd
+    return state
 
 
-def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
-    """Adds the generator states to forward's outputs and backward's inputs, after checked tensors."""
+def _replay(node: fx.Node, state: fx.Node) -> None:
+    """Makes a run draw what the state's own run drew."""
+    node.args = (state, node.target, *node.args)  # type: ignore[assignment]
+    node.target = torch_compat.rng_prims.run_with_rng_state
+
+
+def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None:
+    """Later runs replay; states for backward are added to what is handed over, after checked tensors."""
     assert state.forward is not None
     assert state.backward is not None
+    states: list[tuple[fx.Node, list[fx.Node]]] = []
+    for saved, later in drawn:
+        for node in later:
+            if node.graph is saved.graph:
+                _replay(node, saved)
+        if there := [node for node in later if node.graph is not saved.graph]:
+            states.append((saved, there))
     own = state.joint.num_fwd_outputs
     out = output_node(state.forward.graph)
     values = list(out.args[0])  # type: ignore[arg-type]
@@ -112,12 +133,12 @@ def _hand_over(state: State, states: list[tuple[fx.Node, fx.Node]]) -> None:
         or role_of(n) is not Role.PRIMAL
         or not (is_checked_tensor(n) or is_size(n.meta.get("val")))
     )
-    for saved, bwd in states:
+    for saved, later in states:
         with graph.inserting_before(before):
             taken = graph.placeholder(saved.name)
             taken.meta = {"val": saved.meta["val"]}
-        bwd.args = (taken, bwd.target, *bwd.args)  # type: ignore[arg-type]
-        bwd.target = torch_compat.rng_prims.run_with_rng_state
+        for node in later:
+            _replay(node, taken)
 
 
 def _share_generator(fwd: fx.Node, bwd: fx.Node, count: int) -> None:

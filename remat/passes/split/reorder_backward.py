@@ -37,6 +37,8 @@ class ReorderBackward(Pass):
     def run(self, state: State) -> PassResult:
         if state.backward is None:
             return PassResult(state=state, modified=False, detail="not partitioned")
+        if state.decision is not None and state.decision.is_ordered:
+            return PassResult(state=state, modified=False, detail="the decision has an order")
         with state.edit() as edit:
             moved = reorder(state.backward.graph)
             edit.modified = moved > 0

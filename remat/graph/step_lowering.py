@@ -22,7 +22,7 @@ from remat.graph.lowering import Decision
 from remat.graph.replays import Replays, is_element, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.storages import Sizes, tensor_bytes
-from remat.graph.writes import is_destination
+from remat.graph.writes import is_destination, written_by
 from remat.solvers.schedule_problem import ScheduleProblem
 
 #: What `functionalize-rng` calls the run of a random operator that keeps the generator's state.
@@ -161,6 +161,22 @@ class _Lowering:
         forward: list[int] = []
         ordered: list[int] = []
         kept = {name: self._snapshot(name, of_name, once) for name in decision.snapshots}
+        written = {
+            k
+            for n, plain in zip(index.nodes, index.plain, strict=True)
+            if not plain
+            for w in written_by(n)
+            for k in sizes.keys(w)
+        }
+
+        def touches_written(i: int) -> bool:
+            """Whether a node draws, has an effect, or reads or writes memory that is written to."""
+            if not index.plain[i] and ops.does_more(index.nodes[i]):
+                return True
+            return bool(written) and any(
+                k in written for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
+            )
+
         replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
         for i, node in enumerate(index.nodes):
             if node.op != "call_function":
@@ -205,7 +221,7 @@ class _Lowering:
                 backward.append(at)
             elif roles.required_forward[i]:
                 forward.append(at)
-            if not index.plain[i] and ops.does_more(node):
+            if touches_written(i):
                 ordered.append(at)
             again = index.plain[i] or not (
                 ops.is_effectful(node) or ops.is_opaque(node) or ops.is_mutating(node)

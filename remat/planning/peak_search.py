@@ -8,7 +8,7 @@ best decision that fits is then filled up: whatever is cheaper to keep, and fits
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,13 +17,14 @@ from remat.graph.costs import CostModel
 from remat.graph.joint import split_outputs
 from remat.graph.lowering import Decision, Lowered, SavedKind
 from remat.graph.step_lowering import LoweredStep, lower_step
+from remat.graph.writes import written_by
 from remat.passes.core.state import Costs, State
 from remat.passes.split.arrangement import arrange
 from remat.solvers.annealing import improve
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.kernel import kernel
-from remat.solvers.schedule_problem import evaluate_schedule, least_peak
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
 
 #: Cuts that the prices take at most.
 _CUTS = 40
@@ -124,20 +125,34 @@ class PeakSearch:
     def may_reorder(self) -> bool:
         """Whether a schedule of the step problem can be carried out whatever order it has.
 
-        Not where memory is written to, or something must not be kept.
+        Not where memory is written to, unless by forward to an input and nobody reads it afterwards, or
+        where something must not be kept.
         """
         state, lowered, problem = self._state, self._lowered, self.problem
         index = state.index
         if state.storages.rewritten or kernel() is None:
             return False
-        if any(ops.is_mutating(n) for n, p in zip(index.nodes, index.plain, strict=True) if not p):
+        writing = [i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])]
+        if any(
+            index.users[i]
+            or state.roles.tangent_closure[i]
+            or any(w.op != "placeholder" for w in written_by(index.nodes[i]))
+            for i in writing
+        ):
             return False
         runs = {index.by_name[n] for n in self._step.of_name if n in index.by_name}
         return all(
             problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
             for i, at in enumerate(lowered.position)
-            if lowered.kind[i] is SavedKind.VALUE
+            if lowered.kind[i] is SavedKind.VALUE and at not in writing
         )
+
+    @cached_property
+    def _free(self) -> ScheduleProblem:
+        """The step problem without further runs of what stays to the end: they would stand for it."""
+        problem = self._step.problem
+        stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
+        return replace(problem, once=tuple(sorted(stay.union(problem.once))))
 
     def reordered(self, tried: Tried, peak_bytes: int) -> Reordered | None:
         """A cheaper schedule than that of a decision: other orders, further runs; None if none was found.
@@ -149,7 +164,7 @@ class PeakSearch:
         if not self.may_reorder:
             return None
         sequence, _, boundary = self.schedule(tried.saved)
-        problem = self._step.problem.within(peak_bytes)
+        problem = self._free.within(peak_bytes)
         moves = min(MOST_MOVES, MOVES_PER_NODE * len(sequence))
         compiled = kernel()
         assert compiled is not None
@@ -169,7 +184,10 @@ class PeakSearch:
             backward_order=backward,
         )
         arranged = arrange(state.joint, index, state.roles, orders)
-        if not all(self.problem.savable[lowered.of_position[i]] for i in arranged.read):
+        savable = self.problem.savable
+        if not all(savable[lowered.of_position[i]] for i in arranged.read) or self._reads_late(
+            arranged.forward
+        ):
             return None
         decision = replace(
             orders,
@@ -177,6 +195,17 @@ class PeakSearch:
             snapshots=tuple(index.nodes[i].name for i in sorted(arranged.snapshots)),
         )
         return Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
+
+    def _reads_late(self, forward: Sequence[int]) -> bool:
+        """Whether forward reads an input after it has written to it."""
+        index, owner = self._state.index, self._state.storages.owner
+        gone: set[int] = set()
+        for i in forward:
+            if gone.intersection(owner[j] for j in index.inputs[i]):
+                return True
+            if not index.plain[i]:
+                gone.update(owner[index.position[w]] for w in written_by(index.nodes[i]))
+        return False
 
     @property
     def least_possible(self) -> int:

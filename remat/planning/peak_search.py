@@ -34,6 +34,8 @@ _WORK = 800_000
 _LEAST = 120
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
+#: Stretches of backward in each of which a bound is looked for.
+_STRETCHES = 12
 #: Edits of a schedule that are tried in one turn, for each run, and at most.
 MOVES_PER_NODE, MOST_MOVES = 3_000, 5_000_000
 
@@ -315,6 +317,14 @@ class PeakSearch:
                 over=most,
             )
         return found
+
+    def highest(self, tried: Tried) -> tuple[int, ...]:
+        """Runs of backward while which most is alive: the highest in each of `_STRETCHES` stretches of it."""
+        late = self._state.roles.tangent_closure
+        runs = [m for m in tried.over if m < len(late) and late[m]]
+        length = max(1, -(-len(runs) // _STRETCHES))
+        stretches = (runs[i : i + length] for i in range(0, len(runs), length))
+        return tuple(max(stretch, key=lambda m: tried.over[m]) for stretch in stretches)
 
     def _spent(self) -> bool:
         return len(self._seen) > self._evaluations

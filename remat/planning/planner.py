@@ -37,6 +37,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted, RegionBudget, full_and_least, refuse_peak
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch, Reordered, Tried
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
@@ -49,6 +50,8 @@ from remat.units import Budget, format_bytes
 STEPS = 24
 #: Vertices of the hull that it looks at, at most.
 VERTICES = 16
+#: Byte budgets that are tried in search of one whose peak is the wanted one.
+CLOSING = 5
 #: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
 SMALL, FINE = 400, 96
 
@@ -350,22 +353,52 @@ class Planner:
         """What prices on moments come to; None where that does not fit."""
         more = [self.lowered.saved_of(d.decision) for d in starts]
         found = self._peak_search.within(peak_bytes, [*more, *self._starts(peak_bytes)])
-        decided = self._decided_by_peak(found)
+        best: Tried | Reordered = found
         if not self.request.hooks:
-            reordered = self._peak_search.reordered(found, peak_bytes)
-            decided = self._decided_by_peak(reordered) if reordered else decided
-        return decided if self.peak(decided) <= peak_bytes else None
+            best = self._peak_search.reordered(found, peak_bytes) or found
+        decided = self._decided_by_peak(best)
+        if self.peak(decided) > peak_bytes and best is not found:
+            decided = self._decided_by_peak(found)
+        if self.peak(decided) > peak_bytes:
+            return None
+        bound = self._peak_bounds.bound(peak_bytes, self._peak_search.highest(found))
+        return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
+
+    @cached_property
+    def _peak_bounds(self) -> PeakBounds:
+        return PeakBounds(self.state, self.lowered.problem)
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
         lowered = self.lowered
-        found = [self._cheapest, self._runtime_optimal, *map(self.at, self.capacities())]
+        found = [self._cheapest, self._runtime_optimal]
         if len(lowered.problem) <= SMALL:
             least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
             steps = (least + (most - least) * i // FINE for i in range(FINE))
-            found += map(self.at, steps)
-        swept = self._swept(peak_bytes, self._scheduled_peak)
-        return [lowered.saved_of(d.decision) for d in (*found, *((swept,) if swept else ()))]
+            found += map(self.at, (*self.capacities(), *steps))
+            swept = self._swept(peak_bytes, self._scheduled_peak)
+            found += [swept] if swept else []
+        else:
+            found += self._closing_in(peak_bytes)
+        vertices = self.hull.vertices[:: max(1, len(self.hull.vertices) // VERTICES)]
+        lift = self.hull.reduction.lift
+        return [lowered.saved_of(d.decision) for d in found] + [lift(v.saved) for v in vertices]
+
+    def _closing_in(self, peak_bytes: int) -> Iterator[Decided]:
+        """Decisions at byte budgets that come closer and closer to a peak: most bytes are alive at it."""
+        least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
+        low, high = least, most
+        capacity = most - (self._scheduled_peak(self._cheapest) - peak_bytes)
+        for _ in range(CLOSING):
+            capacity = min(max(capacity, low), high)
+            found = self.at(capacity)
+            yield found
+            room = peak_bytes - self._scheduled_peak(found)
+            low, high = (capacity, high) if room >= 0 else (low, capacity)
+            step = capacity + room
+            capacity = step if low < step < high else (low + high) // 2
+            if high - low <= low // 500:
+                return
 
     def _decided_by_peak(self, found: Tried | Reordered) -> Decided:
         """What a search for a peak has found, as a decision."""

@@ -169,6 +169,18 @@ class Annealer {
     floor_ = (1 - share) * capacity_;
     scale_ = 1 / std::max(1.0, 2 * share * capacity_);
     refresh(0, length() - 1);
+    blocks(0, length() - 1);
+  }
+
+  // The most bytes in each block of positions, by which stretches without a price are passed over.
+  void blocks(int from, int to) {
+    most_.resize((sequence_.size() + kBlock - 1) / kBlock);
+    for (int b = from / kBlock; b <= to / kBlock; ++b) {
+      const int end = std::min(length(), (b + 1) * kBlock);
+      double most = 0;
+      for (int p = b * kBlock; p < end; ++p) most = std::max(most, bytes_at(p));
+      most_[b] = most;
+    }
   }
 
   double penalty(double bytes) const {
@@ -178,7 +190,7 @@ class Annealer {
 
   void refresh(int from, int to) {
     for (int p = from; p <= to; ++p) {
-      const double bytes = (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]];
+      const double bytes = bytes_at(p);
       excess_[p] = penalty(bytes);
       const char over = bytes > capacity_;
       over_ += over - over_at_[p];
@@ -189,7 +201,7 @@ class Annealer {
   void note() {
     if (over_ > 0 ? best_.feasible : best_.feasible && cost_ >= best_.cost) return;
     double most = 0;
-    for (int p = 0; p < length(); ++p) most = std::max(most, (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]]);
+    for (int p = 0; p < length(); ++p) most = std::max(most, bytes_at(p));
     if (over_ > 0 && !best_.sequence.empty() && most >= best_.peak) return;
     best_.feasible = over_ == 0;
     best_.cost = cost_;
@@ -289,20 +301,43 @@ class Annealer {
     own_last_ = last_after(e);
     for (int x : g_.reads[e.node]) compare(x, e);
     for (int x : g_.makes[e.node]) compare(x, e);
-    const int n = high_ - low_ + 1;
-    delta_.assign(static_cast<std::size_t>(std::max(n, 0)) + 1, 0.0);
-    for (const auto& s : steps_) delta_[s.first - low_] += s.second;
-    double more = 0, sum = 0;
+    std::sort(steps_.begin(), steps_.end());
     // Gaps from low_ to high_ - 1 change; so do the runs from low_ (by what it makes) to high_.
-    for (int t = low_; t <= high_; ++t) {
-      // The gap before position t, by where it was.
-      if (t > low_) more += delta_[t - 1 - low_];
-      const double gap = t == 0 ? 0.0 : gap_[source_gap(e, t - 1)];
-      const int from = source_run(e, t);
-      const double now = penalty(gap + more + own_[from < 0 ? e.node : sequence_[from]]);
-      sum += now - (from < 0 ? 0.0 : excess_[from]);
+    double more = 0, sum = 0;
+    std::size_t k = 0;
+    for (int t = low_; t <= high_;) {
+      while (k < steps_.size() && steps_[k].first < t) more += steps_[k++].second;
+      int to = k < steps_.size() ? std::min(high_, steps_[k].first) + 1 : high_ + 1;
+      if (t == e.j || t == e.i) {  // what is before it, or it itself, was elsewhere
+        const int from = source_run(e, t);
+        const double gap = t == 0 ? 0.0 : gap_[source_gap(e, t - 1)];
+        sum += penalty(gap + more + own_[from < 0 ? e.node : sequence_[from]]) - (from < 0 ? 0.0 : excess_[from]);
+        to = t + 1;
+      } else {
+        if (t < e.i) to = std::min(to, e.i);
+        if (t < e.j) to = std::min(to, e.j);
+        const int shift = source_run(e, t) - t;
+        sum += changed(t + shift, to + shift, more);
+      }
+      t = to;
     }
     if (e.kind == Kind::drop) sum -= excess_[e.i];
+    return sum;
+  }
+
+  double bytes_at(int p) const { return (p ? gap_[p - 1] : 0.0) + own_[sequence_[p]]; }
+
+  // The change of penalties at positions from .. to - 1 by so many bytes more.
+  double changed(int from, int to, double more) const {
+    if (more == 0) return 0;
+    const double clear = floor_ - std::max(more, 0.0);
+    double sum = 0;
+    for (int p = from; p < to;) {
+      const int end = std::min(to, (p / kBlock + 1) * kBlock);
+      if (most_[p / kBlock] > clear)
+        for (; p < end; ++p) sum += penalty(bytes_at(p) + more) - excess_[p];
+      p = end;
+    }
     return sum;
   }
 
@@ -407,11 +442,14 @@ class Annealer {
     }
     ends(v);
     double more = 0;
-    for (int t = low_; t < high_; ++t) {
-      more += delta_[t - low_];
-      gap_[t] += more;
+    for (std::size_t k = 0; k < steps_.size(); ++k) {
+      more += steps_[k].second;
+      const int to = k + 1 < steps_.size() ? steps_[k + 1].first : high_;
+      if (more != 0)
+        for (int t = steps_[k].first; t < to; ++t) gap_[t] += more;
     }
     refresh(low_, high_);
+    blocks(low_, e.kind == Kind::move ? high_ : length() - 1);
     if (over_ == 0 || !best_.feasible) note();
   }
 
@@ -487,8 +525,11 @@ class Annealer {
   bool may_pay(int v, int last, int j, double room) const {
     const double bytes = own_[v] - g_.extra[v], worth = g_.cost[v] - room;
     double gain = 0;
-    for (int p = last + 1; p < j && gain * price_ < worth; ++p)
-      gain += excess_[p] - penalty((p ? gap_[p - 1] : 0.0) + own_[sequence_[p]] - bytes);
+    for (int p = last + 1; p < j && gain * price_ < worth;) {
+      const int end = std::min(j, (p / kBlock + 1) * kBlock);
+      gain -= changed(p, end, -bytes);
+      p = end;
+    }
     return gain * price_ >= worth;
   }
 
@@ -572,6 +613,8 @@ class Annealer {
   std::vector<std::vector<int>> runs_;  // positions, rising, by node
   std::vector<int> first_, last_;       // of them
   std::vector<double> gap_, excess_;
+  static constexpr int kBlock = 64;
+  std::vector<double> most_;  // by block
   std::vector<char> over_at_;
   std::vector<int> again_;  // a node for each of its runs beyond the first
   double cost_ = 0;
@@ -579,7 +622,6 @@ class Annealer {
   Result best_;
   std::vector<Span> before_, after_;
   std::vector<std::pair<int, double>> steps_;
-  std::vector<double> delta_;
   std::vector<int> chain_;
   int low_ = 0, high_ = 0, own_last_ = 0;
 };

@@ -1,0 +1,112 @@
+"""A proven lower bound on the cost of every schedule of a step within a peak.
+
+While a run of backward goes on, whatever a later one reads is alive, or is made again after it. What is
+alive besides (weights, outputs, tangents, the gradients so far) is known. So the cost is that of a graph
+problem in which only the later ones read, within the bytes that are left: whatever the order, and
+however often things run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import fx
+
+from remat.graph.joint import Role, split_outputs
+from remat.graph.lowering import SavedKind
+from remat.graph.storages import Sizes
+from remat.passes.core.state import State
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.hull import Hull
+
+
+class PeakBounds:
+    """Lower bounds for one prepared graph.
+
+    Args:
+        state: the prepared graph.
+        problem: its graph problem, with costs.
+    """
+
+    def __init__(self, state: State, problem: GraphProblem) -> None:
+        self._state, self._problem = state, problem
+        self._sizes = Sizes(state.joint.memories)
+        self._hulls: dict[int, tuple[Hull, int]] = {}
+        outputs, gradients, _, _ = split_outputs(state.joint)
+        roles, nodes = state.roles, state.index.nodes
+        there = [
+            nodes[i]
+            for i, role in roles.placeholders.items()
+            if role in (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)
+        ]
+        #: Storages that are alive throughout backward.
+        self._always = self._sizes.of_all((*there, *(o for o in outputs if isinstance(o, fx.Node))))
+        self._gradients = [g for g in gradients if isinstance(g, fx.Node)]
+
+    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
+        """The best of the bounds at some moments.
+
+        Args:
+            peak_bytes: the peak.
+            moments: positions of runs that backward makes in any case.
+        """
+        found = [0]
+        for moment in dict.fromkeys(moments):
+            if moment not in self._hulls:
+                self._hulls[moment] = self._hull(moment)
+            hull, taken = self._hulls[moment]
+            capacity = max(hull.least_bytes, peak_bytes - taken)
+            found.append(hull.edge(capacity).bound(capacity))
+        return max(found)
+
+    def _hull(self, moment: int) -> tuple[Hull, int]:
+        """The problem of what later runs read, and the bytes that are alive besides."""
+        state, problem, sizes = self._state, self._problem, self._sizes
+        index, late, lowered = state.index, state.roles.tangent_closure, state.lowered()
+        before = self._reach(moment, index.inputs)
+        after = self._reach(moment, index.users)
+        alive = dict(self._always)
+
+        def live(i: int) -> None:
+            alive.update(sizes.of_all([index.nodes[i]]))
+
+        for i in (moment, *index.inputs[moment]):
+            live(i)
+        for i in before:
+            if any(u == moment or u in after for u in index.users[i]):
+                live(i)
+        made = {index.position[g] for g in self._gradients}
+        for i in made & before:
+            live(i)
+        copied = {
+            at for at, kind in zip(lowered.position, lowered.kind, strict=True)
+            if kind is SavedKind.SNAPSHOT
+        }
+        reads = {j for i in after for j in index.inputs[i] if not late[j] and j not in copied}
+        reads |= {i for i in made & after if not late[i]}
+        needed = {at for j in reads if (at := lowered.of_position[j]) >= 0}
+        owner = state.storages.owner
+        free = [
+            not size or any(k in alive for k in sizes.keys(index.nodes[owner[at]]))
+            for size, at in zip(problem.size, lowered.position, strict=True)
+        ]
+        narrowed = replace(
+            problem,
+            needed=tuple(sorted(needed)),
+            size=tuple(0 if f else size for f, size in zip(free, problem.size, strict=True)),
+            known=(),
+        )
+        return Hull(narrowed), sum(alive.values())
+
+    def _reach(self, moment: int, edges: tuple[tuple[int, ...], ...]) -> set[int]:
+        """What is reached from a run of backward over others of backward; not the run itself."""
+        late = self._state.roles.tangent_closure
+        found: set[int] = set()
+        stack = [moment]
+        while stack:
+            for j in edges[stack.pop()]:
+                if late[j] and j not in found:
+                    found.add(j)
+                    stack.append(j)
+        return found

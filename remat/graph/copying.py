@@ -18,7 +18,7 @@ from torch import fx
 
 from remat import torch_compat
 
-#: Metadata of a further run of a node in the same half: the node's name in the joint graph.
+#: Metadata of a run in a half in which its name is another one's: the node's name in the joint graph.
 RUN_OF = "run_of"
 #: Finds, for a node that a copied node reads, what the copy reads instead.
 Lookup = Callable[[fx.Node], Any]
@@ -54,16 +54,17 @@ class Copier:
         self._run = torch_compat.quick_copier(graph, source) if quick else None
 
     def copy(
-        self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, again: bool = False
+        self, nodes: Iterable[fx.Node], lookup: Lookup | None = None, *, apart: bool = False
     ) -> None:
         """Appends the copies of nodes, which read what ``lookup`` says, if it is given.
 
-        A copy is called as its node; a further run of it (``again``) ``NAME_again``, and marked as such.
+        A copy is called as its node. Where that name is another one's (``apart``) it is called
+        ``NAME_again`` and marked.
         """
         find = self.copies.__getitem__ if lookup is None else lookup
-        if again:
+        if apart:
             for node in nodes:
-                self.copies[node] = self._further(node, find)
+                self.copies[node] = self._apart(node, find)
             return
         if self._run is not None:
             self._run(nodes, find, self.copies, taken=False)
@@ -71,7 +72,7 @@ class Copier:
         for node in nodes:
             self.copies[node] = self._graph.node_copy(node, find)
 
-    def _further(self, node: fx.Node, find: Lookup) -> fx.Node:
+    def _apart(self, node: fx.Node, find: Lookup) -> fx.Node:
         name = f"{node.name}_again"
         while name in self._taken:
             name += "_"

@@ -176,9 +176,13 @@ class PeakSearch:
         over = tried.peak_bytes > peak_bytes
         if done.peak_bytes > peak_bytes or not (over or cost < tried.cost):
             return None
-        forward, backward = self._step.orders(found, at)
-        state = self._state
-        index, lowered = state.index, self._lowered
+        decision = self.decision_of(found, at)
+        return decision and Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
+
+    def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
+        """A schedule of the step problem as a decision; None where it cannot be carried out."""
+        forward, backward = self._step.orders(sequence, boundary)
+        state, index, lowered = self._state, self._state.index, self._lowered
         orders = Decision(
             saved=(),
             snapshots=self._snapshots.snapshots,
@@ -191,12 +195,11 @@ class PeakSearch:
             arranged.forward
         ):
             return None
-        decision = replace(
+        return replace(
             orders,
             saved=tuple(index.nodes[i].name for i in sorted(arranged.read)),
             snapshots=tuple(index.nodes[i].name for i in sorted(arranged.snapshots)),
         )
-        return Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
 
     def _reads_late(self, forward: Sequence[int]) -> bool:
         """Whether forward reads an input after it has written to it."""

@@ -60,8 +60,9 @@ class Plan:
         torch: the version of PyTorch that traced it; likewise.
         operators: digest of the operators of that graph, in their order; likewise.
         forward_order: nodes that forward runs, in this order, where the plan says so: under a budget on
-            the peak. A node that stands there again runs again, as ``NAME_again`` in the module; views
-            are made where they are read. Empty: as the passes arrange it.
+            the peak. A node that stands there several times runs as often. In the module its last run has
+            its name, unless it is an input of the module too; all other runs are called ``NAME_again``.
+            Views are made where they are read. Empty: as the passes arrange it.
         backward_order: likewise for backward.
         region_budget: the share that the code set by ``region_activation_memory_budget``, which held
             instead of a share and beside bytes; empty where it set none.

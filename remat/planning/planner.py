@@ -404,10 +404,11 @@ class Planner:
         """What a search for a peak has found, as a decision."""
         lowered = self.lowered
         if isinstance(found, Tried):
-            decision, saved = lowered.decision(found.saved), found.saved
+            decision = lowered.decision(found.saved)
+            saved_bytes = evaluate(lowered.problem, found.saved).saved_bytes
         else:
-            decision, saved = found.decision, lowered.saved_of(found.decision)
-        saved_bytes = evaluate(lowered.problem, saved).saved_bytes
+            decision = found.decision
+            saved_bytes = sum(lowered.problem.size[i] for i in lowered.saved_of(decision))
         asked = [d.choice for d in self._at.values()]  # the search began with what they came to
         choice = replace(
             self._choice(max(self.full_bytes, saved_bytes)),
@@ -501,6 +502,7 @@ def finish(state: State, *, cost: CostModel, budget: Budget, fingerprint: str) -
     recomputed = tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i])
     recompute_cost = scored.recompute_cost
     if state.decision.is_ordered:
+        saved = state.decision.saved
         recomputed = state.decision.further_runs
         costs = state.get(Costs(cost))
         recompute_cost = sum(costs[state.index.by_name[name]] for name in recomputed)

@@ -21,7 +21,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
     for half, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
             if ops.is_random(node) and node.target not in _REPLAYS:
-                name = run_of(node).removesuffix("_drawn")
+                name = _drawn(node)
                 if name in drawn:
                     yield Fault(
                         f"{called(node)} draws anew in {half} instead of replaying", (node,)
@@ -61,14 +61,15 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
 
 
 def order_is_kept(facts: Facts) -> Iterator[Fault]:
-    for nodes in facts.special[1:]:
+    for backward, nodes in enumerate(facts.special[1:]):
         for is_kind in (ops.draws_in_order, _is_ordered_effect):
             last: fx.Node | None = None
             for node in filter(is_kind, nodes):
-                at = facts.position.get(node.name.removesuffix("_drawn"))
-                if at is None or (nodes is facts.special[2] and node.name in facts.calls):
+                at = facts.position.get(_drawn(node))
+                replays = node.target is torch_compat.rng_prims.run_with_rng_state
+                if at is None or replays or (backward and _drawn(node) in facts.calls):
                     continue
-                before = None if last is None else last.name.removesuffix("_drawn")
+                before = None if last is None else _drawn(last)
                 if before is not None and facts.position[before] > at:
                     yield Fault(f"{called(node)} runs behind '{before}'", (node, last))  # type: ignore[arg-type]
                 last = node
@@ -112,6 +113,8 @@ def _call(node: fx.Node) -> tuple[Any, list[fx.Node]]:
         and reads[0].target is torch_compat.rng_prims.run_and_save_rng_state
     ):
         return reads[0].args[0], list(inputs_of(reads[0]))
+    if target is torch_compat.rng_prims.run_and_save_rng_state:
+        return node.args[0], reads
     if target is torch_compat.rng_prims.run_with_rng_state:
         return node.args[1], reads[1:]
     if target is torch_compat.rng_prims.graphsafe_run_with_rng_state:
@@ -124,6 +127,11 @@ _REPLAYS = (
     torch_compat.rng_prims.run_with_rng_state,
     torch_compat.rng_prims.graphsafe_run_with_rng_state,
 )
+
+
+def _drawn(node: fx.Node) -> str:
+    """The name in the joint graph of a node that may draw with its state kept."""
+    return run_of(node).removesuffix("_drawn")
 
 
 def _is_ordered_effect(node: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -252,23 +253,24 @@ class Extraction:
 def _copy_runs(
     copier: Copier, nodes: list[fx.Node], snapshot: Mapping[fx.Node, fx.Node] | None = None
 ) -> None:
-    """Copies nodes; one that comes again is a further run.
+    """Copies nodes; of several runs of one the last has its name, unless what was handed over has it.
 
     What reads an input of which there is a snapshot reads that; what only writes to it gets the input.
     """
-    if not snapshot and len(set(nodes)) == len(nodes):
+    if not snapshot and len({*nodes, *copier.copies}) == len(nodes) + len(copier.copies):
         copier.copy(nodes)
         return
     copies, copied = copier.copies, snapshot or {}
     moved: set[fx.Node | None] = {*copied.values()}
-    ran: set[fx.Node] = set()
+    left = Counter(nodes)
+    left.update(copier.copies.keys())
     for node in nodes:
 
         def lookup(n: fx.Node, reader: fx.Node = node) -> fx.Node:
             return copied[n] if n in copied and not is_destination(n, reader) else copies[n]
 
-        copier.copy([node], lookup, again=node in ran)
-        ran.add(node)
+        left[node] -= 1
+        copier.copy([node], lookup, apart=left[node] > 0)
         if aliased_argument(copies[node]) in moved:
             refresh(copies[node])  # a view of the input is one of the snapshot now
             moved.add(copies[node])

@@ -15,7 +15,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
-from remat.graph.copying import run_of
+from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import Role, output_node, role_of
 from remat.graph.replays import random_device
@@ -186,5 +186,5 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
 
 def _provenance(node: fx.Node) -> dict[str, Any]:
     """Metadata that says where a node came from, without its value."""
-    kept = ("stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
+    kept = (RUN_OF, "stack_trace", "seq_nr", "nn_module_stack", "partitioner_tag", "ac_graph_id")
     return {k: node.meta[k] for k in kept if k in node.meta}

@@ -7,6 +7,8 @@ best decision that fits is then filled up: whatever is cheaper to keep, and fits
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,6 +29,10 @@ _CUTS = 40
 _WORK = 800_000
 #: Evaluations that there are at least.
 _LEAST = 120
+#: The moment at which a byte that is saved has its price, beside those at which it is alive.
+_SAVED = -1
+#: Changes that a repair draws for each value that may be kept.
+_DRAWS = 4
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
 
@@ -38,14 +44,39 @@ class Tried:
     Attributes:
         saved: positions in the graph problem.
         cost: cost of what runs twice.
+        saved_bytes: bytes that it saves.
         peak_bytes: of the schedule that it stands for.
-        over: for each moment, bytes that are alive then.
+        over: for each moment, bytes that are alive then; at `_SAVED`, those that are saved.
     """
 
     saved: tuple[int, ...]
     cost: int
+    saved_bytes: int
     peak_bytes: int
     over: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a decision may come to: its peak, and, unless that is None, the bytes that it saves."""
+
+    peak_bytes: int
+    capacity: int | None
+
+    def at(self, moment: int) -> float:
+        """Bytes allowed at a moment."""
+        if moment != _SAVED:
+            return self.peak_bytes
+        return math.inf if self.capacity is None else self.capacity
+
+    def excess(self, tried: Tried) -> int:
+        """Bytes by which it is over; 0: it is within both."""
+        over = max(0, tried.peak_bytes - self.peak_bytes)
+        return over if self.capacity is None else over + max(0, tried.saved_bytes - self.capacity)
+
+    def rank(self, tried: Tried) -> tuple[int, int]:
+        """What is least for the best: what is within both comes before what is not."""
+        return self.excess(tried), tried.cost
 
 
 class PeakSearch:
@@ -176,13 +207,14 @@ class PeakSearch:
         if found is None:
             sequence, moments, boundary = self.schedule(done.saved)
             bytes_alive = evaluate_schedule(self._step.problem, sequence, boundary).bytes_alive
-            most: dict[int, int] = {}
+            most = {_SAVED: done.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):
                     most[moment] = nbytes
             found = self._seen[done.saved] = Tried(
                 saved=done.saved,
                 cost=done.recompute_cost,
+                saved_bytes=done.saved_bytes,
                 peak_bytes=max(bytes_alive, default=0),
                 over=most,
             )
@@ -192,40 +224,42 @@ class PeakSearch:
         return len(self._seen) > self._evaluations
 
     # ---- search -------------------------------------------------------------------------------------
-    def within(self, peak_bytes: int, starts: Iterable[Iterable[int]]) -> Tried:
+    def within(
+        self, peak_bytes: int, starts: Iterable[Iterable[int]], capacity: int | None = None
+    ) -> Tried:
         """The cheapest decision found within a peak.
 
         Args:
             peak_bytes: the peak.
             starts: decisions that may or may not be within it; at least one.
+            capacity: bytes that it may save; None: any number.
 
         Returns:
-            A decision; where none was found within the peak, the one of the least peak.
+            A decision; where none was found within both, the one that is over by the fewest bytes.
         """
-
+        allowed = _Limits(peak_bytes, capacity)
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
 
-        def rank(tried: Tried) -> tuple[bool, int, int]:
-            over = tried.peak_bytes > peak_bytes
-            return over, tried.peak_bytes if over else tried.cost, tried.cost
-
-        best = min(map(self.tried, starts), key=rank)
-        fits = best.peak_bytes <= peak_bytes
+        begun = [self.tried(start) for start in starts]
+        best = min(begun, key=allowed.rank)
+        fits = not allowed.excess(best)
         most = max(1, 2 * best.cost if not fits else best.cost)
         prices: dict[int, float] = {}
         step, idle = 1.0, 0
         for _ in range(_CUTS):
             found = self.tried(self._cut(prices))
-            if rank(found) < rank(best):
+            if allowed.rank(found) < allowed.rank(best):
                 best, idle = found, 0
-                if best.peak_bytes <= peak_bytes:
+                if not allowed.excess(best):
                     fits, most = True, max(1, best.cost)
             else:
                 idle += 1
                 if idle % 4 == 0:
                     step /= 2
             slope = {
-                m: b - peak_bytes for m, b in found.over.items() if b > peak_bytes or m in prices
+                m: over
+                for m, b in found.over.items()
+                if (over := b - allowed.at(m)) > 0 or m in prices
             }
             length = float(sum(s * s for s in slope.values()))
             if not length or self._spent():
@@ -233,7 +267,25 @@ class PeakSearch:
             value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
             move = step * max(most - value, 0.02 * most) / length
             prices = {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
-        return self._filled(best, peak_bytes) if fits else best
+        if capacity is not None and not fits:
+            best = min((self._repaired(b, allowed) for b in begun), key=allowed.rank)
+        return best if allowed.excess(best) else self._filled(best, allowed)
+
+    def _repaired(self, best: Tried, allowed: _Limits) -> Tried:
+        """Keeps or drops one value or two, drawn with a fixed seed, while no more bytes are over."""
+        problem, draw = self.problem, random.Random(0)
+        free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
+        free = [i for i in free if problem.size[i]]
+        for _ in range(_DRAWS * len(free)):
+            if self._spent() or not allowed.excess(best):
+                break
+            some = {draw.choice(free)}
+            if draw.random() < 0.5:
+                some.add(draw.choice([i for i in free if i in best.saved] or free))
+            found = self.tried({*best.saved} ^ some)
+            if allowed.excess(found) <= allowed.excess(best):
+                best = found
+        return best
 
     @cached_property
     def _uses(self) -> tuple[list[int], list[int], list[int]]:
@@ -268,7 +320,8 @@ class PeakSearch:
     def _cut(self, prices: dict[int, float]) -> tuple[int, ...]:
         """The decision that is best at such prices of a byte at each moment."""
         problem = self.problem
-        moments = sorted(prices)
+        saving = prices.get(_SAVED, 0.0)
+        moments = sorted(prices.keys() - {_SAVED})
         sums = [0.0]
         for m in moments:
             sums.append(sums[-1] + prices[m])
@@ -279,7 +332,7 @@ class PeakSearch:
         begin, first, last = self._uses
         keep, again = [], []
         for i, nbytes in enumerate(problem.size):
-            keep.append(nbytes * priced(begin[i], last[i]) if nbytes and prices else 0.0)
+            keep.append(nbytes * (saving + priced(begin[i], last[i])) if nbytes and prices else 0.0)
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
@@ -287,15 +340,15 @@ class PeakSearch:
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
         ).saved
 
-    def _filled(self, best: Tried, peak_bytes: int) -> Tried:
-        """Keeps more, the dearest per byte first, as long as the peak holds; then one instead of another."""
+    def _filled(self, best: Tried, allowed: _Limits) -> Tried:
+        """Keeps more, the dearest per byte first, as long as that is allowed; then one instead of another."""
         problem = self.problem
         rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]
 
         def better(saved: tuple[int, ...]) -> bool:
             nonlocal best
             found = self.tried(saved)
-            if found.peak_bytes > peak_bytes or found.cost >= best.cost:
+            if allowed.excess(found) or found.cost >= best.cost:
                 return False
             best = found
             return True

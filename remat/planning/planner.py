@@ -24,13 +24,14 @@ from functools import cached_property
 
 import torch
 
-from remat.errors import BudgetError, PlanError, ProblemError
+from remat.errors import BudgetError, PeakWarning, PlanError, ProblemError, unwarned, warn
 from remat.graph import ops
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages, simulate_peak
 from remat.graph.lowering import Decision, Lowered, SavedKind
+from remat.graph.storages import Sizes
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
@@ -43,7 +44,7 @@ from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.units import Budget, format_bytes
+from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Budgets that a frontier looks at, besides the vertices of the hull.
 STEPS = 24
@@ -51,6 +52,13 @@ STEPS = 24
 VERTICES = 16
 #: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
 SMALL, FINE = 400, 96
+#: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
+PARTS = 20
+#: Why no budget lowers a peak further, and what does.
+_UNSHRUNK = (
+    ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
+    "budget, or make the model or the batch smaller"
+)
 
 
 def plan_graph(
@@ -81,7 +89,9 @@ def plan_graph(
         return _apply(joint, request.plan, request, in_place=in_place)
     if request.pipeline is None:
         planner = Planner.of(joint, request, fingerprint=fingerprint, in_place=in_place)
-        return planner.finish(planner.decide(request.budget), request.budget, agree)
+        decided = planner.decide(request.budget)
+        planner.warn_of_peak(decided, request.budget)
+        return planner.finish(decided, request.budget, agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
     state = shaped(
         joint,
@@ -178,6 +188,8 @@ class Planner:
         self._deciding = request.deciding()
         self._at: dict[int, Decided] = {}
         self._peaks: dict[tuple[str, ...], int] = {}
+        #: What was split last; without hooks, `finish` need not do it again.
+        self._latest: tuple[tuple[str, ...], State] | None = None
         self._on_step = on_step or (lambda _: None)
 
     @classmethod
@@ -228,14 +240,88 @@ class Planner:
     def decide(self, budget: Budget) -> Decided:
         """The decision under a budget, and under what the code sets for its region.
 
+        Where one is found that peaks no higher than budget 1's, it is of those.
+
         Raises:
             BudgetError: none is within it.
             SolverError: the solver refuses, raises, or answers wrongly.
         """
-        if budget.peak_bytes is not None:
+        if budget.on_peak:
             refuse_peak(budget, self.state.get(RegionBudget()))
-            return self._within_peak(budget.peak_bytes)
-        return self._decided(replace(self._deciding, budget=budget).limits(self.state))
+            return self._within_peak(budget)
+        found = self._decided(replace(self._deciding, budget=budget).limits(self.state))
+        return self._lowered_peak(found) if self.peaks_above_full(found) else found
+
+    @property
+    def _full(self) -> Decided:
+        """The decision under budget 1."""
+        return self.at(self.full_bytes)
+
+    def peaks_above_full(self, decided: Decided) -> bool:
+        """Whether a decision that is allowed less than budget 1's peaks higher than that."""
+        if (decided.choice.capacity or 0) >= self.full_bytes:
+            return False
+        peak = self.peak(decided)
+        # What budget 1's saves is alive between its halves, unless hooks pack it.
+        low = 0 if self.request.hooks else self._full.saved_bytes + self._resident
+        return peak > low and peak > self.peak(self._full)
+
+    def warn_of_peak(self, decided: Decided, budget: Budget) -> None:
+        """Warns of a plan that saves less than budget 1's and peaks higher."""
+        if budget.on_peak or not self.peaks_above_full(decided):
+            return
+        peak, most = self.peak(decided), self.peak(self._full)
+        share = (decided.choice.capacity or 0) / self.full_bytes
+        warn(
+            f"budget {budget.label} for '{self.state.joint.name}' has a peak of {format_bytes(peak)} ({peak} "
+            f"bytes), above the {format_bytes(most)} ({most} bytes) of budget 1: it bounds what is saved, and "
+            "no plan found within it makes less at once. To bound the peak, give "
+            f"remat.Peak({share:.2f}), as text peak:{share:.2f}: 0 is the least peak found, 1 that of budget 1",
+            PeakWarning,
+            stacklevel=4,
+        )
+
+    @cached_property
+    def _resident(self) -> int:
+        """Bytes that are alive at every moment: what the step is given."""
+        roles, nodes = self.state.roles.placeholders, self.state.index.nodes
+        given = (nodes[i] for i, role in roles.items() if not role.in_backward)
+        return sum(Sizes(self.state.joint.memories).of_all(given).values())
+
+    def _lowered_peak(self, decided: Decided) -> Decided:
+        """The cheapest decision found within the bytes of another that peaks no higher than budget 1's.
+
+        The other, where none is. Lower budgets, shares of so many `PARTS`, are tried as well, unless none can
+        be cheaper: what is found costs no more than what is found at any of them.
+        """
+        choice, full = decided.choice, self.full_bytes
+        capacity = choice.capacity or 0
+        best = self._as_low_as_full(decided)
+        if best is None:
+            return decided
+        for k in range(-(-capacity * PARTS // full) - 1, 0, -1):
+            rung = k * full // PARTS
+            if rung < self.least_bytes or self.hull.edge(rung).bound(rung) >= best.cost:
+                break
+            lower = self._as_low_as_full(self.at(rung))
+            if lower is not None and lower.cost < best.cost:
+                best = lower
+        ran = (choice, best.choice)
+        elapsed_s, repeats = sum(c.elapsed_s for c in ran), all(c.deterministic for c in ran)
+        return replace(best, choice=replace(choice, elapsed_s=elapsed_s, deterministic=repeats))
+
+    def _as_low_as_full(self, decided: Decided) -> Decided | None:
+        """A decision if it peaks no higher than budget 1's, else the cheapest found in its bytes that does not."""
+        if not self.peaks_above_full(decided):
+            return decided
+        capacity, saved_of = decided.choice.capacity or 0, self.lowered.saved_of
+        # A search of its own: what it finds depends on nothing that was looked at before.
+        search = PeakSearch(self.state, self.lowered, self.request.cost)
+        starts = [saved_of(d.decision) for d in (decided, self._full)]
+        tried = search.within(search.tried(starts[1]).peak_bytes, starts, capacity)
+        found = self._decided_by_peak(tried)
+        fits = found.saved_bytes <= capacity and self.peak(found) <= self.peak(self._full)
+        return found if fits else None
 
     def at(self, capacity: int) -> Decided:
         """The decision within a number of bytes, whatever the code sets for its region."""
@@ -271,15 +357,22 @@ class Planner:
 
     def peak(self, decided: Decided) -> int:
         """The simulated peak of a decision, in bytes."""
-        key = (*decided.decision.saved, "|", *decided.decision.snapshots)
+        key = _key_of(decided)
         if key not in self._peaks:
             self._on_step(f"simulating {format_bytes(decided.saved_bytes)}")
-            done = split(replace(self.state, decision=decided.decision, choice=decided.choice))
+            with unwarned():  # it may be no plan
+                done = self._split(decided)
+            self._latest = (key, done)
             assert done.forward is not None
             assert done.backward is not None
             outputs = done.joint.num_fwd_outputs
-            self._peaks[key] = simulate_peak(done.forward, done.backward, outputs).nbytes
+            self._peaks[key] = simulate_peak(
+                done.forward, done.backward, outputs, done.joint.memories
+            ).nbytes
         return self._peaks[key]
+
+    def _split(self, decided: Decided) -> State:
+        return split(replace(self.state, decision=decided.decision, choice=decided.choice))
 
     def capacities(self) -> Iterator[int]:
         """The budgets that a frontier looks at: steps between the ends, and vertices of the hull."""
@@ -306,40 +399,50 @@ class Planner:
     def _cheapest(self) -> Decided:
         return self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
 
-    def _within_peak(self, peak_bytes: int) -> Decided:
-        """The cheapest decision found whose simulated peak is within a number of bytes.
+    def _within_peak(self, budget: Budget) -> Decided:
+        """The cheapest decision found whose simulated peak is within a budget on it.
 
         Raises:
-            BudgetError: none is; the message names the least peak that was found.
+            BudgetError: none is; the message names the least peak that was found, or is possible.
         """
+        peak_bytes = budget.peak_bytes
+        if peak_bytes is None:
+            least, most = self._least_found, self.peak(self._full)
+            peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         if self.peak(self._cheapest) <= peak_bytes:
             return self._cheapest
+        asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        possible = 0 if self.request.hooks else self._peak_search.least_possible
+        if peak_bytes < possible:
+            raise BudgetError(
+                f"{asked}, which is infeasible: every schedule of this step has {possible} bytes "
+                f"({format_bytes(possible)}) alive at some moment{_UNSHRUNK}; remat.Peak(0.0) asks for the "
+                "least peak that is found"
+            )
         self._on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         found = self._searched(peak_bytes)
-        if found is not None and not self.request.hooks:
-            return found
+        known = [d for d in (found, self._full) if d and self.peak(d) <= peak_bytes]
+        if known and not self.request.hooks:
+            return min(known, key=lambda d: (d.cost, d.saved_bytes))
         # What the search takes the peak to be is not what it is where hooks pack what is saved.
         swept = self._swept(peak_bytes, self.peak)
-        fits = [d for d in (found, self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
+        fits = [d for d in (*known, self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
         if not fits:
-            tried = (self._least_peak, self._cheapest, *map(self.at, self.capacities()))
-            least = min(map(self.peak, tried))
+            least = self._least_found
+            proven = f", and it is proven only that none has less than {possible} bytes"
             raise BudgetError(
-                f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), but the least "
-                f"peak of any plan found is {format_bytes(least)} ({least} bytes){self._proven_least}: "
-                "weights, gradients and what one operator needs at once do not shrink with the budget. "
-                "Raise the budget, or make the model or the batch smaller"
+                f"{asked}, and no plan was found within it: the least peak of any plan found is "
+                f"{format_bytes(least)} ({least} bytes){proven if possible else ''}{_UNSHRUNK}"
             )
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
         better = self._searched(peak_bytes, best)
         return better if better is not None and better.cost < best.cost else best
 
-    @property
-    def _proven_least(self) -> str:
-        """What is proven of the least peak, for a message; hooks may pack what it counts."""
-        if self.request.hooks:
-            return ""
-        return f", and none can have less than {self._peak_search.least_possible} bytes"
+    @cached_property
+    def _least_found(self) -> int:
+        """The least peak of all decisions that are looked at whatever the budget, in bytes."""
+        ends = (self._least_peak, self._cheapest, self._full)
+        return min(map(self.peak, (*ends, *map(self.at, self.capacities()))))
 
     @cached_property
     def _least_peak(self) -> Decided:
@@ -356,7 +459,12 @@ class Planner:
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
         lowered = self.lowered
-        found = [self._cheapest, self._runtime_optimal, *map(self.at, self.capacities())]
+        found = [
+            self._cheapest,
+            self._full,
+            self._runtime_optimal,
+            *map(self.at, self.capacities()),
+        ]
         if len(lowered.problem) <= SMALL:
             least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
             steps = (least + (most - least) * i // FINE for i in range(FINE))
@@ -416,12 +524,19 @@ class Planner:
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
-        state = replace(self.state, decision=decided.decision, choice=decided.choice)
+        latest, self._latest = self._latest, None
         if agree is not None:
-            state = PassManager((agree,)).run(state, in_place=True, verify=False).state
-        return finish(
-            split(state), cost=self.request.cost, budget=budget, fingerprint=self.fingerprint
-        )
+            state = replace(self.state, decision=decided.decision, choice=decided.choice)
+            done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
+        elif latest is not None and latest[0] == _key_of(decided) and self.request.hooks is None:
+            done = replace(latest[1], choice=decided.choice)
+        else:
+            done = self._split(decided)
+        return finish(done, cost=self.request.cost, budget=budget, fingerprint=self.fingerprint)
+
+
+def _key_of(decided: Decided) -> tuple[str, ...]:
+    return (*decided.decision.saved, "|", *decided.decision.snapshots)
 
 
 @without_collection

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as one line, without the line of ours that warns."""
     click.echo(f"warning: {params.one_line(message)}", err=True)
 

@@ -291,21 +291,29 @@ class Planner:
     def _lowered_peak(self, decided: Decided) -> Decided:
         """The cheapest decision found within the bytes of another that peaks no higher than budget 1's.
 
-        The other, where none is. Lower budgets, shares of so many `PARTS`, are tried as well, unless none can
-        be cheaper: what is found costs no more than what is found at any of them.
+        The other, where none is. It is looked for at fixed budgets, shares of so many `PARTS`, from the
+        highest within those bytes down to where none can be cheaper: so costs do not rise with the budget.
+        Under a time limit, which promises nothing twice, it is looked for within those bytes alone.
         """
-        choice, full = decided.choice, self.full_bytes
+        choice, full, least = decided.choice, self.full_bytes, self.least_bytes
         capacity = choice.capacity or 0
-        best = self._as_low_as_full(decided)
-        if best is None:
-            return decided
-        for k in range(-(-capacity * PARTS // full) - 1, 0, -1):
-            rung = k * full // PARTS
-            if rung < self.least_bytes or self.hull.edge(rung).bound(rung) >= best.cost:
+        best: Decided | None = None
+        rungs = {
+            least,
+            *(k * full // PARTS for k in range(1, (capacity * PARTS + PARTS - 1) // full + 1)),
+        }
+        if self.request.time_limit:
+            best, rungs = self._as_low_as_full(decided), set()
+        for rung in sorted(rungs, reverse=True):
+            if rung < least or (best and self.hull.edge(rung).bound(rung) >= best.cost):
                 break
             lower = self._as_low_as_full(self.at(rung))
-            if lower is not None and lower.cost < best.cost:
+            if lower is None and best is None:
+                break
+            if lower and (best is None or lower.cost < best.cost):
                 best = lower
+        if best is None:
+            return decided
         ran = (choice, best.choice)
         elapsed_s, repeats = sum(c.elapsed_s for c in ran), all(c.deterministic for c in ran)
         return replace(best, choice=replace(choice, elapsed_s=elapsed_s, deterministic=repeats))

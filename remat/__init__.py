@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remat.api import plan as plan
     from remat.api import solve as solve
     from remat.api import solver_names as solver_names
+    from remat.errors import PeakWarning as PeakWarning
     from remat.errors import RematError as RematError
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
@@ -72,6 +73,7 @@ _HOME = {
     "torch_solver": "remat.integrations.torch_knapsack",
     "RematError": "remat.errors",
     "Peak": "remat.units",
+    "PeakWarning": "remat.errors",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",
     "declare_pure": "remat.graph.purity",

@@ -150,8 +150,11 @@ def plan(
             a `PlanSet` is returned.
         budget: a number from 0 to 1 (share of the bytes that the runtime-optimal partition saves),
             an int above 1 or text such as ``"8GiB"`` (bytes of saved activations), or
-            ``Peak("40GiB")`` (bytes of the step's simulated peak). A share below the least that any
-            plan saves is raised to that; bytes below it are an error.
+            ``Peak("40GiB")`` (bytes of the step's simulated peak), or ``Peak(0.5)`` (how far that is
+            from the least peak found to the peak of budget 1's plan). A share below the least that any
+            plan saves is raised to that; bytes below it are an error. Of plans within a share or bytes,
+            those are taken that peak no higher than budget 1's; where none is found, a
+            `remat.PeakWarning` says so.
         solver: who decides: on the whole graph where it can, else by a knapsack.
         cost: cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, a plugin's.
         time_limit: seconds for the solver; None: no clock.

@@ -99,14 +99,23 @@ class PassError(RematError):
         self.found_by = found_by
 
 
+class PeakWarning(UserWarning):
+    """A plan under a budget on what is saved peaks higher than the one that may save everything."""
+
+
 #: A warning as it was given: its text and its class.
 Warned = tuple[str, type[Warning]]
 #: The lists that warnings are noted in, innermost last; each thread and each task has its own.
 _NOTED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_NOTED", default=())
 
+#: Whether `warn` says nothing.
+_UNWARNED: ContextVar[bool] = ContextVar("_UNWARNED", default=False)
+
 
 def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
     """Warns as `warnings.warn` does, and notes it for who is `noting_warnings`, shown or not."""
+    if _UNWARNED.get():
+        return
     for noted in _NOTED.get():
         noted.append((text, category))
     warnings.warn(text, category, stacklevel=stacklevel + 1)
@@ -121,3 +130,13 @@ def noting_warnings() -> Iterator[list[Warned]]:
         yield noted
     finally:
         _NOTED.reset(token)
+
+
+@contextlib.contextmanager
+def unwarned() -> Iterator[None]:
+    """Lets `warn` say nothing in this thread: for trials of what may come to nothing."""
+    token = _UNWARNED.set(True)
+    try:
+        yield
+    finally:
+        _UNWARNED.reset(token)

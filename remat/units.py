@@ -18,7 +18,7 @@ _UNITS = {
 }  # fmt: skip
 _FORMS = (
     "expected a number from 0 to 1 (share of the activations), an int above 1 (bytes), "
-    "text like '8GiB' or '512MB', or remat.Peak('40GiB') (bytes of the step's peak; as text 'peak:40GiB')"
+    "text like '8GiB' or '512MB', or remat.Peak of any of these (the step's peak; as text 'peak:40GiB')"
 )
 
 
@@ -27,27 +27,31 @@ class Peak:
     """A budget on the step's simulated peak: everything that is alive at once, weights included.
 
     Attributes:
-        nbytes: bytes.
+        nbytes: bytes; None where it is a share.
+        share: from 0, the least peak that is found, to 1, the peak of budget 1's plan; None where it is
+            bytes.
     """
 
-    nbytes: int
+    nbytes: int | None
+    share: float | None
 
-    def __init__(self, value: int | str) -> None:
-        """Reads bytes: an int, or text such as ``"40GiB"``.
+    def __init__(self, value: float | int | str) -> None:
+        """Reads a number or text as a budget: from 0 to 1 a share, else bytes such as ``"40GiB"``.
 
         Raises:
-            BudgetError: it is no number of bytes.
+            BudgetError: it is neither.
         """
         try:
             read = Budget.parse(value)
         except BudgetError:
             read = Budget()
-        nbytes = value if type(value) is int and value >= 0 else read.nbytes
-        if nbytes is None:
+        if read.nbytes is None and read.share is None:
             raise BudgetError(
-                f"peak is {value!r}; expected bytes: an int, or text like '40GiB' or '512MB'"
+                f"peak is {value!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a "
+                "number from 0 (the least peak found) to 1 (the peak of budget 1's plan)"
             )
-        object.__setattr__(self, "nbytes", nbytes)
+        object.__setattr__(self, "nbytes", read.nbytes)
+        object.__setattr__(self, "share", read.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +62,13 @@ class Budget:
         share: share of the bytes that the runtime-optimal partition saves, 0 to 1.
         nbytes: bytes saved.
         peak_bytes: bytes of the step's simulated peak.
+        peak_share: how far that is from the least peak found, 0, to the peak of budget 1's plan, 1.
     """
 
     share: float | None = None
     nbytes: int | None = None
     peak_bytes: int | None = None
+    peak_share: float | None = None
 
     @classmethod
     def parse(cls, value: object) -> Budget:
@@ -74,7 +80,7 @@ class Budget:
         if isinstance(value, Budget):
             return value
         if isinstance(value, Peak):
-            return cls(peak_bytes=value.nbytes)
+            return cls(peak_bytes=value.nbytes, peak_share=value.share)
         if isinstance(value, bool):
             raise BudgetError(f"budget is {value!r}; {_FORMS}")
         if isinstance(value, numbers.Integral):
@@ -99,7 +105,7 @@ class Budget:
     def _parse_text(cls, text: str) -> Budget:
         kind, colon, rest = text.strip().partition(":")
         if colon and kind.lower() == "peak":
-            return cls(peak_bytes=Peak(int(rest) if rest.strip().isdigit() else rest).nbytes)
+            return cls.parse(Peak(rest))
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", text)
         if match is None:
             raise BudgetError(f"budget is {text!r}; {_FORMS}")
@@ -126,7 +132,7 @@ class Budget:
         Raises:
             BudgetError: a byte budget below ``least``, which the message names.
         """
-        if self.peak_bytes is not None:
+        if self.on_peak:
             return max(full, least)
         if self.nbytes is None:
             return max(least, bytes_of_share(self.share or 0.0, full))
@@ -142,21 +148,31 @@ class Budget:
 
     def below(self, *, full: int, least: int) -> bool:
         """Whether the budget asks for less than ``least``, the least that any plan saves."""
-        if self.peak_bytes is not None:
+        if self.on_peak:
             return False
         asked = bytes_of_share(self.share or 0.0, full) if self.nbytes is None else self.nbytes
         return asked < least
 
     @property
+    def on_peak(self) -> bool:
+        """Whether it is one on the step's peak."""
+        return self.peak_bytes is not None or self.peak_share is not None
+
+    @property
     def label(self) -> str:
         """The budget for people; it may be rounded."""
-        if self.peak_bytes is not None:
-            return f"peak {format_bytes(self.peak_bytes)}"
+        if self.on_peak:
+            return f"peak {self._of_peak.label}"
         return str(self) if self.nbytes is None else format_bytes(self.nbytes)
 
+    @property
+    def _of_peak(self) -> Budget:
+        """What is said of the peak, as if it were one on saved bytes."""
+        return Budget(share=self.peak_share, nbytes=self.peak_bytes)
+
     def __str__(self) -> str:
-        if self.peak_bytes is not None:
-            return f"peak:{self.peak_bytes}B"
+        if self.on_peak:
+            return f"peak:{self._of_peak}"
         if self.nbytes is not None:
             return f"{self.nbytes}B"
         return format(Decimal(repr(self.share)).normalize(), "f")

@@ -152,9 +152,9 @@ def test_bytes_for_people(n: int, text: str) -> None:
         ("peak:1GiB", 2**30),
         ("PEAK: 1.5 KiB", 1536),
         ("peak:4096", 4096),
-        ("peak:1", 1),
+        ("peak:1B", 1),
         (Peak(10**9), 10**9),
-        (Peak(0), 0),
+        (Peak("0B"), 0),
         (Peak("40GiB"), 40 * 2**30),
         (Peak("512MB"), 512 * 10**6),
     ],
@@ -166,14 +166,27 @@ def test_peaks_that_can_be_read(written: Any, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [0.5, "0.5", -1, "", "8 bananas", None, True, "peak:1GiB", 1.5, [1]]
+    ("written", "share"),
+    [(Peak(0.5), 0.5), (Peak(0), 0.0), (Peak(1), 1.0), ("peak:0.25", 0.25), ("Peak: 1", 1.0)],
+)
+def test_shares_of_peaks_that_can_be_read(written: Any, share: float) -> None:
+    read = Budget.parse(written)
+    assert read == Budget(peak_share=share)
+    assert read.on_peak
+    assert Budget.parse(str(read)) == read
+    assert read.capacity(full=10, least=3) == 10
+    assert not read.below(full=10, least=10)
+
+
+@pytest.mark.parametrize(
+    "value", [-1, "", "8 bananas", None, True, "peak:1GiB", "peak:0.5", Peak(0.5), 1.5, "1.5", [1]]
 )
 def test_peaks_that_cannot_be_meant(value: Any) -> None:
-    with pytest.raises(BudgetError, match="expected bytes: an int, or text like '40GiB'"):
+    with pytest.raises(BudgetError, match="expected bytes: an int above 1, or text like '40GiB'"):
         Peak(value)
 
 
-@pytest.mark.parametrize("text", ["peak:", "peak:0.5", "peak:-1", "peak:peak:1GiB", "top:1GiB"])
+@pytest.mark.parametrize("text", ["peak:", "peak:1.5", "peak:-1", "peak:peak:1GiB", "top:1GiB"])
 def test_texts_that_are_no_peak(text: str) -> None:
     with pytest.raises(BudgetError):
         Budget.parse(text)
@@ -181,7 +194,13 @@ def test_texts_that_are_no_peak(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "label"),
-    [(0.25, "0.25"), ("8GiB", "8 GiB"), (1500, "1.46 KiB"), ("peak:40GiB", "peak 40 GiB")],
+    [
+        (0.25, "0.25"),
+        ("8GiB", "8 GiB"),
+        (1500, "1.46 KiB"),
+        ("peak:40GiB", "peak 40 GiB"),
+        ("peak:.5", "peak 0.5"),
+    ],
 )
 def test_budgets_for_people(written: Any, label: str) -> None:
     assert Budget.parse(written).label == label

@@ -17,7 +17,7 @@ import click
 
 from remat.cli import params
 from remat.cli.progress import Progress
-from remat.errors import CaptureError, RematError
+from remat.errors import CaptureError, PeakWarning, RematError
 from remat.version import __version__
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 #: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
 INTERRUPTED = 130
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the line of ours that warns."""
+    click.echo(f"warning: {params.one_line(message)}", err=True)
 
 
 class _Group(click.Group):
@@ -49,6 +54,8 @@ class _Group(click.Group):
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
                 warnings.filterwarnings("default", message="the cache of measured costs")
+                warnings.simplefilter("default", PeakWarning)
+                warnings.showwarning = _show_warning
             try:
                 return super().invoke(ctx)
             except RematError as error:
@@ -103,7 +110,8 @@ budget_option = click.option(
     metavar="BUDGET",
     default="0.5",
     show_default=True,
-    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB bounds the peak",
+    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB and "
+    "peak:0.5 bound the peak",
 )
 solver_option = click.option(
     "--solver",
@@ -253,7 +261,7 @@ def plan(
     metavar="BUDGET,…",
     default="0.2,0.5,0.8",
     show_default=True,
-    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB",
+    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB, peak:0.5",
 )
 def compare(
     model: str,

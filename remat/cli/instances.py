@@ -24,6 +24,7 @@ from remat.cli.commands import (
     wrong_usage,
 )
 from remat.cli.progress import Progress
+from remat.errors import BudgetError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -137,6 +138,11 @@ def solve(
         decider = registry().solver(solver)
     with wrong_usage("budget"):
         asked = None if budget is None else Budget.parse(budget)
+        if asked is not None and asked.peak_share is not None:
+            raise BudgetError(
+                f"budget is {asked.label}; a share of that kind is one for plans: give bytes such as "
+                "peak:40GiB, or for a step problem a share of the peak of its given order, such as 0.5"
+            )
     with wrong_usage("time_limit"):
         check_time_limit(time_limit)
     with Progress() as progress:

@@ -37,8 +37,8 @@ class Checked(ParamType):
             self.fail(one_line(error), param, ctx)
 
 
-def one_line(error: Exception) -> str:
-    """The message of an error in one line."""
+def one_line(error: Exception | str) -> str:
+    """The message of an error or a warning in one line."""
     return " ".join(str(error).split())
 
 

@@ -219,7 +219,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         asked, note = self._asked, ""
         if asked.plan is not None:
             note = "It was split by a saved plan, whose decision is not in here."
-        searched = asked.budget.peak_bytes is not None and asked.plan is None
+        searched = asked.budget.on_peak and asked.plan is None
         return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
     def _agreement(self, wait_s: float) -> AgreeRanks:
@@ -235,7 +235,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return AgreeRanks(
             asked=f"{asked}{reread}, lowering {self.lower}, remat {__version__}",
             wait_s=wait_s,
-            capacity_too=request.budget.peak_bytes is not None,
+            capacity_too=request.budget.on_peak,
         )
 
     def _all_hooks(self) -> list[SavedTensorHooks]:
@@ -254,7 +254,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         known = kind in self.siblings
         self.siblings.add(kind)
         budget = self.request.budget
-        if not known and len(self.siblings) == 2 and budget.share is None:
+        each_its_own = budget.share is None and budget.peak_share is None
+        if not known and len(self.siblings) == 2 and each_its_own:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "

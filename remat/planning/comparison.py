@@ -155,6 +155,7 @@ def compare(
             known.solver_class(name)
     prepared = Planner.of(joint, requests[0])
     rows: list[ComparisonRow] = []
+    higher: list[ComparisonRow] = []  # peaks above budget 1's
     ready: dict[str, Solver] = {}
     for request in requests:
         for name in names:
@@ -166,7 +167,8 @@ def compare(
                 planner = Planner(
                     prepared.state, request.by(ready[label]), fingerprint=prepared.fingerprint
                 )
-                p = planner.finish(planner.decide(request.budget), request.budget)
+                decided = planner.decide(request.budget)
+                p = planner.finish(decided, request.budget)
             except RematError as error:
                 rows.append(ComparisonRow(solver=label, budget=budget, reason=str(error)))
             else:
@@ -179,10 +181,13 @@ def compare(
                         **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
+                if not request.budget.on_peak and planner.peaks_above_full(decided):
+                    higher.append(rows[-1])
             if on_row is not None:
                 on_row(rows[-1])
     on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
-    rows = [_no_dearer(r, rows) if r.solver in on_graphs else r for r in rows]
+    lower = [r for r in rows if r not in higher]
+    rows = [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows]
     return Comparison(graph=joint.name, cost=str(requests[0].cost), rows=_mark_best(rows))
 
 

@@ -7,24 +7,22 @@ best decision that fits is then filled up: whatever is cheaper to keep, and fits
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 
-from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.joint import split_outputs
-from remat.graph.lowering import Decision, Lowered, SavedKind
-from remat.graph.step_lowering import LoweredStep, lower_step
-from remat.graph.writes import written_by
-from remat.passes.core.state import Costs, State
-from remat.passes.split.arrangement import arrange
-from remat.solvers.annealing import improve
+from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.step_lowering import LoweredStep
+from remat.passes.core.state import State
+from remat.planning.order_search import OrderSearch
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.kernel import kernel
-from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
+from remat.solvers.schedule_problem import evaluate_schedule, least_peak
 
 #: Cuts that the prices take at most.
 _CUTS = 40
@@ -32,12 +30,14 @@ _CUTS = 40
 _WORK = 800_000
 #: Evaluations that there are at least.
 _LEAST = 120
+#: The moment at which a byte that is saved has its price, beside those at which it is alive.
+_SAVED = -1
+#: Changes that a repair draws for each value that may be kept.
+_DRAWS = 4
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
 #: Stretches of backward in each of which a bound is looked for.
 _STRETCHES = 12
-#: Edits of a schedule that are tried in one turn, for each run, and at most.
-MOVES_PER_NODE, MOST_MOVES = 3_000, 5_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +47,39 @@ class Tried:
     Attributes:
         saved: positions in the graph problem.
         cost: cost of what runs twice.
+        saved_bytes: bytes that it saves.
         peak_bytes: of the schedule that it stands for.
-        over: for each moment, bytes that are alive then.
+        over: for each moment, bytes that are alive then; at `_SAVED`, those that are saved.
     """
 
     saved: tuple[int, ...]
     cost: int
+    saved_bytes: int
     peak_bytes: int
     over: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reordered:
-    """A decision with an order of its own.
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """What a decision may come to: its peak, and, unless that is None, the bytes that it saves."""
 
-    Attributes:
-        decision: the decision.
-        cost: cost of what runs again.
-        peak_bytes: of its schedule.
-    """
-
-    decision: Decision
-    cost: int
     peak_bytes: int
+    capacity: int | None
+
+    def at(self, moment: int) -> float:
+        """Bytes allowed at a moment."""
+        if moment != _SAVED:
+            return self.peak_bytes
+        return math.inf if self.capacity is None else self.capacity
+
+    def excess(self, tried: Tried) -> int:
+        """Bytes by which it is over; 0: it is within both."""
+        over = max(0, tried.peak_bytes - self.peak_bytes)
+        return over if self.capacity is None else over + max(0, tried.saved_bytes - self.capacity)
+
+    def rank(self, tried: Tried) -> tuple[int, int]:
+        """What is least for the best: what is within both comes before what is not."""
+        return self.excess(tried), tried.cost
 
 
 class PeakSearch:
@@ -88,129 +98,13 @@ class PeakSearch:
         self._seen: dict[tuple[int, ...], Tried] = {}
 
     @cached_property
+    def orders(self) -> OrderSearch:
+        """The search over orders and further runs, from what is found here."""
+        return OrderSearch(self._state, self._lowered, self._cost)
+
+    @property
     def _step(self) -> LoweredStep:
-        state, problem = self._state, self.problem
-        random = [
-            problem.names[i].split(":")[0]
-            for i, k in enumerate(self._lowered.kind)
-            if k is SavedKind.GENERATOR_STATE
-        ]
-        costs = state.get(Costs(self._cost))
-        return lower_step(
-            state.joint,
-            state.index,
-            state.roles,
-            costs,
-            problem.unit,
-            self._snapshots,
-            recomputed=random,
-            once=self._once,
-        )
-
-    @cached_property
-    def _snapshots(self) -> Decision:
-        """A decision that keeps all copies of inputs there can be, and nothing else."""
-        kinds = enumerate(self._lowered.kind)
-        return self._lowered.decision(i for i, kind in kinds if kind is SavedKind.SNAPSHOT)
-
-    @cached_property
-    def _once(self) -> frozenset[int]:
-        """Positions that may not run again: as the graph problem says, and all that reads a tangent."""
-        lowered, problem = self._lowered, self.problem
-        at = lowered.of_position
-        late = self._state.roles.tangent_closure
-        return frozenset(
-            i for i in range(len(at)) if late[i] or (at[i] >= 0 and not problem.recomputable[at[i]])
-        )
-
-    @cached_property
-    def may_reorder(self) -> bool:
-        """Whether a schedule of the step problem can be carried out whatever order it has.
-
-        Not where memory is written to, unless by forward to an input and nobody reads it afterwards, or
-        where something must not be kept.
-        """
-        state, lowered, problem = self._state, self._lowered, self.problem
-        index = state.index
-        if state.storages.rewritten or kernel() is None:
-            return False
-        writing = [i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])]
-        if any(
-            index.users[i]
-            or state.roles.tangent_closure[i]
-            or any(w.op != "placeholder" for w in written_by(index.nodes[i]))
-            for i in writing
-        ):
-            return False
-        runs = {index.by_name[n] for n in self._step.of_name if n in index.by_name}
-        return all(
-            problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
-            for i, at in enumerate(lowered.position)
-            if lowered.kind[i] is SavedKind.VALUE and at not in writing
-        )
-
-    @cached_property
-    def _free(self) -> ScheduleProblem:
-        """The step problem without further runs of what stays to the end: they would stand for it."""
-        problem = self._step.problem
-        stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
-        return replace(problem, once=tuple(sorted(stay.union(problem.once))))
-
-    def reordered(self, tried: Tried, peak_bytes: int) -> Reordered | None:
-        """A cheaper schedule than that of a decision: other orders, further runs; None if none was found.
-
-        Args:
-            tried: the decision; its schedule may be above the peak.
-            peak_bytes: the peak.
-        """
-        if not self.may_reorder:
-            return None
-        sequence, _, boundary = self.schedule(tried.saved)
-        problem = self._free.within(peak_bytes)
-        moves = min(MOST_MOVES, MOVES_PER_NODE * len(sequence))
-        compiled = kernel()
-        assert compiled is not None
-        found, at = improve(compiled, problem, sequence, boundary, moves=moves)
-        done = evaluate_schedule(problem, found, at)
-        cost = done.cost - sum(problem.cost)
-        over = tried.peak_bytes > peak_bytes
-        if done.peak_bytes > peak_bytes or not (over or cost < tried.cost):
-            return None
-        decision = self.decision_of(found, at)
-        return decision and Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
-
-    def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
-        """A schedule of the step problem as a decision; None where it cannot be carried out."""
-        forward, backward = self._step.orders(sequence, boundary)
-        state, index, lowered = self._state, self._state.index, self._lowered
-        orders = Decision(
-            saved=(),
-            snapshots=self._snapshots.snapshots,
-            forward_order=forward,
-            backward_order=backward,
-        )
-        arranged = arrange(state.joint, index, state.roles, orders)
-        savable = self.problem.savable
-        if not all(savable[lowered.of_position[i]] for i in arranged.read) or self._reads_late(
-            arranged.forward
-        ):
-            return None
-        return replace(
-            orders,
-            saved=tuple(index.nodes[i].name for i in sorted(arranged.read)),
-            snapshots=tuple(index.nodes[i].name for i in sorted(arranged.snapshots)),
-        )
-
-    def _reads_late(self, forward: Sequence[int]) -> bool:
-        """Whether forward reads an input after it has written to it."""
-        index, owner = self._state.index, self._state.storages.owner
-        gone: set[int] = set()
-        for i in forward:
-            if gone.intersection(owner[j] for j in index.inputs[i]):
-                return True
-            if not index.plain[i]:
-                gone.update(owner[index.position[w]] for w in written_by(index.nodes[i]))
-        return False
+        return self.orders.step
 
     @property
     def least_possible(self) -> int:
@@ -309,13 +203,14 @@ class PeakSearch:
         if found is None:
             sequence, moments, boundary = self.schedule(done.saved)
             bytes_alive = evaluate_schedule(self._step.problem, sequence, boundary).bytes_alive
-            most: dict[int, int] = {}
+            most = {_SAVED: done.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):
                     most[moment] = nbytes
             found = self._seen[done.saved] = Tried(
                 saved=done.saved,
                 cost=done.recompute_cost,
+                saved_bytes=done.saved_bytes,
                 peak_bytes=max(bytes_alive, default=0),
                 over=most,
             )
@@ -333,40 +228,42 @@ class PeakSearch:
         return len(self._seen) > self._evaluations
 
     # ---- search -------------------------------------------------------------------------------------
-    def within(self, peak_bytes: int, starts: Iterable[Iterable[int]]) -> Tried:
+    def within(
+        self, peak_bytes: int, starts: Iterable[Iterable[int]], capacity: int | None = None
+    ) -> Tried:
         """The cheapest decision found within a peak.
 
         Args:
             peak_bytes: the peak.
             starts: decisions that may or may not be within it; at least one.
+            capacity: bytes that it may save; None: any number.
 
         Returns:
-            A decision; where none was found within the peak, the one of the least peak.
+            A decision; where none was found within both, the one that is over by the fewest bytes.
         """
-
+        allowed = _Limits(peak_bytes, capacity)
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
 
-        def rank(tried: Tried) -> tuple[bool, int, int]:
-            over = tried.peak_bytes > peak_bytes
-            return over, tried.peak_bytes if over else tried.cost, tried.cost
-
-        best = min(map(self.tried, starts), key=rank)
-        fits = best.peak_bytes <= peak_bytes
+        begun = [self.tried(start) for start in starts]
+        best = min(begun, key=allowed.rank)
+        fits = not allowed.excess(best)
         most = max(1, 2 * best.cost if not fits else best.cost)
         prices: dict[int, float] = {}
         step, idle = 1.0, 0
         for _ in range(_CUTS):
             found = self.tried(self._cut(prices))
-            if rank(found) < rank(best):
+            if allowed.rank(found) < allowed.rank(best):
                 best, idle = found, 0
-                if best.peak_bytes <= peak_bytes:
+                if not allowed.excess(best):
                     fits, most = True, max(1, best.cost)
             else:
                 idle += 1
                 if idle % 4 == 0:
                     step /= 2
             slope = {
-                m: b - peak_bytes for m, b in found.over.items() if b > peak_bytes or m in prices
+                m: over
+                for m, b in found.over.items()
+                if (over := b - allowed.at(m)) > 0 or m in prices
             }
             length = float(sum(s * s for s in slope.values()))
             if not length or self._spent():
@@ -374,7 +271,25 @@ class PeakSearch:
             value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
             move = step * max(most - value, 0.02 * most) / length
             prices = {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
-        return self._filled(best, peak_bytes) if fits else best
+        if capacity is not None and not fits:
+            best = min((self._repaired(b, allowed) for b in begun), key=allowed.rank)
+        return best if allowed.excess(best) else self._filled(best, allowed)
+
+    def _repaired(self, best: Tried, allowed: _Limits) -> Tried:
+        """Keeps or drops one value or two, drawn with a fixed seed, while no more bytes are over."""
+        problem, draw = self.problem, random.Random(0)
+        free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
+        free = [i for i in free if problem.size[i]]
+        for _ in range(_DRAWS * len(free)):
+            if self._spent() or not allowed.excess(best):
+                break
+            some = {draw.choice(free)}
+            if draw.random() < 0.5:
+                some.add(draw.choice([i for i in free if i in best.saved] or free))
+            found = self.tried({*best.saved} ^ some)
+            if allowed.excess(found) <= allowed.excess(best):
+                best = found
+        return best
 
     @cached_property
     def _uses(self) -> tuple[list[int], list[int], list[int]]:
@@ -409,7 +324,8 @@ class PeakSearch:
     def _cut(self, prices: dict[int, float]) -> tuple[int, ...]:
         """The decision that is best at such prices of a byte at each moment."""
         problem = self.problem
-        moments = sorted(prices)
+        saving = prices.get(_SAVED, 0.0)
+        moments = sorted(prices.keys() - {_SAVED})
         sums = [0.0]
         for m in moments:
             sums.append(sums[-1] + prices[m])
@@ -420,7 +336,7 @@ class PeakSearch:
         begin, first, last = self._uses
         keep, again = [], []
         for i, nbytes in enumerate(problem.size):
-            keep.append(nbytes * priced(begin[i], last[i]) if nbytes and prices else 0.0)
+            keep.append(nbytes * (saving + priced(begin[i], last[i])) if nbytes and prices else 0.0)
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
@@ -428,15 +344,15 @@ class PeakSearch:
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
         ).saved
 
-    def _filled(self, best: Tried, peak_bytes: int) -> Tried:
-        """Keeps more, the dearest per byte first, as long as the peak holds; then one instead of another."""
+    def _filled(self, best: Tried, allowed: _Limits) -> Tried:
+        """Keeps more, the dearest per byte first, as long as that is allowed; then one instead of another."""
         problem = self.problem
         rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]
 
         def better(saved: tuple[int, ...]) -> bool:
             nonlocal best
             found = self.tried(saved)
-            if found.peak_bytes > peak_bytes or found.cost >= best.cost:
+            if allowed.excess(found) or found.cost >= best.cost:
                 return False
             best = found
             return True

@@ -270,14 +270,14 @@ class Plan:
         from remat.report.memory_plot import draw_step
 
         forward, backward = self._pair()
-        peak_budget = self.asked.peak_bytes
-        shown = self.budget if peak_budget is None else f"{format_bytes(peak_budget)} of peak"
+        asked = self.asked
+        shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
         draw_step(
             timeline(forward, backward, own_outputs(forward)),
             path,
             title=f"{self.graph}, budget {shown}",
-            saved_budget=self.capacity if peak_budget is None else None,
-            peak_budget=peak_budget,
+            saved_budget=None if asked.on_peak else self.capacity,
+            peak_budget=asked.peak_bytes,
         )
 
 

@@ -43,7 +43,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     budget = request.budget
-    if budget.peak_bytes is not None:
+    if budget.on_peak:
         raise BudgetError(
             "a budget on the peak is one for a single graph; several graphs share bytes or a share "
             "of the saved activations"

@@ -24,27 +24,29 @@ from functools import cached_property
 
 import torch
 
-from remat.errors import BudgetError, PlanError, ProblemError
+from remat.errors import BudgetError, PeakWarning, PlanError, ProblemError, unwarned, warn
 from remat.graph import ops
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages, simulate_peak
 from remat.graph.lowering import Decision, Lowered, SavedKind
+from remat.graph.storages import Sizes
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted, RegionBudget, full_and_least, refuse_peak
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
+from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
-from remat.planning.peak_search import PeakSearch, Reordered, Tried
+from remat.planning.peak_search import PeakSearch, Tried
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.units import Budget, format_bytes
+from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Budgets that a frontier looks at, besides the vertices of the hull.
 STEPS = 24
@@ -54,6 +56,13 @@ VERTICES = 16
 CLOSING = 5
 #: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
 SMALL, FINE = 400, 96
+#: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
+PARTS = 20
+#: Why no budget lowers a peak further, and what does.
+_UNSHRUNK = (
+    ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
+    "budget, or make the model or the batch smaller"
+)
 
 
 def plan_graph(
@@ -84,7 +93,9 @@ def plan_graph(
         return _apply(joint, request.plan, request, in_place=in_place)
     if request.pipeline is None:
         planner = Planner.of(joint, request, fingerprint=fingerprint, in_place=in_place)
-        return planner.finish(planner.decide(request.budget), request.budget, agree)
+        decided = planner.decide(request.budget)
+        planner.warn_of_peak(decided, request.budget)
+        return planner.finish(decided, request.budget, agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
     state = shaped(
         joint,
@@ -181,6 +192,8 @@ class Planner:
         self._deciding = request.deciding()
         self._at: dict[int, Decided] = {}
         self._peaks: dict[Decision, int] = {}
+        #: What was split last; without hooks, `finish` need not do it again.
+        self._latest: tuple[Decision, State] | None = None
         self._on_step = on_step or (lambda _: None)
 
     @classmethod
@@ -231,14 +244,96 @@ class Planner:
     def decide(self, budget: Budget) -> Decided:
         """The decision under a budget, and under what the code sets for its region.
 
+        Where one is found that peaks no higher than budget 1's, it is of those.
+
         Raises:
             BudgetError: none is within it.
             SolverError: the solver refuses, raises, or answers wrongly.
         """
-        if budget.peak_bytes is not None:
+        if budget.on_peak:
             refuse_peak(budget, self.state.get(RegionBudget()))
-            return self._within_peak(budget.peak_bytes)
-        return self._decided(replace(self._deciding, budget=budget).limits(self.state))
+            return self._within_peak(budget)
+        found = self._decided(replace(self._deciding, budget=budget).limits(self.state))
+        return self._lowered_peak(found) if self.peaks_above_full(found) else found
+
+    @property
+    def _full(self) -> Decided:
+        """The decision under budget 1."""
+        return self.at(self.full_bytes)
+
+    def peaks_above_full(self, decided: Decided) -> bool:
+        """Whether a decision that is allowed less than budget 1's peaks higher than that."""
+        if (decided.choice.capacity or 0) >= self.full_bytes:
+            return False
+        peak = self.peak(decided)
+        # What budget 1's saves is alive between its halves, unless hooks pack it.
+        low = 0 if self.request.hooks else self._full.saved_bytes + self._resident
+        return peak > low and peak > self.peak(self._full)
+
+    def warn_of_peak(self, decided: Decided, budget: Budget) -> None:
+        """Warns of a plan that saves less than budget 1's and peaks higher."""
+        if budget.on_peak or not self.peaks_above_full(decided):
+            return
+        peak, most = self.peak(decided), self.peak(self._full)
+        share = (decided.choice.capacity or 0) / self.full_bytes
+        warn(
+            f"budget {budget.label} for '{self.state.joint.name}' has a peak of {format_bytes(peak)} ({peak} "
+            f"bytes), above the {format_bytes(most)} ({most} bytes) of budget 1: it bounds what is saved, and "
+            "no plan found within it makes less at once. To bound the peak, give "
+            f"remat.Peak({share:.2f}), as text peak:{share:.2f}: 0 is the least peak found, 1 that of budget 1",
+            PeakWarning,
+            stacklevel=4,
+        )
+
+    @cached_property
+    def _resident(self) -> int:
+        """Bytes that are alive at every moment: what the step is given."""
+        roles, nodes = self.state.roles.placeholders, self.state.index.nodes
+        given = (nodes[i] for i, role in roles.items() if not role.in_backward)
+        return sum(Sizes(self.state.joint.memories).of_all(given).values())
+
+    def _lowered_peak(self, decided: Decided) -> Decided:
+        """The cheapest decision found within the bytes of another that peaks no higher than budget 1's.
+
+        The other, where none is. It is looked for at fixed budgets, shares of so many `PARTS`, from the
+        highest within those bytes down to where none can be cheaper: so costs do not rise with the budget.
+        Under a time limit, which promises nothing twice, it is looked for within those bytes alone.
+        """
+        choice, full, least = decided.choice, self.full_bytes, self.least_bytes
+        capacity = choice.capacity or 0
+        best: Decided | None = None
+        rungs = {
+            least,
+            *(k * full // PARTS for k in range(1, (capacity * PARTS + PARTS - 1) // full + 1)),
+        }
+        if self.request.time_limit:
+            best, rungs = self._as_low_as_full(decided), set()
+        for rung in sorted(rungs, reverse=True):
+            if rung < least or (best and self.hull.edge(rung).bound(rung) >= best.cost):
+                break
+            lower = self._as_low_as_full(self.at(rung))
+            if lower is None and best is None:
+                break
+            if lower and (best is None or lower.cost < best.cost):
+                best = lower
+        if best is None:
+            return decided
+        ran = (choice, best.choice)
+        elapsed_s, repeats = sum(c.elapsed_s for c in ran), all(c.deterministic for c in ran)
+        return replace(best, choice=replace(choice, elapsed_s=elapsed_s, deterministic=repeats))
+
+    def _as_low_as_full(self, decided: Decided) -> Decided | None:
+        """A decision if it peaks no higher than budget 1's, else the cheapest found in its bytes that does not."""
+        if not self.peaks_above_full(decided):
+            return decided
+        capacity, saved_of = decided.choice.capacity or 0, self.lowered.saved_of
+        # A search of its own: what it finds depends on nothing that was looked at before.
+        search = PeakSearch(self.state, self.lowered, self.request.cost)
+        starts = [saved_of(d.decision) for d in (decided, self._full)]
+        tried = search.within(search.tried(starts[1]).peak_bytes, starts, capacity)
+        found = self._decided_by_peak(tried)
+        fits = found.saved_bytes <= capacity and self.peak(found) <= self.peak(self._full)
+        return found if fits else None
 
     def at(self, capacity: int) -> Decided:
         """The decision within a number of bytes, whatever the code sets for its region."""
@@ -277,12 +372,19 @@ class Planner:
         key = decided.decision
         if key not in self._peaks:
             self._on_step(f"simulating {format_bytes(decided.saved_bytes)}")
-            done = split(replace(self.state, decision=decided.decision, choice=decided.choice))
+            with unwarned():  # it may be no plan
+                done = self._split(decided)
+            self._latest = (key, done)
             assert done.forward is not None
             assert done.backward is not None
             outputs = done.joint.num_fwd_outputs
-            self._peaks[key] = simulate_peak(done.forward, done.backward, outputs).nbytes
+            self._peaks[key] = simulate_peak(
+                done.forward, done.backward, outputs, done.joint.memories
+            ).nbytes
         return self._peaks[key]
+
+    def _split(self, decided: Decided) -> State:
+        return split(replace(self.state, decision=decided.decision, choice=decided.choice))
 
     def capacities(self) -> Iterator[int]:
         """The budgets that a frontier looks at: steps between the ends, and vertices of the hull."""
@@ -309,56 +411,75 @@ class Planner:
     def _cheapest(self) -> Decided:
         return self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
 
-    def _within_peak(self, peak_bytes: int) -> Decided:
-        """The cheapest decision found whose simulated peak is within a number of bytes.
+    def _within_peak(self, budget: Budget) -> Decided:
+        """The cheapest decision found whose simulated peak is within a budget on it.
 
         Raises:
-            BudgetError: none is; the message names the least peak that was found.
+            BudgetError: none is; the message names the least peak that was found, or is possible.
         """
+        peak_bytes = budget.peak_bytes
+        if peak_bytes is None:
+            least, most = self._least_found, self.peak(self._full)
+            peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         if self.peak(self._cheapest) <= peak_bytes:
             return self._cheapest
+        asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        possible = 0 if self.request.hooks else self._peak_search.least_possible
+        if peak_bytes < possible:
+            raise BudgetError(
+                f"{asked}, which is infeasible: every schedule of this step has {possible} bytes "
+                f"({format_bytes(possible)}) alive at some moment{_UNSHRUNK}; remat.Peak(0.0) asks for the "
+                "least peak that is found"
+            )
         self._on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         found = self._searched(peak_bytes)
-        if found is not None and not self.request.hooks:
-            return found
+        known = [d for d in (found, self._full) if d and self.peak(d) <= peak_bytes]
+        if known and not self.request.hooks:
+            return min(known, key=lambda d: (d.cost, d.saved_bytes))
         # What the search takes the peak to be is not what it is where hooks pack what is saved.
         swept = self._swept(peak_bytes, self.peak)
-        fits = [d for d in (found, self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
+        fits = [d for d in (*known, self._least_peak, swept) if d and self.peak(d) <= peak_bytes]
         if not fits:
-            tried = (self._least_peak, self._cheapest, *map(self.at, self.capacities()))
-            least = min(map(self.peak, tried))
+            least = self._least_found
+            proven = f", and it is proven only that none has less than {possible} bytes"
             raise BudgetError(
-                f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), but the least "
-                f"peak of any plan found is {format_bytes(least)} ({least} bytes){self._proven_least}: "
-                "weights, gradients and what one operator needs at once do not shrink with the budget. "
-                "Raise the budget, or make the model or the batch smaller"
+                f"{asked}, and no plan was found within it: the least peak of any plan found is "
+                f"{format_bytes(least)} ({least} bytes){proven if possible else ''}{_UNSHRUNK}"
             )
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
         better = self._searched(peak_bytes, best)
         return better if better is not None and better.cost < best.cost else best
 
-    @property
-    def _proven_least(self) -> str:
-        """What is proven of the least peak, for a message; hooks may pack what it counts."""
-        if self.request.hooks:
-            return ""
-        return f", and none can have less than {self._peak_search.least_possible} bytes"
+    @cached_property
+    def _least_found(self) -> int:
+        """The least peak of all decisions that are looked at whatever the budget, in bytes."""
+        return min(map(self.peak, (self._least_peak, self._cheapest, self._full)))
 
     @cached_property
     def _least_peak(self) -> Decided:
         """The decision of the least peak that a search for less than is possible comes to."""
-        return self._decided_by_peak(self._peak_search.within(0, self._starts(0)))
+        found = self._peak_search.within(0, self._starts(0))
+        decided = [self._decided_by_peak(found)]
+        if self.request.hooks:
+            decided += map(self.at, self.capacities())
+        else:
+            sequence, _, boundary = self._peak_search.schedule(found.saved)
+            lowest = self._peak_search.orders.lowest(sequence, boundary)
+            decided += [self._decided_by_peak(lowest)] if lowest else []
+        return min(decided, key=self.peak)
 
     def _searched(self, peak_bytes: int, *starts: Decided) -> Decided | None:
         """What prices on moments come to; None where that does not fit."""
         more = [self.lowered.saved_of(d.decision) for d in starts]
         found = self._peak_search.within(peak_bytes, [*more, *self._starts(peak_bytes)])
-        best: Tried | Reordered = found
+        decided = self._decided_by_peak(found)
         if not self.request.hooks:
-            best = self._peak_search.reordered(found, peak_bytes) or found
-        decided = self._decided_by_peak(best)
-        if self.peak(decided) > peak_bytes and best is not found:
-            decided = self._decided_by_peak(found)
+            sequence, _, boundary = self._peak_search.schedule(found.saved)
+            other = self._peak_search.orders.within(sequence, boundary, peak_bytes)
+            fits = self.peak(decided) <= peak_bytes
+            if other and (other.cost < decided.cost or not fits):
+                ordered = self._decided_by_peak(other)
+                decided = ordered if self.peak(ordered) <= peak_bytes else decided
         if self.peak(decided) > peak_bytes:
             return None
         bound = self._peak_bounds.bound(peak_bytes, self._peak_search.highest(found))
@@ -371,7 +492,7 @@ class Planner:
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
         lowered = self.lowered
-        found = [self._cheapest, self._runtime_optimal]
+        found = [self._cheapest, self._full, self._runtime_optimal]
         if len(lowered.problem) <= SMALL:
             least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
             steps = (least + (most - least) * i // FINE for i in range(FINE))
@@ -385,20 +506,30 @@ class Planner:
         return [lowered.saved_of(d.decision) for d in found] + [lift(v.saved) for v in vertices]
 
     def _closing_in(self, peak_bytes: int) -> Iterator[Decided]:
-        """Decisions at byte budgets that come closer and closer to a peak: most bytes are alive at it."""
-        least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
-        low, high = least, most
-        capacity = most - (self._scheduled_peak(self._cheapest) - peak_bytes)
-        for _ in range(CLOSING):
-            capacity = min(max(capacity, low), high)
+        """Decisions at byte budgets closer and closer to the largest whose peak is within one.
+
+        Between the vertices of the hull around it, by the rule of false position, bisecting every other
+        time.
+        """
+        search, lift = self._peak_search, self.hull.reduction.lift
+        every = max(1, len(self.hull.vertices) // VERTICES)
+        ends = [
+            (v.saved_bytes, search.tried(lift(v.saved)).peak_bytes)
+            for v in (*self.hull.vertices[::every], self.hull.vertices[-1])
+        ]
+        inside = [i for i, (_, peak) in enumerate(ends) if peak <= peak_bytes]
+        if not inside or inside[-1] + 1 == len(ends):
+            return
+        low, high = ends[inside[-1]], ends[inside[-1] + 1]
+        for turn in range(CLOSING):
+            if high[0] - low[0] <= max(1, low[0] // 500):
+                return
+            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             found = self.at(capacity)
             yield found
-            room = peak_bytes - self._scheduled_peak(found)
-            low, high = (capacity, high) if room >= 0 else (low, capacity)
-            step = capacity + room
-            capacity = step if low < step < high else (low + high) // 2
-            if high - low <= low // 500:
-                return
+            peak = self._scheduled_peak(found)
+            low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def _decided_by_peak(self, found: Tried | Reordered) -> Decided:
         """What a search for a peak has found, as a decision."""
@@ -455,12 +586,15 @@ class Planner:
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
-        state = replace(self.state, decision=decided.decision, choice=decided.choice)
+        latest, self._latest = self._latest, None
         if agree is not None:
-            state = PassManager((agree,)).run(state, in_place=True, verify=False).state
-        return finish(
-            split(state), cost=self.request.cost, budget=budget, fingerprint=self.fingerprint
-        )
+            state = replace(self.state, decision=decided.decision, choice=decided.choice)
+            done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
+        elif latest is not None and latest[0] == decided.decision and self.request.hooks is None:
+            done = replace(latest[1], choice=decided.choice)
+        else:
+            done = self._split(decided)
+        return finish(done, cost=self.request.cost, budget=budget, fingerprint=self.fingerprint)
 
 
 @without_collection

@@ -202,7 +202,7 @@ class PlanRequest:
             return self.pipeline
         if self.plan is not None:
             return PassManager((*PREPARE, *SPLIT))
-        if self.budget.peak_bytes is not None:
+        if self.budget.on_peak:
             raise ProblemError(
                 f"budget is {self.budget.label}: a peak is searched for over many plans, which no single "
                 "pipeline does; give a share or bytes, or call remat.plan without a pipeline"
@@ -211,9 +211,7 @@ class PlanRequest:
 
     def _refuse_beside_pipeline(self, names: list[str]) -> None:
         if names:
-            shown = (
-                self if self.budget.peak_bytes is None and self.plan is None else PlanRequest.of()
-            )
+            shown = self if not self.budget.on_peak and self.plan is None else PlanRequest.of()
             raise ProblemError(
                 f"{', '.join(names)} given beside a pipeline, with which such options do not go together: "
                 f"they are options of the pipeline's own passes, for example '{shown.as_pipeline()}'"

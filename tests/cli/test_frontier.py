@@ -158,6 +158,19 @@ def test_compare_has_knapsack_and_graph_solvers_in_one_table() -> None:
             assert row["gap"] == pytest.approx(share)
 
 
+def test_a_plan_that_peaks_higher_is_told_in_one_line() -> None:
+    done = run("plan", MODEL, "--lower", "eager", "--budget", "0", "--json")
+    assert done.exit_code == 0, done.output
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: budget 0 for ")
+    assert "as text peak:0.00" in line
+    within = run("plan", MODEL, "--lower", "eager", "--budget", "peak:0.00", "--json")
+    assert within.exit_code == 0, within.output
+    assert within.stderr == ""
+    peaks = [json.loads(shown.stdout)["peak_bytes"] for shown in (within, done)]
+    assert peaks[0] < peaks[1]
+
+
 def row(solver: str, **fields: Any) -> ComparisonRow:
     """A row with figures as wide as they get."""
     wide: dict[str, Any] = {

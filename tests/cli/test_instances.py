@@ -173,6 +173,7 @@ def test_a_file_without_an_instance_is_1(folder: Path, text: str, says: str) -> 
         (["solve", "."], "is a directory"),
         (["solve", "three.json", "--solver", "gredy"], "did you mean 'greedy'?"),
         (["solve", "three.json", "--budget", "-1"], "expected a number from 0 to 1"),
+        (["solve", "three.json", "--budget", "peak:0.5"], "one for plans"),
         (["capture", "some_mlp.py:mlp"], "--output"),
         (["capture", "some_mlp.py:mlp", "-o", "nowhere/x.json"], "there is no folder"),
         (["capture", "some_mlp.py:mlp", "-o", "."], "is a directory"),

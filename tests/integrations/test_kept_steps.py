@@ -107,6 +107,7 @@ def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:
     [
         {"budget": 0.25},
         {"budget": remat.Peak("1GiB")},
+        {"budget": remat.Peak(0.5)},
         {"solver": "greedy"},
         {"solver": "pulp"},
         {"cost": "flops"},
@@ -210,10 +211,11 @@ def test_lines_and_the_sizes_that_symbols_stand_for_tell_steps_apart() -> None:
 # What is restored -----------------------------------------------------------------------------------
 
 
-def test_warnings_are_told_again() -> None:
+@pytest.mark.parametrize("kind", [BudgetWarning, remat.PeakWarning])
+def test_warnings_are_told_again(kind: type[Warning]) -> None:
     partition = Partitioner(budget="1MiB")
-    kept = Kept(warnings=(("remat.integrations.partitioner", "BudgetWarning", "as before"),))
-    with pytest.warns(BudgetWarning, match="as before"):
+    kept = Kept(warnings=((kind.__module__, kind.__name__, "as before"),))
+    with pytest.warns(kind, match="as before"):
         partition.restore(kept, torch.fx.symbolic_trace(nn.Tanh()))
 
 

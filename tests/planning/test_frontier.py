@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from bisect import bisect_right
 from fractions import Fraction
 from itertools import pairwise
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 import remat
+from benchmarks.models import build
 from remat.errors import BudgetError, PlanError, ProblemError
 from remat.planning.frontier import Frontier, FrontierPoint
 from remat.planning.planner import Planner
@@ -233,21 +235,43 @@ def test_a_plan_is_never_above_its_peak(
     assert plan.recompute_cost <= min(fits), "no worse than the points that were looked at"
 
 
-def test_a_peak_that_nothing_meets_is_an_error_that_names_the_least(
+def test_a_peak_that_nothing_meets_is_an_error_that_names_what_is_proven(
     joint: remat.JointGraph, frontiers: dict[str, Frontier]
 ) -> None:
-    with pytest.raises(BudgetError, match="the least peak of any plan found is") as caught:
-        remat.plan(joint, remat.Peak(1), "auto")
-    named = re.search(r"found is .*?\((\d+) bytes\), and none", str(caught.value))
+    with pytest.raises(BudgetError, match="which is infeasible") as caught:
+        remat.plan(joint, remat.Peak(2), "auto")
+    named = re.search(r"every schedule of this step has (\d+) bytes", str(caught.value))
     assert named is not None
-    least = int(named[1])
-    assert least <= min(p.peak_bytes for p in frontiers["auto"].points)
+    proven = int(named[1])
+    least = remat.plan(joint, remat.Peak(0.0), "auto").peak_bytes
+    assert proven < least <= min(p.peak_bytes for p in frontiers["auto"].points)
     assert remat.plan(joint, remat.Peak(least), "auto").peak_bytes == least
-    proven = re.search(r"none can have less than (\d+) bytes", str(caught.value))
-    assert proven is not None
-    assert int(proven[1]) <= least
-    with pytest.raises(BudgetError, match="the least peak"):
-        remat.plan(joint, remat.Peak(int(proven[1]) - 1), "auto")
+    with pytest.raises(BudgetError, match="no plan was found within it") as caught:
+        remat.plan(joint, remat.Peak(proven), "auto")
+    for told in (f"({least} bytes)", f"none has less than {proven} bytes"):
+        assert told in str(caught.value)
+    with pytest.raises(BudgetError, match="infeasible"):
+        remat.plan(joint, remat.Peak(proven - 1), "auto")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("hooks", [None, "int8"])
+def test_shares_of_the_peak_reach_from_the_least_found_to_that_of_budget_1(
+    joint: remat.JointGraph, solver: str, hooks: str | None
+) -> None:
+    full = remat.plan(joint, 1.0, solver, hooks=hooks)
+    shares = (0, 0.25, "peak:0.5", 0.75, 1)
+    plans = [
+        remat.plan(joint, s if isinstance(s, str) else remat.Peak(s), solver, hooks=hooks)
+        for s in shares
+    ]
+    assert plans[2].budget == "peak:0.5"
+    assert plans[2].asked.label == "peak 0.5"
+    least = plans[0].peak_bytes
+    assert least < full.peak_bytes
+    for plan, share in zip(plans, (0, 0.25, 0.5, 0.75, 1), strict=True):
+        assert plan.peak_bytes <= least + share * (full.peak_bytes - least)
+    assert plans[-1].recompute_cost <= full.recompute_cost
 
 
 @pytest.mark.slow
@@ -340,3 +364,66 @@ def test_a_plan_within_a_peak_says_whether_it_repeats() -> None:
     allowed = remat.Peak(full * 9 // 10)
     assert remat.plan(joint, allowed, "lagrangian").deterministic
     assert not remat.plan(joint, allowed, Moody()).deterministic
+
+
+@pytest.fixture(scope="module")
+def resnet() -> remat.JointGraph:
+    step = build("resnet")
+    return remat.capture(step.model, step.args, step.kwargs, lower="inductor")
+
+
+def test_less_saved_is_no_higher_peak_and_costs_fall_unless_a_warning_says_so(
+    resnet: remat.JointGraph,
+) -> None:
+    full = remat.plan(resnet, 1.0)
+    planner = Planner.of(resnet, PlanRequest.of())
+    plans, lowered, warned = [], 0, 0
+    for share in (0.02, 0.07, 0.1, 0.13, 0.2, 0.5, 0.9):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            plan = remat.plan(resnet, share)
+        assert plan.saved_bytes <= plan.capacity < full.capacity
+        by_bytes = planner.at(plan.capacity)
+        if told:
+            warned += 1
+            assert [t.category for t in told] == [remat.PeakWarning]
+            assert plan.peak_bytes > full.peak_bytes
+            assert plan.recompute_cost == by_bytes.cost, "then it is the cheapest"
+            continue
+        plans.append(plan)
+        assert plan.peak_bytes <= full.peak_bytes
+        if planner.peak(by_bytes) <= full.peak_bytes:
+            assert plan.recompute_cost == by_bytes.cost, "nothing has to give way"
+        else:
+            lowered += 1
+            assert by_bytes.cost < plan.recompute_cost < 2 * by_bytes.cost
+    assert warned
+    assert lowered
+    costs = [p.recompute_cost for p in plans]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_what_a_warning_of_the_peak_names_helps(joint: remat.JointGraph) -> None:
+    full = remat.plan(joint, 1.0)
+    with pytest.warns(remat.PeakWarning) as told:
+        plan = remat.plan(joint, 0.0)
+    text = str(told[0].message)
+    assert told[0].filename == __file__
+    for nbytes in (plan.peak_bytes, full.peak_bytes):
+        assert f"({nbytes} bytes)" in text
+    assert plan.peak_bytes > full.peak_bytes
+    named = re.search(r"as text (peak:[0-9.]+):", text)
+    assert named is not None
+    assert remat.plan(joint, named[1]).peak_bytes <= full.peak_bytes
+
+
+def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph) -> None:
+    full = remat.plan(joint, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        more = remat.plan(joint, 2 * full.full_bytes)
+        compared = remat.compare(joint, "lagrangian", (0.0, 0.3, 1.0))
+        remat.frontier(joint)
+    assert more.recompute_cost <= full.recompute_cost
+    assert [r.reason for r in compared.rows] == [None, None, None]
+    assert compared.rows[0].peak_bytes == remat.plan(joint, 0.0, "lagrangian").peak_bytes

@@ -231,7 +231,7 @@ def refuse_peak(budget: Budget, own: float | None) -> None:
     Raises:
         BudgetError: both are set.
     """
-    if budget.peak_bytes is not None and own is not None:
+    if budget.on_peak and own is not None:
         raise BudgetError(
             f"budget is {budget.label}, but the code sets {own!r} for its region by "
             "torch.autograd.graph.region_activation_memory_budget, a share of the saved bytes; "

@@ -1,0 +1,191 @@
+"""Orders and further runs: a schedule of the step that is cheaper within a peak, or has a lower one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from remat.graph import ops
+from remat.graph.costs import CostModel
+from remat.graph.lowering import Decision, Lowered, SavedKind
+from remat.graph.step_lowering import LoweredStep, lower_step
+from remat.graph.writes import written_by
+from remat.passes.core.state import Costs, State
+from remat.passes.split.arrangement import arrange
+from remat.solvers.annealing import improve
+from remat.solvers.kernel import kernel
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
+
+#: Edits of a schedule that are tried in one turn, for each run, and at most.
+MOVES_PER_RUN, MOST_MOVES = 3_000, 4_000_000
+#: How often a lower peak is looked for.
+_LOWER = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reordered:
+    """A schedule of the step, as a decision with orders of its own.
+
+    Attributes:
+        decision: the decision.
+        cost: cost of what runs again.
+        peak_bytes: of the schedule.
+    """
+
+    decision: Decision
+    cost: int
+    peak_bytes: int
+
+
+class OrderSearch:
+    """Searches the schedules of one prepared graph, from one that is given.
+
+    Args:
+        state: the prepared graph.
+        lowered: its graph problem, with costs.
+        cost: the cost model.
+    """
+
+    def __init__(self, state: State, lowered: Lowered, cost: CostModel) -> None:
+        self._state, self._lowered, self._cost = state, lowered, cost
+        self._problem = lowered.problem
+
+    @cached_property
+    def step(self) -> LoweredStep:
+        """The step problem: every copy of an input and every generator state may be kept."""
+        state, problem, lowered = self._state, self._problem, self._lowered
+        random = [
+            problem.names[i].split(":")[0]
+            for i, kind in enumerate(lowered.kind)
+            if kind is SavedKind.GENERATOR_STATE
+        ]
+        late, at = state.roles.tangent_closure, lowered.of_position
+        return lower_step(
+            state.joint,
+            state.index,
+            state.roles,
+            state.get(Costs(self._cost)),
+            problem.unit,
+            self._snapshots,
+            recomputed=random,
+            once=[
+                i
+                for i in range(len(at))
+                if late[i] or (at[i] >= 0 and not problem.recomputable[at[i]])
+            ],
+        )
+
+    @cached_property
+    def _snapshots(self) -> Decision:
+        """A decision that keeps all copies of inputs there can be, and nothing else."""
+        kinds = enumerate(self._lowered.kind)
+        return self._lowered.decision(i for i, kind in kinds if kind is SavedKind.SNAPSHOT)
+
+    @cached_property
+    def _free(self) -> ScheduleProblem:
+        """The step problem without further runs of what stays to the end: they would stand for it."""
+        problem = self.step.problem
+        stay = {problem.maker(i) for i in problem.to_end}.intersection(problem.runnable)
+        return replace(problem, once=tuple(sorted(stay.union(problem.once))))
+
+    @cached_property
+    def is_possible(self) -> bool:
+        """Whether there is a kernel, and a schedule can be carried out whatever order it has.
+
+        Not where memory is written to, unless by forward to an input and nobody reads it afterwards, nor
+        where something must not be kept.
+        """
+        state, problem, index = self._state, self._problem, self._state.index
+        if state.storages.rewritten or kernel() is None:
+            return False
+        writing = [i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])]
+        if any(
+            index.users[i]
+            or state.roles.tangent_closure[i]
+            or any(w.op != "placeholder" for w in written_by(index.nodes[i]))
+            for i in writing
+        ):
+            return False
+        runs = {index.by_name[n] for n in self.step.of_name if n in index.by_name}
+        return all(
+            problem.savable[i] or isinstance(index.values[at], (tuple, list)) or at not in runs
+            for i, at in enumerate(self._lowered.position)
+            if self._lowered.kind[i] is SavedKind.VALUE and at not in writing
+        )
+
+    def within(self, sequence: Sequence[int], boundary: int, peak_bytes: int) -> Reordered | None:
+        """The cheapest schedule found within a peak, or the lowest one above it.
+
+        Args:
+            sequence: a schedule to start from, also one above the peak.
+            boundary: position of its first run of backward.
+            peak_bytes: the peak.
+
+        Returns:
+            None where that cannot be carried out, or none can.
+        """
+        found = self._improved(sequence, boundary, peak_bytes)
+        return found and self._decided(*found)
+
+    def lowest(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
+        """The schedule of the least peak found from another one; None as in `within`."""
+        best: Reordered | None = None
+        low = 0
+        for _ in range(_LOWER):
+            high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
+            found = self._improved(sequence, boundary, (low + high) // 2)
+            decided = found and self._decided(*found)
+            if not found or not decided or (best and decided.peak_bytes >= best.peak_bytes):
+                break
+            best, (sequence, boundary) = decided, found
+            low = max(low, 2 * decided.peak_bytes - high)
+        return best
+
+    def _improved(
+        self, sequence: Sequence[int], boundary: int, peak_bytes: int
+    ) -> tuple[Sequence[int], int] | None:
+        compiled = kernel()
+        if compiled is None or not self.is_possible:
+            return None
+        moves = min(MOST_MOVES, MOVES_PER_RUN * len(sequence))
+        return improve(compiled, self._free.within(peak_bytes), sequence, boundary, moves=moves)
+
+    def _decided(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
+        decision = self.decision_of(sequence, boundary)
+        done = evaluate_schedule(self.step.problem, sequence, boundary)
+        cost = done.cost - sum(self.step.problem.cost)
+        return decision and Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
+
+    def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
+        """A schedule of the step problem as a decision; None where it cannot be carried out."""
+        forward, backward = self.step.orders(sequence, boundary)
+        state, index, lowered = self._state, self._state.index, self._lowered
+        orders = Decision(
+            saved=(),
+            snapshots=self._snapshots.snapshots,
+            forward_order=forward,
+            backward_order=backward,
+        )
+        arranged = arrange(state.joint, index, state.roles, orders)
+        savable = self._problem.savable
+        if self._reads_late(arranged.forward) or not all(
+            savable[lowered.of_position[i]] for i in arranged.read
+        ):
+            return None
+        return replace(
+            orders,
+            saved=tuple(index.nodes[i].name for i in sorted(arranged.read)),
+            snapshots=tuple(index.nodes[i].name for i in sorted(arranged.snapshots)),
+        )
+
+    def _reads_late(self, forward: Sequence[int]) -> bool:
+        """Whether forward reads an input after it has written to it."""
+        index, owner = self._state.index, self._state.storages.owner
+        gone: set[int] = set()
+        for i in forward:
+            if gone.intersection(owner[j] for j in index.inputs[i]):
+                return True
+            if not index.plain[i]:
+                gone.update(owner[index.position[w]] for w in written_by(index.nodes[i]))
+        return False

@@ -99,7 +99,9 @@ class OrderSearch:
         state, problem, index = self._state, self._problem, self._state.index
         if state.storages.rewritten or kernel() is None:
             return False
-        writing = [i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])]
+        writing = [
+            i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])
+        ]
         if any(
             index.users[i]
             or state.roles.tangent_closure[i]
@@ -155,7 +157,9 @@ class OrderSearch:
         decision = self.decision_of(sequence, boundary)
         done = evaluate_schedule(self.step.problem, sequence, boundary)
         cost = done.cost - sum(self.step.problem.cost)
-        return decision and Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
+        if decision is None:
+            return None
+        return Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
         """A schedule of the step problem as a decision; None where it cannot be carried out."""

@@ -80,7 +80,8 @@ class PeakBounds:
         for i in made & before:
             live(i)
         copied = {
-            at for at, kind in zip(lowered.position, lowered.kind, strict=True)
+            at
+            for at, kind in zip(lowered.position, lowered.kind, strict=True)
             if kind is SavedKind.SNAPSHOT
         }
         reads = {j for i in after for j in index.inputs[i] if not late[j] and j not in copied}

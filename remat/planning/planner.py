@@ -548,9 +548,7 @@ class Planner:
             elapsed_s=sum(c.elapsed_s for c in asked),
             deterministic=all(c.deterministic for c in asked),
         )
-        return Decided(
-            decision=decision, saved_bytes=saved_bytes, cost=found.cost, choice=choice
-        )
+        return Decided(decision=decision, saved_bytes=saved_bytes, cost=found.cost, choice=choice)
 
     def _scheduled_peak(self, decided: Decided) -> int:
         """The peak of a decision by its schedule: as `peak`, but for hooks, and much faster."""

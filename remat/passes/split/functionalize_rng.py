@@ -103,7 +103,7 @@ def _save_state(fwd: fx.Node) -> fx.Node:
 
 def _replay(node: fx.Node, state: fx.Node) -> None:
     """Makes a run draw what the state's own run drew."""
-    node.args = (state, node.target, *node.args)  # type: ignore[assignment]
+    node.args = (state, node.target, *node.args)  # type: ignore[arg-type]
     node.target = torch_compat.rng_prims.run_with_rng_state
 
 

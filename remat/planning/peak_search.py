@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from remat.graph.costs import CostModel
+from remat.graph.forward_order import ForwardOrder
 from remat.graph.joint import split_outputs
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.step_lowering import LoweredStep
@@ -142,7 +143,7 @@ class PeakSearch:
         """
         lowered, index, roles = self._lowered, self._state.index, self._state.roles
         keep = {lowered.position[i] for i in saved if lowered.kind[i] is SavedKind.VALUE}
-        inputs, late, runs_of = index.inputs, roles.tangent_closure, self._runs_of
+        inputs, runs_of = index.inputs, self._runs_of
         forward = bytearray(roles.required_forward)
         stack = [i for i in keep if not forward[i]]
         while stack:
@@ -152,10 +153,10 @@ class PeakSearch:
                 stack.extend(inputs[i])
         sequence = self._step.copies
         moments = [0] * len(sequence)
-        for i, runs in enumerate(runs_of):
-            if forward[i] and not late[i]:
-                sequence += runs
-                moments += [i] * len(runs)
+        for i in self._forward_order:
+            if forward[i]:
+                sequence += runs_of[i]
+                moments += [i] * len(runs_of[i])
         boundary = len(sequence)
         placed = bytearray(len(index))
         for i in (*keep, *roles.placeholders):
@@ -181,6 +182,13 @@ class PeakSearch:
             if not placed[i]:
                 place(i, len(index))
         return sequence, moments, boundary
+
+    @cached_property
+    def _forward_order(self) -> list[int]:
+        """All positions that forward may run, in its order."""
+        state = self._state
+        early = (i for i, late in enumerate(state.roles.tangent_closure) if not late)
+        return ForwardOrder(state.index, state.roles, state.storages).sorted(early)
 
     @cached_property
     def _outputs(self) -> tuple[int, ...]:

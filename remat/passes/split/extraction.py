@@ -19,6 +19,7 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import Copier
 from remat.graph.fake import refresh
+from remat.graph.forward_order import ForwardOrder
 from remat.graph.joint import Role, make_module, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.source import located
@@ -177,7 +178,7 @@ class Extraction:
         return make_module(source, forward), make_module(source, backward)
 
     def _reach_forward(self, outputs: Sequence[Any]) -> Sequence[int]:
-        """The nodes that run in forward, in joint order."""
+        """The nodes that run in forward, in order."""
         index, roles = self._index, self._roles
         handed = [*self.saved, *self.unchecked, *self.objects, *self.sizes]
         stack = [index.position[n] for n in (*outputs, *handed) if isinstance(n, fx.Node)]
@@ -192,7 +193,7 @@ class Extraction:
         if invalid:
             lines = [f"  {located(index.nodes[i])}" for i in invalid[:5]]
             raise PlanError("\n".join(["forward outputs depend on backward, through:", *lines]))
-        return running
+        return ForwardOrder(index, roles, self._state.storages).sorted(running)
 
     def _forward(self) -> tuple[fx.Graph, dict[int, Any]]:
         index = self._index

@@ -18,9 +18,9 @@ from remat.solvers.kernel import kernel
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
 #: Edits of a schedule that are tried in one turn, for each run, and at most.
-MOVES_PER_RUN, MOST_MOVES = 3_000, 4_000_000
+MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
 #: How often a lower peak is looked for.
-_LOWER = 4
+_LOWER = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

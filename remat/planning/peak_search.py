@@ -35,6 +35,8 @@ _LEAST = 120
 _SAVED = -1
 #: Changes that a repair draws for each value that may be kept.
 _DRAWS = 4
+#: Nodes beyond which values are not kept one by one where orders are searched.
+_LARGE = 2_000
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
 #: Stretches of backward in each of which a bound is looked for.
@@ -281,7 +283,9 @@ class PeakSearch:
             prices = {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
         if capacity is not None and not fits:
             best = min((self._repaired(b, allowed) for b in begun), key=allowed.rank)
-        return best if allowed.excess(best) else self._filled(best, allowed)
+        if allowed.excess(best) or (len(self._state.index) > _LARGE and self.orders.is_possible):
+            return best  # a search over orders keeps more as well, and on large graphs much faster
+        return self._filled(best, allowed)
 
     def _repaired(self, best: Tried, allowed: _Limits) -> Tried:
         """Keeps or drops one value or two, drawn with a fixed seed, while no more bytes are over."""

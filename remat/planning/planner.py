@@ -53,7 +53,7 @@ STEPS = 24
 #: Vertices of the hull that it looks at, at most.
 VERTICES = 16
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
-CLOSING = 5
+CLOSING = 3
 #: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
 SMALL, FINE = 400, 96
 #: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.

@@ -1,0 +1,110 @@
+"""Bounds under a peak: no schedule that is known lies below them, and they are not empty."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
+from remat.solvers.schedule_problem import evaluate_schedule
+
+
+class Blocks(nn.Module):
+    """Residual blocks with dropout, a norm, views, and an operator with several results."""
+
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(16, 64) for _ in range(depth))
+        self.outer = nn.ModuleList(nn.Linear(32, 16) for _ in range(depth))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            left, right = inner(self.norm(x)).chunk(2, dim=-1)
+            x = x + nn.functional.dropout(outer(torch.tanh(left) * right.sigmoid()), 0.1)
+        return x.square().mean()
+
+
+def convolutions() -> nn.Module:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
+
+    return nn.Sequential(block(), block(), nn.MaxPool2d(2), nn.Conv2d(4, 2, 1))
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "blocks": (Blocks, (8, 12, 16)),
+    "convolutions": (convolutions, (2, 4, 12, 12)),
+}
+
+
+def planner_of(name: str, lower: Any) -> Planner:
+    make, shape = MODELS[name]
+    joint = remat.capture(make(), (torch.randn(shape, requires_grad=True),), lower=lower)
+    return Planner.of(joint, PlanRequest.of(cost="flops"))
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
+    planner = planner_of(name, lower)
+    search, problem = planner._peak_search, planner.lowered.problem
+    draw = random.Random(1)
+    moments = search.highest(search.tried(planner.lowered.saved_of(planner._full.decision)))
+    free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
+    fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
+    bounds, positive = planner._peak_bounds, 0
+    for _ in range(8):
+        share = draw.random()
+        tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
+        bound = bounds.bound(tried.peak_bytes, moments)
+        assert bound <= tried.cost
+        sequence, _, boundary = search.schedule(tried.saved)
+        wanted = (tried.peak_bytes + search.least_possible) // 2
+        found = search.orders.within(sequence, boundary, wanted)
+        assert found is not None
+        bound = bounds.bound(found.peak_bytes, moments)
+        assert bound <= found.cost
+        positive += bound > 0
+    assert positive, "a bound of nothing proves nothing"
+
+
+def test_bounds_fall_as_the_peak_rises() -> None:
+    planner = planner_of("blocks", "inductor")
+    search = planner._peak_search
+    tried = search.tried(planner.lowered.saved_of(planner._full.decision))
+    least, moments = search.least_possible, search.highest(tried)
+    peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
+    found = [planner._peak_bounds.bound(p, moments) for p in peaks]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_the_bound_stands_in_the_plan() -> None:
+    planner = planner_of("blocks", "inductor")
+    joint = planner.state.joint
+    plan = remat.plan(joint, remat.Peak(0.3), cost="flops")
+    assert 0 < plan.recompute_bound <= plan.recompute_cost
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any) -> None:
+    planner = planner_of(name, lower)
+    search = planner._peak_search
+    for decided in (planner._full, planner._runtime_optimal, planner.at(planner.least_bytes)):
+        saved = planner.lowered.saved_of(decided.decision)
+        sequence, _, boundary = search.schedule(saved)
+        done = evaluate_schedule(search.orders.step.problem, sequence, boundary)
+        assert done.peak_bytes == search.tried(saved).peak_bytes
+        found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))
+        assert found is not None
+        assert found.decision.is_ordered
+        ordered = planner._decided_by_peak(found)
+        assert planner.peak(ordered) <= found.peak_bytes

@@ -142,7 +142,7 @@ def _refusal(state: State, decision: Decision, capacity: int | None) -> str | No
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes
         if decision.is_ordered:
-            arrange(state.joint, state.index, state.roles, decision)
+            arrange(state, decision)
     except RematError as error:
         return str(error)
     if capacity is not None and nbytes > capacity:

@@ -297,28 +297,35 @@ class _StepWalk:
                     for other in keys_of(read):
                         last[other] = moment
             if key is not None:
-                if key in there or (key in twice and node not in latest):
-                    key = self._own(node, key)
+                if key in there or key in twice:
+                    key = self._own(node, key, apart=key in there or node not in latest)
                 one[node] = key
                 last[key] = moment
                 if key not in made:
                     made[key] = (node, moment)
             else:
                 for other in keys_of(node):
-                    apart = other in there or (other in twice and node not in latest)
-                    own = self._own(node, other) if apart else other
+                    own = other
+                    if other in there or other in twice:
+                        apart = other in there or node not in latest
+                        own = self._own(node, other, apart=apart)
                     last[own] = moment
                     made.setdefault(own, (node, moment))
         return made, last
 
-    def _own(self, node: fx.Node, key: int) -> int:
-        """The storage of a node's value whose fake storage also stands for one from before."""
+    def _own(self, node: fx.Node, key: int, *, apart: bool) -> int:
+        """The storage of a node's value whose fake storage also stands for another.
+
+        It is the one that the node looks at, if it does; else, ``apart``, one of its own.
+        """
         sizes = self._sizes
         for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):
                     sizes.rename(node, key, found)
                     return found
+        if not apart:
+            return key
         own = -1 - len(self._twin)  # keys are addresses, so no other is negative
         self._twin[own] = key
         sizes.nbytes[own] = sizes.nbytes[key]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -150,8 +151,14 @@ class OrderSearch:
         compiled = kernel()
         if compiled is None or not self.is_possible:
             return None
-        moves = min(MOST_MOVES, MOVES_PER_RUN * len(sequence))
-        return improve(compiled, self._free.within(peak_bytes), sequence, boundary, moves=moves)
+        problem = self._free.within(peak_bytes)
+        # An operator of which one result stays to the end and another is made again is kept whole.
+        once = {*problem.once}
+        first = {v: p for p, v in reversed([*enumerate(sequence)])}
+        kept = [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
+        start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
+        moves = min(MOST_MOVES, MOVES_PER_RUN * len(start))
+        return improve(compiled, problem, start, boundary, moves=moves)
 
     def _decided(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
         decision = self.decision_of(sequence, boundary)
@@ -171,7 +178,7 @@ class OrderSearch:
             forward_order=forward,
             backward_order=backward,
         )
-        arranged = arrange(state.joint, index, state.roles, orders)
+        arranged = arrange(state, orders)
         savable = self._problem.savable
         if self._reads_late(arranged.forward) or not all(
             savable[lowered.of_position[i]] for i in arranged.read

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+from remat.errors import ProblemError
 from remat.graph.costs import CostModel
 from remat.graph.forward_order import ForwardOrder
 from remat.graph.joint import split_outputs
@@ -363,7 +364,10 @@ class PeakSearch:
 
         def better(saved: tuple[int, ...]) -> bool:
             nonlocal best
-            found = self.tried(saved)
+            try:
+                found = self.tried(saved)
+            except ProblemError:  # what one needs that was given up cannot be made again
+                return False
             if allowed.excess(found) or found.cost >= best.cost:
                 return False
             best = found

@@ -213,8 +213,9 @@ class Plan:
         recomputed = counted(len(self.recomputed), "node") if self.recomputed else "nothing"
         if self.recompute_cost:
             bound = format_cost(self.recompute_bound, self.unit)
+            views = "" if self.decision.is_ordered else ", views included"
             recomputed += (
-                f", views included, {format_cost(self.recompute_cost, self.unit)} (no plan within the "
+                f"{views}, {format_cost(self.recompute_cost, self.unit)} (no plan within the "
                 f"budget needs less than {bound})"
             )
         elif self.recomputed:

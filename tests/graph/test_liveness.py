@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import fx, nn
@@ -17,6 +19,8 @@ from remat.graph.liveness import (
     simulate_peak,
     timeline,
 )
+from remat.graph.lowering import Decision
+from remat.planning.pipelines import prepare, split
 from tests.graphs import joint_of, weight
 
 
@@ -167,6 +171,29 @@ def test_what_is_made_again_beside_its_kept_twin_counts() -> None:
     assert sorted(x.nbytes for x in again) == [256, 512]  # values and indices
     kept = [x for x in step.lifetimes if x.node == "sort" and x.kind is StorageKind.OUTPUT]
     assert [(x.nbytes, x.last) for x in kept] == [(256, len(step.moments) - 1)]
+
+
+def test_a_view_of_an_earlier_run_is_of_its_memory() -> None:
+    """The sine runs a third time behind the last run of its transpose, which looks at the second."""
+    joint = joint_of(lambda x: (x * 2).sin().T.exp().sum(), weight(4, 4))
+    decision = Decision(
+        saved=("exp", "mul"),
+        forward_order=("mul", "sin", "exp", "sin", "exp", "sin", "sum_1"),
+        backward_order=("mul_1", "cos", "mul_2", "mul_3"),
+    )
+    done = split(replace(prepare(joint), decision=decision))
+    assert done.forward is not None
+    assert done.backward is not None
+    step = timeline(done.forward, done.backward, joint.num_fwd_outputs)
+    assert step.moments[1:8] == (
+        *("sin_again", "permute_again", "exp_again"),
+        *("sin_again_1", "permute", "exp", "sin"),
+    )
+    found = {x.node: (x.first, x.last) for x in step.lifetimes}
+    assert "permute" not in found
+    assert found["sin_again"] == (1, 3)
+    assert found["sin_again_1"] == (4, 6)
+    assert found["sin"] == (7, 7)
 
 
 def test_a_half_without_operators() -> None:

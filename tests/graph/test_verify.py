@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import remat
 from remat.errors import PlanError
+from remat.graph.copying import RUN_OF
 from remat.graph.joint import copy_module, output_node
 from remat.graph.verify import RULES, Split, verify
 from tests.graphs import joint_of, node, weight
@@ -180,6 +181,28 @@ def draw_again(s: Split) -> None:
         drawn.target, drawn.args = drop, (find(half, "mm"), 0.5, True)
 
 
+def draw_twice_in_forward(s: Split) -> None:
+    drawn = find(s.forward, "rand")
+    with s.forward.graph.inserting_after(drawn):
+        again = s.forward.graph.node_copy(drawn)
+    again.meta = {**drawn.meta, RUN_OF: "rand"}
+
+
+def have_an_effect_again(s: Split) -> None:
+    written = next(n for n in s.forward.graph.nodes if n.name.startswith("copy_"))
+    with s.forward.graph.inserting_after(written):
+        again = s.forward.graph.node_copy(written)
+    again.meta = {**written.meta, RUN_OF: written.name}
+
+
+def run_again_from_something_else(s: Split) -> None:
+    first = find(s.forward, "exp")
+    with s.forward.graph.inserting_before(first):
+        again = s.forward.graph.node_copy(first)
+    again.meta = {**first.meta, RUN_OF: "exp"}
+    again.args = (find(s.forward, "cos"),)
+
+
 def mutate_twice(s: Split) -> None:
     for half in (s.forward, s.backward):
         with half.graph.inserting_before(output_node(half.graph)):
@@ -291,6 +314,21 @@ BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]
     describe_too_little: (SAVED, "what forward returns must be described", "describes 4 of 5"),
     number_descriptors_wrongly: (SAVED, "what forward returns must be described", "'mm' is described"),
     draw_again: (REPLAYED, "a random operator must not draw twice", "'native_dropout' (aten.native_"),
+    draw_twice_in_forward: (
+        {"program": draws_twice},
+        "a random operator must not draw twice",
+        "'rand_2' (aten.rand.default) draws anew in forward",
+    ),
+    have_an_effect_again: (
+        {"program": mutates},
+        "an effect must not happen twice",
+        "'copy__1' (aten.copy_.default) has its effect twice",
+    ),
+    run_again_from_something_else: (
+        SAVED,
+        "what runs in both halves",
+        "'exp_1' reads 'cos' in forward, 'mm' in the joint graph",
+    ),
     mutate_twice: (SAVED, "an effect must not happen twice", "'written' (aten.copy_.default) has"),
     communicate_twice: (SAVED, "an effect must not happen twice", "'exp' (_c10d_functional.all_redu"),
     lose_a_draw: (SAVED, "random draws and effects must happen", "operator 'rand_default'"),

@@ -84,6 +84,7 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
             source = facts.joint.get(run_of(node)) if again else facts.calls.get(node.name)
             if source is None:
                 continue
+            there = "the joint graph" if again else "forward"
             reads, wanted = list(inputs_of(node)), list(inputs_of(source))
             if node.target is source.target and list(map(run_of, reads)) == list(
                 map(run_of, wanted)
@@ -92,14 +93,14 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
             target, reads = _call(node)
             wanted_target, wanted = _call(source)
             if target != wanted_target:
-                text = f"'{node.name}' is {target} in {half}, {wanted_target} in forward"
+                text = f"'{node.name}' is {target} in {half}, {wanted_target} in {there}"
                 yield Fault(text, (source,))
             elif len(reads) != len(wanted):
-                text = f"'{node.name}' reads other values in {half} than in forward"
+                text = f"'{node.name}' reads other values in {half} than in {there}"
                 yield Fault(text, (source,))
             for a, b in zip(map(run_of, reads), map(run_of, wanted), strict=False):
                 if a != b and a in facts.joint and b in facts.joint:
-                    text = f"'{node.name}' reads '{a}' in {half}, '{b}' in forward"
+                    text = f"'{node.name}' reads '{a}' in {half}, '{b}' in {there}"
                     yield Fault(text, (source,))
 
 

@@ -13,6 +13,7 @@ from remat.passes.core.base import Pass, Stage
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks.protocol import Question, Ranks, Verdict, other_ranks, tell
+from remat.passes.split.arrangement import arrange
 from remat.solvers.graph_problem import evaluate
 
 #: Seconds for which rank 0 is waited for.
@@ -52,7 +53,7 @@ class AgreeRanks(Pass):
         question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
         own = _verdict(state, state.decision, ranks)
         theirs = ranks.settle(question, own, self.wait_s)
-        if (theirs.saved, theirs.snapshots) == (own.saved, own.snapshots):
+        if theirs.schedule == own.schedule:
             return PassResult(state=state, modified=False, detail=f"as rank {theirs.rank}")
         return self._take_over(state, question, own, theirs)
 
@@ -67,9 +68,11 @@ class AgreeRanks(Pass):
         )
         if own.rank == theirs.rank:
             whose = f"rank {own.rank} found {own} for '{question.graph}'; before, it found {theirs}"
+        saved, snapshots, forward, backward = (
+            tuple(names[i] for i in at) for at in theirs.schedule
+        )
         decision = Decision(
-            saved=tuple(names[i] for i in theirs.saved),
-            snapshots=tuple(names[i] for i in theirs.snapshots),
+            saved=saved, snapshots=snapshots, forward_order=forward, backward_order=backward
         )
         capacity = theirs.capacity if self.capacity_too else choice.capacity
         refused = _refusal(state, decision, capacity)
@@ -116,15 +119,20 @@ def _verdict(state: State, decision: Decision, ranks: Ranks) -> Verdict:
     choice = state.choice or DecisionInfo()
     lowered = state.lowered()
     done = evaluate(lowered.problem, lowered.saved_of(decision))
+    again = len(decision.further_runs)
+    if not decision.is_ordered:
+        again = sum(lowered.problem.in_forward[i] for i in done.recomputed)
     return Verdict(
         rank=ranks.rank,
         saved=tuple(sorted(position[n] for n in decision.saved)),
         snapshots=tuple(sorted(position[n] for n in decision.snapshots)),
         saved_bytes=done.saved_bytes,
-        recomputed=sum(lowered.problem.in_forward[i] for i in done.recomputed),
+        recomputed=again,
         capacity=choice.capacity,
         solver=choice.solver,
         deterministic=choice.deterministic,
+        forward_order=tuple(position[n] for n in decision.forward_order),
+        backward_order=tuple(position[n] for n in decision.backward_order),
     )
 
 
@@ -133,6 +141,8 @@ def _refusal(state: State, decision: Decision, capacity: int | None) -> str | No
     lowered = state.lowered()
     try:
         nbytes = evaluate(lowered.problem, lowered.saved_of(decision)).saved_bytes
+        if decision.is_ordered:
+            arrange(state, decision)
     except RematError as error:
         return str(error)
     if capacity is not None and nbytes > capacity:

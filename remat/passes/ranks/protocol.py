@@ -73,6 +73,8 @@ class Verdict:
         capacity: bytes that it was allowed there; None without a limit.
         solver: who decided there.
         deterministic: False if a clock ended the search there.
+        forward_order: positions that forward runs, in this order; empty: as the passes arrange it.
+        backward_order: likewise for backward.
     """
 
     rank: int
@@ -83,6 +85,13 @@ class Verdict:
     capacity: int | None
     solver: str
     deterministic: bool
+    forward_order: tuple[int, ...] = ()
+    backward_order: tuple[int, ...] = ()
+
+    @property
+    def schedule(self) -> tuple[tuple[int, ...], ...]:
+        """What is decided: what is kept, and what runs when."""
+        return self.saved, self.snapshots, self.forward_order, self.backward_order
 
     def __str__(self) -> str:
         return f"{format_bytes(self.saved_bytes)} saved, {self.recomputed} operators recomputed"

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torch import fx
 
 from remat.errors import PlanError
+from remat.graph import ops
 from remat.graph.index import GraphIndex
-from remat.graph.joint import JointGraph, split_outputs
+from remat.graph.joint import split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.replays import is_element, maker_of
-from remat.graph.roles import Roles
+from remat.graph.writes import is_destination
+from remat.passes.core.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,27 +34,34 @@ class Arrangement:
     snapshots: frozenset[int]
 
 
-def arrange(joint: JointGraph, index: GraphIndex, roles: Roles, decision: Decision) -> Arrangement:
+def arrange(state: State, decision: Decision) -> Arrangement:
     """Follows the order of a decision.
 
     What stands in neither half's order only looks at memory: it is made right before it is read, and
     anew once what it looks at has run again.
 
     Raises:
-        PlanError: a node is not in the graph, or runs before what it reads.
+        PlanError: a node is not in the graph, is left out, or runs before what it reads.
     """
+    joint, index, roles = state.joint, state.index, state.roles
     orders = [
-        [_position(index, name) for name in names]
+        [_run_at(index, name) for name in names]
         for names in (decision.forward_order, decision.backward_order)
     ]
     runs = {*orders[0], *orders[1]}
+    for i in sorted({i for i, p in enumerate(index.plain) if not p}.difference(orders[0])):
+        if roles.required_forward[i] and ops.does_more(index.nodes[i]):
+            raise PlanError(
+                f"the decision does not run '{index.nodes[i].name}' in forward, where it draws or has "
+                "an effect"
+            )
     outputs, gradients, _, _ = split_outputs(joint)
     late = {i for i, role in roles.placeholders.items() if role.in_backward}
     copied = frozenset(_position(index, name) for name in decision.snapshots)
-    backward = _Half(index, runs, late, hands_over=True, copied=copied)
+    backward = _Half(state, runs, late, hands_over=True, copied=copied)
     backward.run(orders[1])
     backward.need(index.position[o] for o in gradients if isinstance(o, fx.Node))
-    forward = _Half(index, runs, roles.placeholders.keys() - late, hands_over=False)
+    forward = _Half(state, runs, roles.placeholders.keys() - late, hands_over=False)
     forward.run(orders[0])
     forward.need(index.position[o] for o in outputs if isinstance(o, fx.Node))
     forward.need(sorted(backward.handed))
@@ -73,6 +82,16 @@ def _position(index: GraphIndex, name: str) -> int:
     return position
 
 
+def _run_at(index: GraphIndex, name: str) -> int:
+    position = _position(index, name)
+    if index.nodes[position].op != "call_function":
+        raise PlanError(
+            f"the decision runs '{name}', which is a {index.nodes[position].op} of the joint graph and "
+            "does not run"
+        )
+    return position
+
+
 class _Half:
     """One half while it is put in order.
 
@@ -84,14 +103,15 @@ class _Half:
 
     def __init__(
         self,
-        index: GraphIndex,
+        state: State,
         runs: set[int],
         there: Iterable[int],
         *,
         hands_over: bool,
         copied: frozenset[int] = frozenset(),
     ) -> None:
-        self._index, self._runs, self._hands_over = index, runs, hands_over
+        self._index, self._runs, self._hands_over = state.index, runs, hands_over
+        self._owner = state.storages.owner
         self._copied = copied
         self._there = set(there)
         self._ran: set[int] = set()
@@ -129,8 +149,17 @@ class _Half:
             stack.pop()
             self._there.add(i)
             if not handed:
+                if node.op == "call_function" and self._owner[i] == i and not is_element(node):
+                    raise PlanError(
+                        f"the decision runs '{node.name}' in neither half, but something reads it"
+                    )
                 self.made.append(i)
             elif i in self._copied:
+                if reader >= 0 and is_destination(node, nodes[reader]):
+                    raise PlanError(
+                        f"the decision runs '{nodes[reader].name}' in backward, where it writes to "
+                        f"'{node.name}'; forward has to"
+                    )
                 self.snapshots.add(i)
             elif self._hands_over:
                 self.handed.add(i)

@@ -52,7 +52,7 @@ class Extraction:
         self._snapshots_read: set[int]
         read: Iterable[int]
         if decision.is_ordered:
-            found = arrange(self._joint, self._index, self._roles, decision)
+            found = arrange(state, decision)
             self._forward_nodes, self._backward_nodes = found.forward, found.backward
             read, self._snapshots_read = found.read, set(found.snapshots)
         else:

@@ -22,7 +22,7 @@ from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.passes.ranks.protocol import Question, Ranks, RankWarning, Verdict
 from remat.planning.pipelines import prepare, split
 from remat.planning.request import PlanRequest
-from tests.graphs import joint_of, traced
+from tests.graphs import calls, joint_of, traced
 
 X = torch.ones(4, 3)
 
@@ -326,6 +326,71 @@ def test_a_decision_that_is_none_for_this_graph_is_not_taken(
 
     with pytest.warns(RankWarning, match="does not fit here: .*'t', which cannot be saved"):
         assert run(monkeypatch, decided, change) == (decided, False)
+
+
+def orders(state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What both halves of a state run beyond views, by positions."""
+    done = split(state)
+    runs = [n.name for n in state.joint.graph.nodes if n.name not in ("t", "t_1", "t_2")]
+    at = {n.name: i for i, n in enumerate(state.joint.graph.nodes)}
+    assert done.forward is not None
+    assert done.backward is not None
+    forward, backward = (
+        tuple(at[name] for name in calls(half) if name in runs)
+        for half in (done.forward, done.backward)
+    )
+    return forward, backward
+
+
+def test_an_order_is_taken_over(monkeypatch: pytest.MonkeyPatch, decided: State) -> None:
+    forward, backward = orders(decided)
+    again = (*forward[:2], forward[1], *forward[2:])  # one of them runs twice
+
+    def change(own: Verdict) -> Verdict:
+        assert own.forward_order == ()
+        return replace(own, rank=0, forward_order=again, backward_order=backward, recomputed=1)
+
+    with pytest.warns(RankWarning, match="which is taken"):
+        state, modified = run(monkeypatch, decided, change)
+    assert modified
+    assert state.decision is not None
+    assert len(state.decision.further_runs) == 1
+    # It is said to other ranks in turn, and agreed on with those that have it.
+    said: list[Verdict] = []
+    taken = run(monkeypatch, state, lambda own: said.append(own) or own)  # type: ignore[func-returns-value]
+    assert taken == (state, False)
+    assert (said[0].forward_order, said[0].backward_order) == (again, backward)
+    assert said[0].recomputed == 1
+    done = split(state)
+    assert done.forward is not None
+    assert sum("_again" in name for name in calls(done.forward)) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RankWarning)
+        back, modified = run(monkeypatch, state, lambda own: replace(own, forward_order=forward))
+    assert modified
+    assert back.decision is not None
+    assert back.decision.further_runs == ()
+
+
+def test_an_order_that_cannot_run_here_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, decided: State
+) -> None:
+    forward, backward = orders(decided)
+
+    def change(own: Verdict) -> Verdict:
+        return replace(own, rank=0, forward_order=forward[::-1], backward_order=backward)
+
+    with pytest.warns(
+        RankWarning, match="does not fit here: .* is not there for .*. Each keeps its own"
+    ):
+        assert run(monkeypatch, decided, change) == (decided, False)
+
+
+def test_orders_go_through_a_store(pair: Pair) -> None:
+    rows = tuple(range(200_000))
+    one = replace(verdict(0, 1), forward_order=rows, backward_order=rows)
+    assert pair[0].settle(question(), one, 0.0) == one
+    assert pair[1].settle(question(), verdict(1, 1), 0.0) == one
 
 
 def test_an_earlier_decision_of_this_rank_counts(

@@ -1,0 +1,97 @@
+"""Plans under a budget on the peak, with orders: what they come to, and what they change: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import remat
+from benchmarks.models import build
+from remat.running.differences import first_difference
+from remat.running.trial import Trial
+from remat.solvers.kernel import kernel
+from tests.graphs import joint_of, weight
+
+pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not compiled here")
+
+Program = Callable[..., torch.Tensor]
+
+
+def pooled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Returns the values of a pooling, whose indices backward may make again."""
+    for _ in range(3):
+        x = F.max_pool2d(torch.relu(F.conv2d(x, w, padding=1)), 3, 1, 1)
+    return x.flatten(1)
+
+
+def dropped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        first, second = torch.tanh(x @ w).split([8, 24], 1)
+        x = F.dropout(torch.cat([second.sort(1).values, first], 1), 0.3, training=True)
+    return x * torch.bernoulli(torch.full_like(x, 0.5))
+
+
+CASES = {
+    "pooled": lambda: joint_of(pooled, weight(2, 4, 8, 8), weight(4, 4, 3, 3)),
+    "dropped": lambda: joint_of(dropped, weight(32, 32), weight(32, 32)),
+    "opaque": lambda: captured("custom_mutating"),
+}
+
+
+def captured(name: str) -> remat.JointGraph:
+    step = build(name)
+    return remat.capture(step.model, step.args, step.kwargs, lower="eager")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_peak_changes_nothing_and_holds(name: str) -> None:
+    joint = CASES[name]()
+    trial = Trial.of(joint)
+    wanted, n = trial.run_joint(joint), joint.num_fwd_outputs
+    plans = [remat.plan(joint, remat.Peak(share)) for share in (1, 0.5, 0.0)]
+    peaks = [plan.peak_bytes for plan in plans]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[2] < peaks[0]
+    assert plans[1].peak_bytes <= peaks[2] + (peaks[0] - peaks[2]) / 2
+    for plan in plans:
+        assert first_difference(wanted, trial.run_halves(plan.forward, plan.backward, n)) is None
+    ordered = plans[2]
+    assert ordered.forward_order
+    again = remat.plan(joint, plan=remat.Plan.from_json(ordered.to_json()))
+    assert str(again.forward.graph) == str(ordered.forward.graph)
+    assert str(again.backward.graph) == str(ordered.backward.graph)
+    assert (again.peak_bytes, again.recompute_cost) == (peaks[2], ordered.recompute_cost)
+    assert "recomputed" in ordered.explain()
+    assert "views included" not in ordered.explain()  # its orders name none
+
+
+def test_compiled_steps_leave_behind_what_eager_ones_do() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.norm = nn.Parameter(torch.randn(32, 32) / 6), nn.BatchNorm1d(32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                x = torch.relu(self.norm(dropped(x, self.weight)))
+            return x
+
+    def left(**how: object) -> dict[str, torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model, x = Model().train(), torch.randn(32, 32)
+        step = torch.compile(model, **how) if how else model  # type: ignore[call-overload]
+        torch.manual_seed(1)
+        for _ in range(2):
+            step(x).square().sum().backward()
+        found = {name: value.grad for name, value in model.named_parameters()}
+        return {**found, **dict(model.named_buffers()), "state": torch.get_rng_state()}  # type: ignore[dict-item]
+
+    wanted = left()
+    options = {"budget": remat.Peak(0.0), "lower": "eager"}
+    assert first_difference(wanted, left(backend="remat", options=options)) is None
+    assert remat.plans()[-1].forward_order

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
 from remat.arguments import BUDGET, COST, SOLVER
+from remat.errors import ProblemError
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
@@ -229,6 +230,7 @@ def frontier(
     cost: CostOption = COST,
     time_limit: float | None = None,
     *,
+    by: str = "bytes",
     reread_inputs: bool = True,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -236,24 +238,28 @@ def frontier(
 
     Args:
         joint: the captured step; it is not changed.
-        solver: as in `plan`.
+        solver: as in `plan`; by peak, it is asked for budget 1's plan alone.
         cost: as in `plan`.
         time_limit: seconds for the solver at each budget; None: no clock.
+        by: ``"bytes"``: less cost for more saved bytes; ``"peak"``: less cost for a higher peak of the step.
         reread_inputs: as in `plan`.
         on_step: called with a line of text before each step.
 
     Raises:
         PlanError: nothing to differentiate, or conflicting tags.
+        ProblemError: ``by`` is something else.
         SolverError: as from `plan`.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner
     from remat.planning.request import PlanRequest
 
+    if by not in ("bytes", "peak"):
+        raise ProblemError(f"by is {by!r}; expected 'bytes' or 'peak'")
     request = PlanRequest.of(
         solver=solver, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs
     )
-    return Frontier.of(Planner.of(joint, request, on_step=on_step))
+    return Frontier.of(Planner.of(joint, request, on_step=on_step), by)
 
 
 def instance(

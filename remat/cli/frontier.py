@@ -44,6 +44,13 @@ ROWS = 20
     help="who decides, with commas; each has a frontier of its own",
 )
 @click.option(
+    "--by",
+    type=click.Choice(["bytes", "peak"]),
+    default="bytes",
+    show_default=True,
+    help="what cost is weighed against: the bytes that are saved, or the peak of the step",
+)
+@click.option(
     "--budget",
     metavar="BUDGET",
     help="also plan at this budget, with the first solver, and mark the plan",
@@ -57,6 +64,7 @@ def frontier(
     model: str,
     overrides: tuple[str, ...],
     solvers: tuple[str, ...],
+    by: str,
     budget: str | None,
     plot: Path | None,
     cost: str,
@@ -68,7 +76,8 @@ def frontier(
     """Show the best plans of MODEL over all budgets, and the knee.
 
     The knee is the point beyond which more memory buys little. A share is of the bytes that the
-    runtime-optimal partition saves: up to 1, what --budget takes.
+    runtime-optimal partition saves: up to 1, what --budget takes. By peak it is a matter of seconds, and a
+    solver is asked for budget 1's plan alone.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph
@@ -88,7 +97,7 @@ def frontier(
                     request,
                     on_step=lambda text, name=name: progress.step(f"{name}: {text}"),  # type: ignore[misc]
                 )
-                made.append(Frontier.of(planner))
+                made.append(Frontier.of(planner, by))
             except RematError as error:
                 if len(requests) == 1:
                     raise
@@ -134,10 +143,13 @@ def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | No
         return
     first = made[0]
     click.echo(f"{title}, captured in {captured_s:.1f} s; cost model {first.cost}")
-    click.echo(
-        f"{format_bytes(first.least_bytes)} is the least that can be saved; the runtime-optimal "
-        f"partition saves {format_bytes(first.full_bytes)}"
-    )
+    if first.by == "peak":
+        click.echo(f"every schedule has {format_bytes(first.bound[0][0])} alive at some moment")
+    else:
+        click.echo(
+            f"{format_bytes(first.least_bytes)} is the least that can be saved; the runtime-optimal "
+            f"partition saves {format_bytes(first.full_bytes)}"
+        )
     for found in made:
         table = tables.frontier_table(found, "", ROWS // len(made))
         all_of = len(found.points)

@@ -118,17 +118,21 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     """The points of a frontier, thinned to a number of rows, its knee marked."""
 
     table = new_table(title)
-    for name in ("share", "saved", "recompute", "peak"):
+    columns = ("share", "saved", "recompute", "peak")
+    for name in columns if found.by == "bytes" else reversed(columns[1:]):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for point in thinned(found, rows):
         is_knee = point == found.knee()
         share = point.saved_bytes / found.full_bytes if found.full_bytes else 1.0
-        table.add_row(
+        cells = [
             f"{share:.3f}",
             format_bytes(point.saved_bytes),
             format_cost(point.recompute_cost, found.unit),
             format_bytes(point.peak_bytes),
+        ]
+        table.add_row(
+            *(cells if found.by == "bytes" else reversed(cells[1:])),
             "← knee" if is_knee else "",
             style="bold" if is_knee else None,
         )

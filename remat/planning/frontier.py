@@ -1,4 +1,4 @@
-"""The frontier of one joint graph: the best plans over all budgets."""
+"""The frontier of one joint graph: the best plans over all budgets, by what they save or by their peaks."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from remat.errors import PlanError, ProblemError
+from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, write_record
 from remat.graph import ops
 from remat.planning.plan import Plan
 from remat.planning.planner import Decided, Planner
-from remat.units import Budget
+from remat.units import Budget, format_bytes
+
+#: What a frontier goes by: the field of its points, and the label of their axis.
+_BY = {
+    "bytes": ("saved_bytes", "saved by forward for backward"),
+    "peak": ("peak_bytes", "peak of the step"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +38,17 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Frontier:
-    """The best plans over all budgets: less cost only for more bytes.
+    """The best plans over all budgets: less cost only for more bytes, or for a higher peak.
 
     Attributes:
+        by: ``"bytes"``: what a plan saves; ``"peak"``: the simulated peak of its step.
         graph: name of the joint graph.
-        solver: who decided.
+        solver: who decided; by peak, who decided at budget 1: the rest is minimum cuts.
         cost: the cost model.
         unit: unit of all costs.
-        points: fewest saved bytes first; cost falls from each to the next.
-        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first.
+        points: fewest bytes, or the lowest peak, first; cost falls from each to the next.
+        bound: vertices (bytes, cost) of a line below which no plan lies, fewest bytes first; by peak, the
+            bytes are those of peaks.
         full_bytes: bytes that the runtime-optimal partition saves.
         least_bytes: the least bytes that any plan saves.
     """
@@ -55,30 +63,39 @@ class Frontier:
     least_bytes: int
     points: tuple[FrontierPoint, ...]
     bound: tuple[tuple[int, int], ...]
+    by: str = "bytes"
     _planner: Planner = field(repr=False)
     _decided: tuple[Decided, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, planner: Planner) -> Frontier:
+    def of(cls, planner: Planner, by: str = "bytes") -> Frontier:
         """The frontier of a prepared graph."""
-        decided = planner.pareto()
+        if by == "peak":
+            found, bound = planner.by_peak()
+        else:
+            found = [(d, planner.peak(d)) for d in planner.pareto()]
+            bound = tuple((v.saved_bytes, v.cost) for v in planner.hull.vertices)
         return cls(
             graph=planner.state.joint.name,
             solver=planner.request.solver.name,
             cost=str(planner.request.cost),
             unit=planner.request.cost.unit,
             points=tuple(
-                FrontierPoint(
-                    saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=planner.peak(d)
-                )
-                for d in decided
+                FrontierPoint(saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=peak)
+                for d, peak in found
             ),
-            bound=tuple((v.saved_bytes, v.cost) for v in planner.hull.vertices),
+            bound=bound,
+            by=by,
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,
-            _decided=decided,
+            _decided=tuple(d for d, _ in found),
         )
+
+    def bytes_of(self, point: FrontierPoint | Plan) -> int:
+        """Bytes of a point or a plan on the frontier's axis: those it saves, or those of its peak."""
+        nbytes: int = getattr(point, _BY[self.by][0])
+        return nbytes
 
     def knee(self, *, by: str = "origin") -> FrontierPoint:
         """The point where more memory starts to buy little.
@@ -92,20 +109,20 @@ class Frontier:
         if by not in ("origin", "chord"):
             raise ProblemError(f"by is {by!r}; expected 'origin' or 'chord'")
         first, last = self.points[0], self.points[-1]
-        wide = last.saved_bytes - first.saved_bytes
+        wide = self.bytes_of(last) - self.bytes_of(first)
         high = first.recompute_cost - last.recompute_cost
         if wide == 0 or high == 0:
             return last
 
         def distance(p: FrontierPoint) -> float:
-            x = (p.saved_bytes - first.saved_bytes) / wide
+            x = (self.bytes_of(p) - self.bytes_of(first)) / wide
             y = (p.recompute_cost - last.recompute_cost) / high
             return x * x + y * y if by == "origin" else x + y
 
         return min(self.points, key=distance)
 
     def plan(self, point: FrontierPoint) -> Plan:
-        """The plan of a point.
+        """The plan of a point; by peak, its budget is that peak.
 
         Raises:
             ProblemError: the point is not of this frontier.
@@ -122,7 +139,18 @@ class Frontier:
                 "from frontier.points"
             )
         decided = self._decided[self.points.index(point)]
-        return self._planner.finish(decided, Budget(nbytes=point.saved_bytes))
+        if self.by == "bytes":
+            return self._planner.finish(decided, Budget(nbytes=point.saved_bytes))
+        plan = self._planner.finish(decided, Budget(peak_bytes=point.peak_bytes))
+        if plan.peak_bytes > point.peak_bytes:
+            warn(
+                f"the plan of '{self.graph}' has a peak of {format_bytes(plan.peak_bytes)} ({plan.peak_bytes} "
+                f"bytes), above the {point.peak_bytes} bytes of its point: that peak was one of a schedule, "
+                f"not simulated. remat.plan(joint, remat.Peak({point.peak_bytes})) keeps to it",
+                PeakWarning,
+                stacklevel=2,
+            )
+        return plan
 
     def plot(
         self,
@@ -142,7 +170,7 @@ class Frontier:
 
         Raises:
             ProblemError: the path has another suffix, or ``others`` or ``chosen`` are of another
-                graph or cost model.
+                graph or cost model, or ``others`` go by something else.
             PlanError: Matplotlib is not installed, or the file cannot be written.
         """
         from remat.report.frontier_plot import Curve, draw_frontiers
@@ -155,20 +183,29 @@ class Frontier:
                     f"{chosen!r} is of another graph or cost model ({chosen.cost}) than this "
                     f"frontier ({self.cost}) and cannot be marked on it; plan the frontier's graph"
                 )
+        if strange := [f.by for f in others if f.by != self.by]:
+            raise ProblemError(
+                f"others has a frontier by {strange[0]}, this one is by {self.by}; expected frontiers that go "
+                f"by the same: make them with by='{self.by}'"
+            )
+
+        def at(point: FrontierPoint | Plan) -> tuple[int, int]:
+            return self.bytes_of(point), point.recompute_cost
+
         curves = [
             Curve(
                 label=f.solver,
-                points=tuple((p.saved_bytes, p.recompute_cost) for p in f.points),
+                points=tuple(map(at, f.points)),
                 bound=f.bound,
-                knee=(f.knee().saved_bytes, f.knee().recompute_cost),
+                knee=at(f.knee()),
                 unit=f.unit,
-                full_bytes=f.full_bytes,
+                full_bytes=f.full_bytes if self.by == "bytes" else 0,
             )
             for f in (self, *others)
         ]
-        mark = (label, (chosen.saved_bytes, chosen.recompute_cost)) if chosen else None
+        mark = (label, at(chosen)) if chosen else None
         heading = title or f"{self.graph}, cost model {self.cost}"
-        draw_frontiers(curves, path, title=heading, chosen=mark)
+        draw_frontiers(curves, path, title=heading, chosen=mark, axis=_BY[self.by][1])
 
     def to_json(self) -> str:
         """The frontier as JSON, without its plans."""

@@ -40,6 +40,7 @@ from remat.passes.decide.budgeted import Budgeted, RegionBudget, full_and_least,
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
+from remat.planning.peak_frontier import PeakFrontier, pareto
 from remat.planning.peak_search import PeakSearch, Tried
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
@@ -52,6 +53,10 @@ from remat.units import Budget, bytes_of_share, format_bytes
 STEPS = 24
 #: Vertices of the hull that it looks at, at most.
 VERTICES = 16
+#: Vertices of the hull that a frontier by peak begins with, at most.
+MOST_CUTS = 40
+#: Nodes of all its plans together up to which those are split, for their simulated peaks.
+SIMULATED = 400_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
 CLOSING = 3
 #: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
@@ -397,11 +402,30 @@ class Planner:
     def pareto(self) -> tuple[Decided, ...]:
         """The decisions at all those budgets that no other beats, fewest bytes first."""
         found = [self.at(c) for c in sorted(set(self.capacities()))]
-        best: list[Decided] = []
-        for d in sorted(found, key=lambda d: (d.saved_bytes, d.cost)):
-            if not best or d.cost < best[-1].cost:
-                best.append(d)
-        return tuple(best)
+        return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))
+
+    def by_peak(self) -> tuple[list[tuple[Decided, int]], tuple[tuple[int, int], ...]]:
+        """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
+
+        Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
+        differ by what a few scalars take. The line is given by its vertices (peak bytes, cost).
+        """
+        search = PeakFrontier(self.state, self.lowered, self.request.cost)
+        vertices, lift = self.hull.vertices, self.hull.reduction.lift
+        every = -(-len(vertices) // MOST_CUTS)
+        cuts = [lift(v.saved) for v in (*vertices[::every], vertices[-1])]
+        others = [self.lowered.saved_of(d.decision) for d in (self._full, self._runtime_optimal)]
+        found = search.found([*cuts, *others], self._on_step)
+        self._on_step("proving bounds")
+        line = search.bound(self._peak_bounds, cuts)
+        few = len(found) * len(self.state.index) <= SIMULATED
+        pairs = []
+        for f in found:
+            d = self._decided_by_peak(f)
+            at = self.peak(d) if few else f.peak_bytes
+            bound = next((cost for peak, cost in line if peak >= at), 0)
+            pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
+        return pareto(pairs, lambda pair: (pair[1], pair[0].cost)), line
 
     @cached_property
     def _peak_search(self) -> PeakSearch:

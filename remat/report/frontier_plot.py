@@ -42,7 +42,7 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One frontier as it is drawn; points are (saved bytes, cost), fewest bytes first.
+    """One frontier as it is drawn; points are (bytes, cost), fewest bytes first.
 
     Attributes:
         label: whose it is.
@@ -50,7 +50,7 @@ class Curve:
         bound: vertices of a line below which nothing lies.
         knee: the point where more memory starts to buy little.
         unit: unit of the costs.
-        full_bytes: bytes that a budget of 1 stands for.
+        full_bytes: bytes that a budget of 1 stands for; 0: shares are not shown.
     """
 
     label: str
@@ -76,6 +76,7 @@ def draw_frontiers(
     *,
     title: str,
     chosen: tuple[str, Point] | None = None,
+    axis: str = "saved by forward for backward",
 ) -> None:
     """Draws frontiers of one graph under one cost model to a file, whole or not at all.
 
@@ -84,16 +85,21 @@ def draw_frontiers(
         path: ends with ``.svg`` or ``.png``.
         title: what is drawn.
         chosen: a plan to mark: what to call it, and its point.
+        axis: whose bytes they are.
 
     Raises:
         ProblemError: the path has another suffix, or the curves are not of one graph and unit.
         PlanError: Matplotlib is not installed, or the file cannot be written.
     """
-    write_picture(path, lambda: frontier_figure(curves, title=title, chosen=chosen))
+    write_picture(path, lambda: frontier_figure(curves, title=title, chosen=chosen, axis=axis))
 
 
 def frontier_figure(
-    curves: Sequence[Curve], *, title: str, chosen: tuple[str, Point] | None = None
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    chosen: tuple[str, Point] | None = None,
+    axis: str = "saved by forward for backward",
 ) -> Figure:
     """The picture of `draw_frontiers` as a figure of its own; nothing global is touched."""
     _check(curves)
@@ -111,7 +117,7 @@ def frontier_figure(
     _knee_sign(axes)
     if chosen:
         _chosen(axes, chosen, x, y)
-    axes.set_xlabel(f"saved by forward for backward, {x.unit}")
+    axes.set_xlabel(f"{axis}, {x.unit}")
     axes.set_ylabel(f"recomputed in backward, {y.unit}")
     _shares(axes, curves[0].full_bytes, x)
     _legend(axes, len(curves))

@@ -18,7 +18,7 @@ from remat.cli import main, models, tables
 from remat.errors import SolverError
 from remat.planning.comparison import Comparison, ComparisonRow
 from remat.plugins.registry import registry
-from remat.units import Budget
+from remat.units import Budget, format_bytes
 from tests.cli.models import BLOCK, folder_with
 
 MODELS = BLOCK + '''
@@ -80,6 +80,28 @@ def test_json_has_all_points_and_the_knee() -> None:
             name: getattr(expected.knee(), name)
             for name in ("saved_bytes", "recompute_cost", "peak_bytes")
         }
+
+
+def test_by_peak_the_table_begins_with_it_and_says_how_low_it_can_be() -> None:
+    done = frontier("--by", "peak")
+    assert done.exit_code == 0, done.output
+    example = models.load(MODEL)
+    found = remat.frontier(remat.capture(example.model, example.args, lower="eager"), by="peak")
+    assert f"every schedule has {format_bytes(found.bound[0][0])} alive" in done.stdout
+    (knee,) = (line for line in done.stdout.splitlines() if "← knee" in line)
+    assert knee.startswith(format_bytes(found.knee().peak_bytes))
+    assert re.search(r"peak +recompute +saved", done.stdout)
+    (given,) = json.loads(frontier("--by", "peak", "--json").stdout)["frontiers"]
+    del given["knee"]
+    assert given == json.loads(found.to_json())
+
+
+def test_a_chosen_plan_is_marked_by_its_peak(folder: Path) -> None:
+    options = ("--by", "peak", "--solvers", "greedy,lagrangian", "--plot", "out.svg")
+    done = frontier(*options, "--budget", "peak:0.5")
+    assert done.exit_code == 0, done.output
+    assert (folder / "out.svg").exists()
+    assert "budget peak 0.5: " in done.stdout
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

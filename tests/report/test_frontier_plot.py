@@ -78,6 +78,15 @@ def test_a_single_point_can_be_drawn(only: Point) -> None:
     assert collisions(frontier_figure([made], title="t")) == []
 
 
+def test_the_axis_says_whose_bytes_they_are_and_shares_are_of_those_saved() -> None:
+    saved = words(frontier_figure([curve()], title="t"))
+    peak = words(frontier_figure([curve(full_bytes=0)], title="t", axis="peak of the step"))
+    for word in ("saved by forward for backward, GiB", "the same as a budget from 0 to 1"):
+        assert word in saved
+        assert word not in peak
+    assert "peak of the step, GiB" in peak
+
+
 def test_curves_are_steps_through_their_points() -> None:
     """Between two points the cost is that of the one with fewer bytes."""
     made = curve()

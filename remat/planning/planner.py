@@ -458,7 +458,7 @@ class Planner:
         self._on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         found = self._searched(peak_bytes)
         others = (self._full, *((self._least_peak,) if budget.peak_bytes is None else ()))
-        known = [d for d in (found, *others) if d and self.peak(d) <= peak_bytes]
+        known: list[Decided] = [d for d in (found, *others) if d and self.peak(d) <= peak_bytes]
         if known and not self.request.hooks:
             return min(known, key=lambda d: (d.cost, self.peak(d), d.saved_bytes))
         # What the search takes the peak to be is not what it is where hooks pack what is saved.

@@ -9,7 +9,9 @@ operators return until it is freed), which is what the simulation means to predi
 and frees by itself: the workspace of a convolution is in no graph.
 
 Then every model is planned for peaks between its least and its largest (``remat.Peak``), and what the
-step takes is held against what was asked; ``--asked-only`` does only that, for a file of before.
+step takes is held against what was asked. ``Peak(share)`` falls from 1 to 0 in ten steps, and what the step
+takes should fall with it. ``--asked-only`` does only these, for a file of before. Of shares of bytes it is
+counted how often the step took more than at budget 1, and whether the plan had warned.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,7 @@ class Cell:
         simulated: the plan's peak.
         storages: the peak that was measured by storages.
         allocator: the peak that the allocator saw.
+        warned: whether the plan gave a `remat.PeakWarning`.
     """
 
     model: str
@@ -63,6 +67,7 @@ class Cell:
     simulated: int
     storages: int
     allocator: int
+    warned: bool = False
 
     @property
     def error(self) -> float:
@@ -111,11 +116,13 @@ def main() -> None:
             with console.status(name):
                 cells += measure(name, budgets)
     asked: list[Asked] = []
+    fallen: list[Asked] = []
     for name in given.models.split(","):
         with console.status(f"{name}, peaks asked for"):
             asked += ask(name, [c for c in cells if c.model == name])
+            fallen += fall(name)
     console.print(table(cells))
-    found = report(cells, asked, time.perf_counter() - start)
+    found = report(cells, asked, fallen, time.perf_counter() - start)
     for line in summary(found):
         console.print(line, highlight=False)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +145,9 @@ def measure(name: str, budgets: Sequence[float]) -> list[Cell]:
         compiled: Any = torch.compile(
             step.model, backend="remat", options={"budget": budget, "lower": "eager"}
         )
-        by_storages = measure_step(compiled, step.args, step.kwargs)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", remat.PeakWarning)
+            by_storages = measure_step(compiled, step.args, step.kwargs)
         plan = remat.plans()[-1]
         with quiet():
             by_allocator = measure_step(compiled, step.args, step.kwargs, by="allocator")
@@ -150,6 +159,7 @@ def measure(name: str, budgets: Sequence[float]) -> list[Cell]:
                 simulated=plan.peak_bytes,
                 storages=by_storages.peak_bytes,
                 allocator=by_allocator.peak_bytes,
+                warned=any(issubclass(w.category, remat.PeakWarning) for w in seen),
             )
         )
     return cells
@@ -172,6 +182,34 @@ def ask(name: str, cells: Sequence[Cell]) -> list[Asked]:
             Asked(model=name, asked=peak, simulated=simulated, storages=measured.peak_bytes)
         )
     return found
+
+
+def fall(name: str) -> list[Asked]:
+    """Plans for shares of the peak from 1 to 0, and measures those; ``asked`` is the share in tenths."""
+    found = []
+    for tenths in range(10, -1, -1):
+        torch._dynamo.reset()
+        step = build(name)
+        options = {"budget": remat.Peak(tenths / 10), "lower": "eager"}
+        compiled: Any = torch.compile(step.model, backend="remat", options=options)
+        measured = measure_step(compiled, step.args, step.kwargs)
+        simulated = remat.plans()[-1].peak_bytes
+        found.append(
+            Asked(model=name, asked=tenths, simulated=simulated, storages=measured.peak_bytes)
+        )
+    return found
+
+
+def rises(fallen: Sequence[Asked]) -> float:
+    """The largest share by which the measured peak rises where the budget falls."""
+    pairs = [(a, b) for a, b in pairwise(fallen) if a.model == b.model]
+    return max((b.storages / a.storages - 1 for a, b in pairs), default=0.0)
+
+
+def above_budget_1(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells in which less was saved than at budget 1 and more was taken."""
+    top = {c.model: c.storages for c in cells if c.budget == 1}
+    return [c for c in cells if c.storages > top.get(c.model, c.storages)]
 
 
 def table(cells: Sequence[Cell]) -> Table:
@@ -212,9 +250,17 @@ def summary(found: dict[str, Any]) -> Iterator[str]:
         f"{len(found['asked'])} peaks asked for: the step took at most {found['over']:+.4%} of what was "
         "asked"
     )
+    yield (
+        f"while remat.Peak(share) fell from 1 to 0, the measured peak rose by at most "
+        f"{found['largest_rise']:+.3%}; under shares of bytes it was above budget 1's in "
+        f"{found['above_budget_1_warned']} cells that had warned and in {found['above_budget_1']} that had "
+        f"not; {found['warned']} warned"
+    )
 
 
-def report(cells: Sequence[Cell], asked: Sequence[Asked], seconds: float) -> dict[str, Any]:
+def report(
+    cells: Sequence[Cell], asked: Sequence[Asked], fallen: Sequence[Asked], seconds: float
+) -> dict[str, Any]:
     simulated = [c.simulated for c in cells]
     tau, pairs = _tau([(c.simulated, c.storages) for c in cells])
     seen = [(c.simulated, c.allocator) for c in cells]
@@ -238,6 +284,11 @@ def report(cells: Sequence[Cell], asked: Sequence[Asked], seconds: float) -> dic
         "allocator_tau_within": sum(t * n for t, n in within) / max(1, sum(n for _, n in within)),
         "over": max(a.over for a in asked),
         "asked": [asdict(a) for a in asked],
+        "largest_rise": rises(fallen),
+        "fallen": [asdict(a) for a in fallen],
+        "above_budget_1": sum(not c.warned for c in above_budget_1(cells)),
+        "above_budget_1_warned": sum(c.warned for c in above_budget_1(cells)),
+        "warned": sum(c.warned for c in cells),
         "cells": [asdict(c) for c in cells],
     }
 

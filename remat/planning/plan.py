@@ -37,7 +37,8 @@ class Plan:
             included.
         recompute_cost: summed cost of ``recomputed``, in ``unit``.
         recompute_bound: a proven lower bound on the cost of every plan that saves no more than
-            ``capacity`` bytes, in ``unit``.
+            ``capacity`` bytes, in ``unit``. Under a budget on the peak: of every schedule within it, in
+            which backward's own operators run once.
         unit: unit of both costs.
         capacity: the budget in bytes.
         full_bytes: bytes that the runtime-optimal partition saves: what a ratio is a share of.

@@ -59,8 +59,6 @@ MOST_CUTS = 40
 SIMULATED = 400_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
 CLOSING = 3
-#: Nodes of a problem small enough that a search for a peak begins with decisions at many more budgets.
-SMALL, FINE = 400, 96
 #: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
 PARTS = 20
 #: Why no budget lowers a peak further, and what does.
@@ -516,19 +514,12 @@ class Planner:
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
-        lowered = self.lowered
-        found = [self._cheapest, self._full, self._runtime_optimal]
-        if len(lowered.problem) <= SMALL:
-            least, most = self.hull.ends[0].saved_bytes, self._cheapest.saved_bytes
-            steps = (least + (most - least) * i // FINE for i in range(FINE))
-            found += map(self.at, (*self.capacities(), *steps))
-            swept = self._swept(peak_bytes, self._scheduled_peak)
-            found += [swept] if swept else []
-        else:
-            found += self._closing_in(peak_bytes)
-        vertices = self.hull.vertices[:: max(1, len(self.hull.vertices) // VERTICES)]
-        lift = self.hull.reduction.lift
-        return [lowered.saved_of(d.decision) for d in found] + [lift(v.saved) for v in vertices]
+        found = (self._cheapest, self._full, self._runtime_optimal, *self._closing_in(peak_bytes))
+        lift, every = self.hull.reduction.lift, max(1, len(self.hull.vertices) // VERTICES)
+        return [
+            *(self.lowered.saved_of(d.decision) for d in found),
+            *(lift(v.saved) for v in self.hull.vertices[::every]),
+        ]
 
     def _closing_in(self, peak_bytes: int) -> Iterator[Decided]:
         """Decisions at byte budgets closer and closer to the largest whose peak is within one.

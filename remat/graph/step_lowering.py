@@ -10,7 +10,7 @@ both.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -23,7 +23,7 @@ from remat.graph.replays import Replays, is_element, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.storages import Sizes, tensor_bytes
 from remat.graph.writes import is_destination, written_by
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.schedule_problem import ScheduleProblem, least_peak
 
 #: What `functionalize-rng` calls the run of a random operator that keeps the generator's state.
 _DRAWN = "_drawn"
@@ -53,6 +53,14 @@ class LoweredStep:
     def copies(self) -> list[int]:
         """The copies of inputs, which run first."""
         return [at for name, at in self.of_name.items() if name.endswith(_SNAPSHOT)]
+
+    @property
+    def least_peak(self) -> int:
+        """Bytes that every schedule has alive at some moment; states and copies need not be kept."""
+        optional = {at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))}
+        sizes = enumerate(self.problem.size)
+        size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
+        return least_peak(replace(self.problem, size=size))[0]
 
     def schedule(
         self, forward: fx.GraphModule, backward: fx.GraphModule
@@ -178,7 +186,10 @@ class _Lowering:
             )
 
         replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
-        for i, node in enumerate(index.nodes):
+        # Forward's writes to inputs stand at the end of the graph.
+        late = roles.tangent_closure
+        for i in sorted(range(len(index)), key=late.__getitem__):
+            node = index.nodes[i]
             if node.op != "call_function":
                 self._behind[i] = tuple(
                     self._of_key[k] for k in sizes.keys(node) if k in self._of_key

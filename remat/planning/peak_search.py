@@ -24,7 +24,7 @@ from remat.passes.core.state import State
 from remat.planning.order_search import OrderSearch
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.schedule_problem import evaluate_schedule, least_peak
+from remat.solvers.schedule_problem import evaluate_schedule
 
 #: Cuts that the prices take at most.
 _CUTS = 40
@@ -110,10 +110,10 @@ class PeakSearch:
     def _step(self) -> LoweredStep:
         return self.orders.step
 
-    @property
+    @cached_property
     def least_possible(self) -> int:
         """Bytes that every schedule of the step has alive at some moment."""
-        return least_peak(self._step.problem)[0]
+        return self._step.least_peak
 
     @cached_property
     def _network(self) -> Network:

@@ -24,6 +24,10 @@ class Region:
     policy: CheckpointPolicy
 
 
+#: Budgets on the bytes that are saved, and on the peak.
+ANY_BUDGET = st.one_of(BUDGETS, BUDGETS, BUDGETS.map(remat.Peak))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A program, the way it is captured, and what is done with its joint graph.
@@ -41,7 +45,7 @@ class Case:
 
     program: Program
     way: Way
-    plan: tuple[float, str, str]
+    plan: tuple[float | remat.Peak, str, str]
     compiled: remat.PassManager
     pipelines: tuple[remat.PassManager, ...]
     without_replay: remat.PassManager
@@ -83,7 +87,7 @@ def cases(draw: st.DrawFn, *, dynamo: bool = False) -> Case:
     return Case(
         program=draw(programs(regions=dynamo)),
         way=way,
-        plan=draw(st.tuples(BUDGETS, st.sampled_from(SOLVERS), st.sampled_from(COSTS))),
+        plan=draw(st.tuples(ANY_BUDGET, st.sampled_from(SOLVERS), st.sampled_from(COSTS))),
         compiled=draw(pipelines()),
         pipelines=tuple(draw(st.lists(pipelines(), min_size=1, max_size=2))),
         without_replay=draw(pipelines(replay=False)),

@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
+import remat
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.check import SEEN, check
 from tests.fuzz.draw import WRITTEN
@@ -68,6 +69,7 @@ def run_portion(
     sources: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", remat.PeakWarning)
         for dynamo, examples in ((False, programs - traced), (True, traced)):
             if not examples:
                 continue

@@ -79,7 +79,7 @@ def test_each_kept_storage_is_listed_with_its_line() -> None:
 def test_what_runs_twice_is_listed_with_its_cost() -> None:
     plan = remat.plan(joint_of(mlp, weight(8, 8), weight(8, 8)), 0, cost="flops")
     assert plan._problem is not None
-    runs = again(plan.forward, plan._problem, plan.recomputed)
+    runs = again(plan.forward, plan.backward, plan._problem, plan.recomputed)
     assert [r.name for r in runs] == list(plan.recomputed)
     assert sum(r.cost for r in runs) == plan.recompute_cost
     assert {r.op for r in runs} >= {"mm", "sin", "exp"}

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 
 import torch
 
@@ -481,14 +482,22 @@ class Planner:
     @cached_property
     def _least_peak(self) -> Decided:
         """The decision of the least peak that a search for less than is possible comes to."""
-        found = self._peak_search.within(0, self._starts(0))
+        search, vertices, lift = self._peak_search, self.hull.vertices, self.hull.reduction.lift
+        some = vertices[:: max(1, len(vertices) // (4 * VERTICES))]
+        peaks = [search.tried(lift(v.saved)).peak_bytes for v in some]
+        lowest = peaks.index(min(peaks))
+        beside = {some[max(0, lowest - 1)], some[lowest], some[min(len(some), lowest + 2) - 1]}
+        between = {(a.saved_bytes + b.saved_bytes) // 2 for a, b in combinations(beside, 2)}
+        starts = [lift(v.saved) for v in some]
+        starts += [self.lowered.saved_of(self.at(c).decision) for c in sorted(between)]
+        found = search.within(0, [*starts, *self._starts(0)])
         decided = [self._decided_by_peak(found)]
         if self.request.hooks:
             decided += map(self.at, self.capacities())
         else:
-            sequence, _, boundary = self._peak_search.schedule(found.saved)
-            lowest = self._peak_search.orders.lowest(sequence, boundary)
-            decided += [self._decided_by_peak(lowest)] if lowest else []
+            sequence, _, boundary = search.schedule(found.saved)
+            lower = search.orders.lowest(sequence, boundary)
+            decided += [self._decided_by_peak(lower)] if lower else []
         return min(decided, key=self.peak)
 
     def _searched(self, peak_bytes: int, *starts: Decided) -> Decided | None:

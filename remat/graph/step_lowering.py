@@ -252,7 +252,9 @@ class _Lowering:
             ordered=tuple(ordered),
             forward=tuple(forward),
             backward=tuple(backward),
-            at_boundary=tuple(at_boundary),
+            # Where backward hands tangents on and runs nothing, there is no boundary.
+            at_start=() if backward else tuple(at_boundary),
+            at_boundary=tuple(at_boundary) if backward else (),
             to_end=self._to_end(),
             resident=sum(resident.values()),
             unit=unit,

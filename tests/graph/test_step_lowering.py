@@ -109,3 +109,11 @@ def test_costs_are_of_what_runs(lower: Any) -> None:
             - decided.cost
         )
     assert plans[1.0] == plans[0.0], "all nodes once, and what is recomputed"
+
+
+def test_a_backward_that_runs_nothing_has_no_boundary() -> None:
+    weight = torch.randn(4, requires_grad=True)
+    joint = remat.capture(lambda x: (x + weight, x.exp()), (torch.randn(4),), lower="eager")
+    plan = remat.plan(joint, remat.Peak(0.5))
+    assert plan.recompute_cost == 0
+    assert not [n for n in plan.backward.graph.nodes if n.op == "call_function"]

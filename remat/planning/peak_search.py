@@ -344,7 +344,8 @@ class PeakSearch:
             sums.append(sums[-1] + prices[m])
 
         def priced(low: int, high: int) -> float:
-            return sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)]
+            # What backward never reads is alive at none of its moments: the last is before the first.
+            return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
 
         begin, first, last = self._uses
         keep, again = [], []
@@ -353,9 +354,9 @@ class PeakSearch:
             held = nbytes * priced(first[i], last[i]) if nbytes and prices else 0.0
             again.append((problem.cost[i] if problem.in_forward[i] else 0) + held)
         scale = min(2.0**20, _ROOM / max(1.0, sum(keep) + sum(again)))
-        found = self._network.cut([int(x * scale) for x in keep], [int(x * scale) for x in again])
-        # What no price keeps from being cut through, because nobody reads it, is not saved.
-        return tuple(i for i in found.saved if problem.savable[i])
+        return self._network.cut(
+            [int(x * scale) for x in keep], [int(x * scale) for x in again]
+        ).saved
 
     def _filled(self, best: Tried, allowed: _Limits) -> Tried:
         """Keeps more, the dearest per byte first, as long as that is allowed; then one instead of another."""

@@ -12,6 +12,7 @@ from torch import nn
 import remat
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
+from remat.solvers.flow import MinimumCut, Network
 from remat.solvers.schedule_problem import evaluate_schedule
 
 
@@ -108,3 +109,25 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
         assert found.decision.is_ordered
         ordered = planner._decided_by_peak(found)
         assert planner.peak(ordered) <= found.peak_bytes
+
+
+def test_what_backward_never_reads_has_no_price_below_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight, plain = torch.randn(8, 8, requires_grad=True), torch.randn(8, 8)
+    joint = remat.capture(
+        lambda x: ((x @ weight).exp().sum(), x.exp().sin()), (plain,), lower="eager"
+    )
+    planner = Planner.of(joint, PlanRequest.of())
+    search, seen = planner._peak_search, list[int]()
+    cut = Network.cut
+
+    def watched(self: Network, weight: Any, penalty: Any = None) -> MinimumCut:
+        seen.extend((*weight, *(penalty or ())))
+        return cut(self, weight, penalty)
+
+    monkeypatch.setattr(Network, "cut", watched)
+    moments = range(len(planner.state.index))
+    search._cut(dict.fromkeys(moments, 1.0))
+    assert min(seen) >= 0
+    assert max(seen) > 0

@@ -181,7 +181,7 @@ def compare(
                         **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
-                if not request.budget.on_peak and planner.peaks_above_full(decided):
+                if not request.budget.on_peak and planner.peaks.above_full(decided):
                     higher.append(rows[-1])
             if on_row is not None:
                 on_row(rows[-1])

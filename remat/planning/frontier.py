@@ -10,8 +10,9 @@ from typing import ClassVar
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, write_record
 from remat.graph import ops
+from remat.planning.decider import Decided
 from remat.planning.plan import Plan
-from remat.planning.planner import Decided, Planner
+from remat.planning.planner import Planner
 from remat.units import Budget, format_bytes
 
 #: What a frontier goes by: the field of its points, and the label of their axis.
@@ -71,7 +72,7 @@ class Frontier:
     def of(cls, planner: Planner, by: str = "bytes") -> Frontier:
         """The frontier of a prepared graph."""
         if by == "peak":
-            found, bound = planner.by_peak()
+            found, bound = planner.peaks.frontier()
         else:
             found = [(d, planner.peak(d)) for d in planner.pareto()]
             bound = tuple((v.saved_bytes, v.cost) for v in planner.hull.vertices)

@@ -71,8 +71,7 @@ class PeakFrontier(PeakSearch):
         if len(self._step.problem.runnable) <= _FEW_RUNS and self.orders.is_possible:
             for tried in self._best[:: max(1, len(best) // _ORDERED)]:
                 on_step("searching orders")
-                sequence, _, boundary = self.schedule(tried.saved)
-                other = self.orders.within(sequence, boundary, tried.peak_bytes)
+                other = self.reordered(tried, tried.peak_bytes)
                 best += [other] if other else []
         return pareto(best, _figures)
 

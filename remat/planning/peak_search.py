@@ -21,7 +21,7 @@ from remat.graph.joint import split_outputs
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.step_lowering import LoweredStep
 from remat.passes.core.state import State
-from remat.planning.order_search import OrderSearch
+from remat.planning.order_search import OrderSearch, Reordered
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.schedule_problem import evaluate_schedule
@@ -105,6 +105,16 @@ class PeakSearch:
     def orders(self) -> OrderSearch:
         """The search over orders and further runs, from what is found here."""
         return OrderSearch(self._state, self._lowered, self._cost)
+
+    def reordered(self, tried: Tried, peak_bytes: int) -> Reordered | None:
+        """The cheapest schedule found within a peak, from that of a decision; see `OrderSearch.within`."""
+        sequence, _, boundary = self.schedule(tried.saved)
+        return self.orders.within(sequence, boundary, peak_bytes)
+
+    def lowest(self, tried: Tried) -> Reordered | None:
+        """The schedule of the least peak found, from that of a decision; see `OrderSearch.lowest`."""
+        sequence, _, boundary = self.schedule(tried.saved)
+        return self.orders.lowest(sequence, boundary)
 
     @property
     def _step(self) -> LoweredStep:

@@ -12,8 +12,9 @@ from remat.graph.joint import JointGraph, output_node
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
+from remat.planning.decider import Decided
 from remat.planning.plan import PlanSet
-from remat.planning.planner import Decided, Planner
+from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
 from remat.units import Budget

@@ -347,7 +347,7 @@ def test_the_bound_by_peak_is_below_the_plans_of_all_peaks(
     low, high = by_peak.bound[0][0], by_peak.bound[-1][0]
     for k in range(100):
         peak = low + (high - low) * k // 100
-        assert bound_at(by_peak, peak) <= planner._peak_bounds.bound(peak, moments)
+        assert bound_at(by_peak, peak) <= planner.peaks.bounds.bound(peak, moments)
 
 
 def test_a_frontier_by_peak_is_near_the_plans_within_its_peaks(
@@ -367,7 +367,7 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     monkeypatch.setattr(peak_frontier, "_FEW_RUNS", 0)
     found = remat.frontier(resnet, by="peak")
     planner = Planner.of(resnet, PlanRequest.of())
-    search = planner._peak_search
+    search = planner.peaks.search
     cuts = [search.tried(planner.hull.reduction.lift(v.saved)) for v in planner.hull.vertices]
     for cut in cuts:
         most = cut.peak_bytes * 1.001  # a schedule's peak; those of points are simulated
@@ -379,7 +379,7 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     for point in found.points:
         plan = found.plan(point)
         assert (plan.peak_bytes, plan.recompute_cost) == (point.peak_bytes, point.recompute_cost)
-    monkeypatch.setattr("remat.planning.planner.SIMULATED", 0)
+    monkeypatch.setattr("remat.planning.peak_planner.SIMULATED", 0)
     unsplit = remat.frontier(resnet, by="peak")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", remat.PeakWarning)

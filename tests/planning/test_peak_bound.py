@@ -55,12 +55,12 @@ def planner_of(name: str, lower: Any) -> Planner:
 @pytest.mark.parametrize("name", MODELS)
 def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
-    search, problem = planner._peak_search, planner.lowered.problem
+    search, problem = planner.peaks.search, planner.lowered.problem
     draw = random.Random(1)
-    moments = search.highest(search.tried(planner.lowered.saved_of(planner._full.decision)))
+    moments = search.highest(search.tried(planner.lowered.saved_of(planner.full.decision)))
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
-    bounds, positive = planner._peak_bounds, 0
+    bounds, positive = planner.peaks.bounds, 0
     for _ in range(8):
         share = draw.random()
         tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
@@ -78,11 +78,11 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
 
 def test_bounds_fall_as_the_peak_rises() -> None:
     planner = planner_of("blocks", "inductor")
-    search = planner._peak_search
-    tried = search.tried(planner.lowered.saved_of(planner._full.decision))
+    search = planner.peaks.search
+    tried = search.tried(planner.lowered.saved_of(planner.full.decision))
     least, moments = search.least_possible, search.highest(tried)
     peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
-    found = [planner._peak_bounds.bound(p, moments) for p in peaks]
+    found = [planner.peaks.bounds.bound(p, moments) for p in peaks]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -98,8 +98,8 @@ def test_the_bound_stands_in_the_plan() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
-    search = planner._peak_search
-    for decided in (planner._full, planner._runtime_optimal, planner.at(planner.least_bytes)):
+    search = planner.peaks.search
+    for decided in (planner.full, planner.runtime_optimal, planner.at(planner.least_bytes)):
         saved = planner.lowered.saved_of(decided.decision)
         sequence, _, boundary = search.schedule(saved)
         done = evaluate_schedule(search.orders.step.problem, sequence, boundary)
@@ -107,7 +107,7 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
         found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))
         assert found is not None
         assert found.decision.is_ordered
-        ordered = planner._decided_by_peak(found)
+        ordered = planner.peaks.decided(found)
         assert planner.peak(ordered) <= found.peak_bytes
 
 
@@ -119,7 +119,7 @@ def test_what_backward_never_reads_has_no_price_below_nothing(
         lambda x: ((x @ weight).exp().sum(), x.exp().sin()), (plain,), lower="eager"
     )
     planner = Planner.of(joint, PlanRequest.of())
-    search, seen = planner._peak_search, list[int]()
+    search, seen = planner.peaks.search, list[int]()
     cut = Network.cut
 
     def watched(self: Network, weight: Any, penalty: Any = None) -> MinimumCut:

@@ -1,0 +1,312 @@
+"""Decisions by the peak of the step: within a peak, no higher than budget 1's, and over all peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import combinations
+
+from remat.errors import BudgetError, PeakWarning, warn
+from remat.graph.storages import Sizes
+from remat.planning.decider import VERTICES, Decided, Decider
+from remat.planning.order_search import Reordered
+from remat.planning.peak_bound import PeakBounds
+from remat.planning.peak_frontier import PeakFrontier, pareto
+from remat.planning.peak_search import PeakSearch, Tried
+from remat.solvers.graph_problem import evaluate
+from remat.units import Budget, bytes_of_share, format_bytes
+
+#: Vertices of the hull that a frontier by peak begins with, at most.
+MOST_CUTS = 40
+#: Nodes of all its plans together up to which those are split, for their simulated peaks.
+SIMULATED = 400_000
+#: Byte budgets that are tried in search of one whose peak is the wanted one.
+CLOSING = 3
+#: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
+PARTS = 20
+#: Why no budget lowers a peak further, and what does.
+_UNSHRUNK = (
+    ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
+    "budget, or make the model or the batch smaller"
+)
+
+
+class PeakPlanner:
+    """Decides one prepared graph by the peaks of its steps.
+
+    Args:
+        decider: decides it within bytes.
+    """
+
+    def __init__(self, decider: Decider) -> None:
+        self._of = decider
+
+    def above_full(self, decided: Decided) -> bool:
+        """Whether a decision that is allowed less than budget 1's peaks higher than that."""
+        if (decided.choice.capacity or 0) >= self._of.full_bytes:
+            return False
+        peak = self._of.peak(decided)
+        # What budget 1's saves is alive between its halves, unless hooks pack it.
+        low = 0 if self._of.request.hooks else self._of.full.saved_bytes + self._resident
+        return peak > low and peak > self._of.peak(self._of.full)
+
+    def lowered(self, decided: Decided) -> Decided:
+        """The cheapest decision found within the bytes of another that peaks no higher than budget 1's.
+
+        The other, where none is. It is looked for at fixed budgets, shares of so many `PARTS`, from the
+        highest within those bytes down to where none can be cheaper: so costs do not rise with the budget.
+        Under a time limit, which promises nothing twice, it is looked for within those bytes alone.
+        """
+        choice, full, least = decided.choice, self._of.full_bytes, self._of.least_bytes
+        capacity = choice.capacity or 0
+        best: Decided | None = None
+        rungs = {
+            least,
+            *(k * full // PARTS for k in range(1, (capacity * PARTS + PARTS - 1) // full + 1)),
+        }
+        if self._of.request.time_limit:
+            best, rungs = self._as_low_as_full(decided), set()
+        for rung in sorted(rungs, reverse=True):
+            if rung < least or (best and self._of.hull.edge(rung).bound(rung) >= best.cost):
+                break
+            lower = self._as_low_as_full(self._of.at(rung))
+            if lower is None and best is None:
+                break
+            if lower and (best is None or lower.cost < best.cost):
+                best = lower
+        if best is None:
+            return decided
+        ran = (choice, best.choice)
+        elapsed_s, repeats = sum(c.elapsed_s for c in ran), all(c.deterministic for c in ran)
+        return replace(best, choice=replace(choice, elapsed_s=elapsed_s, deterministic=repeats))
+
+    def _as_low_as_full(self, decided: Decided) -> Decided | None:
+        """A decision if it peaks no higher than budget 1's, else the cheapest found in its bytes that does not."""
+        if not self.above_full(decided):
+            return decided
+        capacity = decided.choice.capacity or 0
+        # A search of its own: what it finds depends on nothing that was looked at before.
+        search = PeakSearch(self._of.state, self._of.lowered, self._of.request.cost)
+        starts = [self._of.saved_of(d) for d in (decided, self._of.full)]
+        tried = search.within(search.tried(starts[1]).peak_bytes, starts, capacity)
+        found = self.decided(tried)
+        fits = found.saved_bytes <= capacity and self._of.peak(found) <= self._of.peak(
+            self._of.full
+        )
+        return found if fits else None
+
+    @cached_property
+    def _resident(self) -> int:
+        """Bytes that are alive at every moment: what the step is given."""
+        roles, nodes = self._of.state.roles.placeholders, self._of.state.index.nodes
+        given = (nodes[i] for i, role in roles.items() if not role.in_backward)
+        return sum(Sizes(self._of.state.joint.memories).of_all(given).values())
+
+    def frontier(self) -> tuple[list[tuple[Decided, int]], tuple[tuple[int, int], ...]]:
+        """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
+
+        Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
+        differ by what a few scalars take. The line is given by its vertices (peak bytes, cost).
+        """
+        search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
+        cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
+        others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
+        found = search.found([*cuts, *others], self._of.on_step)
+        self._of.on_step("proving bounds")
+        line = search.bound(self.bounds, cuts)
+        few = len(found) * len(self._of.state.index) <= SIMULATED
+        pairs = []
+        for f in found:
+            d = self.decided(f)
+            at = self._of.peak(d) if few else f.peak_bytes
+            bound = next((cost for peak, cost in line if peak >= at), 0)
+            pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
+        return pareto(pairs, lambda pair: (pair[1], pair[0].cost)), line
+
+    @cached_property
+    def search(self) -> PeakSearch:
+        return PeakSearch(self._of.state, self._of.lowered, self._of.request.cost)
+
+    @cached_property
+    def bounds(self) -> PeakBounds:
+        return PeakBounds(self._of.state, self._of.lowered.problem)
+
+    def within(self, budget: Budget) -> Decided:
+        """The cheapest decision found whose simulated peak is within a budget on it.
+
+        Raises:
+            BudgetError: none is; the message names the least peak that was found, or is possible.
+        """
+        peak_bytes = budget.peak_bytes
+        if peak_bytes is None:
+            least, most = self.least_found, self._of.peak(self._of.full)
+            peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
+        if self._of.peak(self._of.cheapest) <= peak_bytes:
+            return self._of.cheapest
+        asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
+        possible = 0 if self._of.request.hooks else self.search.least_possible
+        if peak_bytes < possible:
+            raise BudgetError(
+                f"{asked}, which is infeasible: every schedule of this step has {possible} bytes "
+                f"({format_bytes(possible)}) alive at some moment{_UNSHRUNK}; remat.Peak(0.0) asks for the "
+                "least peak that is found"
+            )
+        self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
+        found = self._searched(peak_bytes)
+        others = (self._of.full, *((self._least_peak,) if budget.peak_bytes is None else ()))
+        known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
+        if known and not self._of.request.hooks:
+            return min(known, key=lambda d: (d.cost, self._of.peak(d), d.saved_bytes))
+        # What the search takes the peak to be is not what it is where hooks pack what is saved.
+        swept = self.swept(peak_bytes)
+        fits = [
+            d for d in (*known, self._least_peak, swept) if d and self._of.peak(d) <= peak_bytes
+        ]
+        if not fits:
+            least = self.least_found
+            proven = f", and it is proven only that none has less than {possible} bytes"
+            raise BudgetError(
+                f"{asked}, and no plan was found within it: the least peak of any plan found is "
+                f"{format_bytes(least)} ({least} bytes){proven if possible else ''}{_UNSHRUNK}"
+            )
+        best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
+        better = self._searched(peak_bytes, best)
+        return better if better is not None and better.cost < best.cost else best
+
+    @cached_property
+    def least_found(self) -> int:
+        """The least peak of all decisions that are looked at whatever the budget, in bytes."""
+        return min(map(self._of.peak, (self._least_peak, self._of.cheapest, self._of.full)))
+
+    @cached_property
+    def _least_peak(self) -> Decided:
+        """The decision of the least peak that a search for less than is possible comes to."""
+        search, cuts = self.search, self._of.cuts(4 * VERTICES)
+        peaks = [search.tried(saved).peak_bytes for _, saved in cuts]
+        lowest = peaks.index(min(peaks))
+        around = [nbytes for nbytes, _ in cuts[max(0, lowest - 1) : lowest + 2]]
+        between = [self._of.at((a + b) // 2) for a, b in combinations(around, 2)]
+        starts = [*(saved for _, saved in cuts), *map(self._of.saved_of, between)]
+        found = search.within(0, [*starts, *self._starts(0)])
+        decided = [self.decided(found)]
+        if self._of.request.hooks:
+            decided += map(self._of.at, self._of.capacities())
+        else:
+            lower = search.lowest(found)
+            decided += [self.decided(lower)] if lower else []
+        return min(decided, key=self._of.peak)
+
+    def _searched(self, peak_bytes: int, *starts: Decided) -> Decided | None:
+        """What prices on moments come to; None where that does not fit."""
+        more = map(self._of.saved_of, starts)
+        found = self.search.within(peak_bytes, [*more, *self._starts(peak_bytes)])
+        decided = self.decided(found)
+        if not self._of.request.hooks:
+            other = self.search.reordered(found, peak_bytes)
+            fits = self._of.peak(decided) <= peak_bytes
+            if other and (other.cost < decided.cost or not fits):
+                ordered = self.decided(other)
+                decided = ordered if self._of.peak(ordered) <= peak_bytes else decided
+        if self._of.peak(decided) > peak_bytes:
+            return None
+        if self._of.request.hooks:  # nothing is proven of bytes that hooks may pack
+            return decided
+        bound = self.bounds.bound(peak_bytes, self.search.highest(found))
+        return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
+
+    def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
+        """Decisions that a search for a peak begins with."""
+        found = (
+            self._of.cheapest,
+            self._of.full,
+            self._of.runtime_optimal,
+            *self._closing_in(peak_bytes),
+        )
+        return [*map(self._of.saved_of, found), *(saved for _, saved in self._of.cuts(VERTICES))]
+
+    def _closing_in(self, peak_bytes: int) -> Iterator[Decided]:
+        """Decisions at byte budgets closer and closer to the largest whose peak is within one.
+
+        Between the vertices of the hull around it, by the rule of false position, bisecting every other
+        time.
+        """
+        tried = self.search.tried
+        ends = [(nbytes, tried(saved).peak_bytes) for nbytes, saved in self._of.cuts(VERTICES)]
+        inside = [i for i, (_, peak) in enumerate(ends) if peak <= peak_bytes]
+        if not inside or inside[-1] + 1 == len(ends):
+            return
+        low, high = ends[inside[-1]], ends[inside[-1] + 1]
+        for turn in range(CLOSING):
+            if high[0] - low[0] <= max(1, low[0] // 500):
+                return
+            share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
+            capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
+            found = self._of.at(capacity)
+            yield found
+            peak = tried(self._of.saved_of(found)).peak_bytes
+            low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
+
+    def decided(self, found: Tried | Reordered) -> Decided:
+        """What a search for a peak has found, as a decision."""
+        lowered = self._of.lowered
+        if isinstance(found, Tried):
+            decision = lowered.decision(found.saved)
+            saved_bytes = evaluate(lowered.problem, found.saved).saved_bytes
+        else:
+            decision = found.decision
+            saved_bytes = sum(lowered.problem.size[i] for i in lowered.saved_of(decision))
+        asked = [
+            d.choice for d in self._of.decisions.values()
+        ]  # the search began with what they came to
+        choice = replace(
+            self._of.choice(max(self._of.full_bytes, saved_bytes)),
+            solver=self._of.deciding.asked().name,
+            items=len(lowered.problem),
+            elapsed_s=sum(c.elapsed_s for c in asked),
+            deterministic=all(c.deterministic for c in asked),
+        )
+        return Decided(decision=decision, saved_bytes=saved_bytes, cost=found.cost, choice=choice)
+
+    def swept(self, peak_bytes: int) -> Decided | None:
+        """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
+        capacities = sorted(set(self._of.capacities()))
+        fits = [d for d in (self._of.runtime_optimal,) if self._of.peak(d) <= peak_bytes]
+        for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
+            if fits and self._of.hull.edge(c).bound(c) >= min(d.cost for d in fits):
+                break
+            found = self._of.at(c)
+            if self._of.peak(found) <= peak_bytes:
+                fits.append(found)
+        if not fits:
+            return None
+        best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
+        # Between the best that fits and the next budget that was tried there may be better.
+        low = best.saved_bytes
+        high = min((c for c in capacities if c > low), default=low)
+        for _ in range(6):
+            if high - low <= low // 1000:
+                break
+            middle = (low + high) // 2
+            found = self._of.at(middle)
+            if self._of.peak(found) <= peak_bytes:
+                best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
+                low = middle
+            else:
+                high = middle
+        return best
+
+    def warn(self, decided: Decided, budget: Budget) -> None:
+        """Warns of a plan that saves less than budget 1's and peaks higher."""
+        if budget.on_peak or not self.above_full(decided):
+            return
+        peak, most = self._of.peak(decided), self._of.peak(self._of.full)
+        share = (decided.choice.capacity or 0) / self._of.full_bytes
+        warn(
+            f"budget {budget.label} for '{self._of.state.joint.name}' has a peak of {format_bytes(peak)} ({peak} "
+            f"bytes), above the {format_bytes(most)} ({most} bytes) of budget 1: it bounds what is saved, and "
+            "no plan found within it makes less at once. To bound the peak, give "
+            f"remat.Peak({share:.2f}), as text peak:{share:.2f}: 0 is the least peak found, 1 that of budget 1",
+            PeakWarning,
+            stacklevel=4,
+        )

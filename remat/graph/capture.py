@@ -247,6 +247,7 @@ class _Backend:
         self._name = name
         self._stop = stop
         self._made: dict[int, tuple[int, int]] = {}  # by id: which graph's which output
+        self._given: dict[int, tuple[int, int]] = {}  # by id: which graph's which input, at first
         self._kept: list[Any] = []  # ids are only good while their objects live
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -257,16 +258,22 @@ class _Backend:
         return self._noting_inputs(compiled, len(self._sink) - 1)
 
     def _noting_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Notes at the first call which inputs are outputs of earlier graphs."""
+        """Notes at the first call which inputs are outputs of earlier graphs, or inputs of theirs."""
 
         def run(*args: Any) -> Any:
             received = [(i, *self._made[id(a)]) for i, a in enumerate(args) if id(a) in self._made]
+            shared = [(i, *self._given[id(a)]) for i, a in enumerate(args) if id(a) in self._given]
             joint = self._sink[graph]
             primals = sum(
                 n.op == "placeholder" and role_of(n) is Role.PRIMAL for n in joint.graph.nodes
             )
-            if received and not joint.received and primals == len(args):
-                self._sink[graph] = replace(joint, received=tuple(received))
+            known = joint.received or joint.shared
+            if (received or shared) and not known and primals == len(args):
+                self._sink[graph] = replace(joint, received=tuple(received), shared=tuple(shared))
+            for i, value in enumerate(args):
+                if isinstance(value, torch.Tensor) and id(value) not in self._made:
+                    self._given.setdefault(id(value), (graph, i))
+                    self._kept.append(value)
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
             with nothing_kept if self._really else contextlib.nullcontext():
                 out = compiled(*args)

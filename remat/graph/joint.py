@@ -48,6 +48,8 @@ class JointGraph:
         name: what the graph is called in tables and messages.
         received: primals that an earlier graph of the same step hands over: (position of the
             primal, index of that graph in the captured list, index of its forward output).
+        shared: primals that an earlier graph of the same step is given too, such as tied weights:
+            (position of the primal, index of the first such graph, position of its primal).
         memories: the memory behind the fake values, as far as somebody has asked for it.
     """
 
@@ -57,6 +59,7 @@ class JointGraph:
     lower: str = "eager"
     name: str = "joint"
     received: tuple[tuple[int, int, int], ...] = ()
+    shared: tuple[tuple[int, int, int], ...] = ()
     memories: Memories = field(default_factory=Memories, repr=False)
 
     @property
@@ -80,6 +83,7 @@ class JointGraph:
             lower=self.lower,
             name=self.name,
             received=self.received,
+            shared=self.shared,
             memories=self.memories.copy(),
         )
 

@@ -99,7 +99,7 @@ class Timeline:
     def nbytes(self, *kinds: StorageKind) -> tuple[int, ...]:
         """Bytes alive at each moment, of some kinds or (none given) of all."""
         chosen = (x for x in self.lifetimes if not kinds or x.kind in kinds)
-        return _sums(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
+        return sums_of(((x.nbytes, x.first, x.last) for x in chosen), len(self.moments))
 
     @property
     def peak_moment(self) -> int:
@@ -120,7 +120,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
         backward: takes what was handed over and the tangents; returns gradients.
         num_fwd_outputs: how many of forward's outputs are its own.
     """
-    step = _StepWalk(forward, backward, num_fwd_outputs)
+    step = StepWalk(forward, backward, num_fwd_outputs)
     found = [
         Lifetime(
             node=node.name,
@@ -153,8 +153,8 @@ def simulate_peak(
         num_fwd_outputs: as for `timeline`.
         memories: the memory behind the fake values, as far as it is known.
     """
-    step = _StepWalk(forward, backward, num_fwd_outputs, memories)
-    sums = _sums((x[2:] for x in step.lifetimes()), len(step.moments))
+    step = StepWalk(forward, backward, num_fwd_outputs, memories)
+    sums = sums_of((x[2:] for x in step.lifetimes()), len(step.moments))
     return _peak(sums, step.moments, step.boundary)
 
 
@@ -187,7 +187,7 @@ def own_outputs(forward: fx.GraphModule) -> int:
     return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
 
 
-def _sums(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
+def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, ...]:
     """Bytes alive at each moment, of storages given as (bytes, first moment, last moment)."""
     change = [0] * (moments + 1)
     for nbytes, first, last in spans:
@@ -202,13 +202,22 @@ def _peak(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> Pea
     return PeakMoment(nbytes=most, node=moments[moment], in_backward=moment >= boundary)
 
 
-class _StepWalk:
+class StepWalk:
     """One walk over both halves. Storages are told apart by the identity of the fake ones.
 
     A recomputed node has the fake value of its forward twin, so a key names one storage only within
     a half, and across both only where forward hands it over. Where a twin is alive in backward, what
     is recomputed gets a key of its own: one value of an operator with several may be kept while
     another is recomputed, and then both are made again. So does each further run within a half.
+
+    Attributes:
+        moments: the nodes that run, as in `Timeline`.
+        boundary: number of forward's moments.
+        sizes: tells storages apart.
+        inputs: the storages that the step is given, each with the first placeholder that has it.
+        outputs: bytes of the storages of forward's own outputs.
+        last_read: for each storage that is handed to backward, the moment of its last use there; once
+            `lifetimes` has run.
     """
 
     def __init__(
@@ -218,7 +227,8 @@ class _StepWalk:
         num_fwd_outputs: int,
         memories: Memories | None = None,
     ) -> None:
-        self._sizes = sizes = Sizes(memories)
+        self.sizes = sizes = Sizes(memories)
+        self.last_read: dict[int, int] = {}
         first, second = list(forward.graph.nodes), list(backward.graph.nodes)
         self._forward = [n for n in first if n.op == "call_function"]
         self._backward = [n for n in second if n.op == "call_function"]
@@ -229,8 +239,8 @@ class _StepWalk:
         outputs = [v for v in returned[:num_fwd_outputs] if isinstance(v, fx.Node)]
         handed = [v for v in returned[num_fwd_outputs:] if isinstance(v, fx.Node)]
         roles = {n: role_of(n) for n in second if n.op == "placeholder"}
-        self._inputs = sizes.first_of(n for n in first if n.op == "placeholder")
-        self._outputs = sizes.of_all(outputs)
+        self.inputs = sizes.first_of(n for n in first if n.op == "placeholder")
+        self.outputs = sizes.of_all(outputs)
         self._handed = sizes.of_all(handed)
         self._tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
         saved = sizes.first_of((n for n, r in roles.items() if r is Role.PRIMAL))
@@ -242,13 +252,14 @@ class _StepWalk:
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Each storage: its key, the node that made it, its bytes, first and last moment."""
         start, end = self.boundary, len(self.moments) - 1
-        nbytes = self._sizes.nbytes
-        inputs, outputs = self._inputs, self._outputs
+        nbytes = self.sizes.nbytes
+        inputs, outputs = self.inputs, self.outputs
         resident = {*inputs, *outputs}
         made, last = self._walk(self._backward, start, resident | self._initial.keys())
-        self._gradients = self._sizes.of_all(self._returned)
+        self._gradients = self.sizes.of_all(self._returned)
         for key in self._gradients:
             last[key] = end
+        self.last_read = {key: last[key] for key in self._initial if key in last}
         for key, node in inputs.items():
             yield key, node, nbytes[key], 0, end
         # Forward. What backward reads lives on; what it never reads is freed before it starts.
@@ -280,10 +291,10 @@ class _StepWalk:
         """
         made: dict[int, tuple[fx.Node, int]] = {}
         last: dict[int, int] = {}
-        keys_of = self._sizes.keys
+        keys_of = self.sizes.keys
         one: dict[fx.Node, int] = {}  # nearly every node has one storage
         known = one.get
-        keys = self._sizes.each([n.meta.get("val") for n in nodes])
+        keys = self.sizes.each([n.meta.get("val") for n in nodes])
         # Of several runs of one node in this half the last has its key, as what is handed over is that.
         again = {run_of(n) for n in nodes if RUN_OF in n.meta}
         latest = {run_of(n): n for n in nodes if run_of(n) in again}.values() if again else ()
@@ -318,7 +329,7 @@ class _StepWalk:
 
         It is the one that the node looks at, if it does; else, ``apart``, one of its own.
         """
-        sizes = self._sizes
+        sizes = self.sizes
         for read in inputs_of(node):
             for found in sizes.keys(read):
                 if key in (found, self._twin.get(found)):
@@ -334,9 +345,9 @@ class _StepWalk:
 
     def kind(self, key: int, first: int, node: fx.Node) -> StorageKind:
         """What the storage with a key that begins at a moment is to the step."""
-        if key in self._inputs:
+        if key in self.inputs:
             return StorageKind.INPUT
-        if key in self._outputs:
+        if key in self.outputs:
             return StorageKind.OUTPUT
         if key in self._tangents:
             return StorageKind.TANGENT

@@ -7,9 +7,9 @@ import json
 import threading
 import warnings
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
 from remat.planning.pipelines import prepare, split
-from remat.planning.plan import Plan
+from remat.planning.plan import Plan, PlanSet
 from remat.planning.planner import plan_graph
 from remat.planning.request import (
     BudgetOption,
@@ -84,6 +84,20 @@ def plans() -> tuple[Plan, ...]:
         return tuple(plan() or figures for plan, figures in _PLANS)
 
 
+@dataclass(slots=True)
+class Siblings:
+    """The graphs that were compiled under the same options.
+
+    Attributes:
+        planned: their codes or fingerprints, of those that no saved plan was for.
+        met: how often each fingerprint was met; of several saved plans for one fingerprint, as equal
+            layers have it, each graph takes the next.
+    """
+
+    planned: set[str] = field(default_factory=set)
+    met: Counter[str] = field(default_factory=Counter)
+
+
 class Partitioner(torch_compat.CustomPartitionerFn):
     """Partitions joint graphs under a memory budget.
 
@@ -107,7 +121,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
-        self.siblings: set[str] = set()  # the graphs planned under these options
+        self.siblings = Siblings()
         # What follows is about one compilation; see `remat.integrations.torch_compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
@@ -189,6 +203,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             request = PlanRequest.of(plan=plan, hooks=hooks, reread_inputs=reread_inputs)
             return plan_graph(parse_joint(kept.joint), request, in_place=True)
 
+        self.siblings.met[plan.fingerprint] += 1
         self._list(replace(plan, graph=_name_of(gm), _again=again))
 
     def _list(self, made: Plan) -> None:
@@ -206,7 +221,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             return state.forward, state.backward
         self._asked = asked = self.request
         if asked.plan is not None:
-            self._asked = asked = asked.for_graph(joint, joint.fingerprint)
+            fingerprint = joint.fingerprint
+            met = self.siblings.met[fingerprint]
+            self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
+            self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         made = plan_graph(joint, asked, in_place=True, agree=self.agree)
         if asked.plan is None and asked.pipeline is None:
@@ -251,11 +269,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     def _count_graph(self, kind: str) -> None:
         """Warns once, at the second distinct graph, that a budget in bytes is each graph's own."""
-        known = kind in self.siblings
-        self.siblings.add(kind)
+        planned = self.siblings.planned
+        known = kind in planned
+        planned.add(kind)
         budget = self.request.budget
         each_its_own = budget.share is None and budget.peak_share is None
-        if not known and len(self.siblings) == 2 and each_its_own:
+        if not known and len(planned) == 2 and each_its_own:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
                 "itself, so together they may keep more. For one budget over all graphs of a model, "
@@ -268,7 +287,14 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     def uuid(self) -> str:
         """Identifies every option, our code and what is known of operators, for the keys of caches."""
-        told = {"options": self._options(), "around": surroundings(), "traces": self.traces}
+        told: dict[str, Any] = {
+            "options": self._options(),
+            "around": surroundings(),
+            "traces": self.traces,
+        }
+        plan = self.request.plan
+        if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets
+            told["met"] = self.siblings.met.total()
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 

@@ -22,10 +22,10 @@ from remat.graph.regions import calls_regions
 from remat.graph.writes import root_of
 from remat.integrations import kept_steps
 from remat.integrations.kept_steps import traces_of
-from remat.integrations.partitioner import Partitioner, partitioner
+from remat.integrations.partitioner import Partitioner, Siblings, partitioner
 
 _LOCK = threading.Lock()
-_SIBLINGS: dict[int, tuple[Mapping[str, Any], set[str]]] = {}
+_SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
@@ -111,10 +111,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             )
 
 
-def _siblings(options: Mapping[str, Any]) -> set[str]:
+def _siblings(options: Mapping[str, Any]) -> Siblings:
     """The graphs compiled under these options: Dynamo hands the same object each time."""
     with _LOCK:
-        kept = _SIBLINGS.setdefault(id(options), (options, set()))
+        kept = _SIBLINGS.setdefault(id(options), (options, Siblings()))
         while len(_SIBLINGS) > 64:
             del _SIBLINGS[next(iter(_SIBLINGS))]
     return kept[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -153,7 +154,7 @@ class PeakPlanner:
                 "least peak that is found"
             )
         self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
-        found = self._searched(peak_bytes)
+        found = self.searched(peak_bytes)
         others = (self._of.full, *((self._least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
         if known and not self._of.request.hooks:
@@ -171,7 +172,7 @@ class PeakPlanner:
                 f"{format_bytes(least)} ({least} bytes){proven if possible else ''}{_UNSHRUNK}"
             )
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
-        better = self._searched(peak_bytes, best)
+        better = self.searched(peak_bytes, best)
         return better if better is not None and better.cost < best.cost else best
 
     @cached_property
@@ -197,23 +198,29 @@ class PeakPlanner:
             decided += [self.decided(lower)] if lower else []
         return min(decided, key=self._of.peak)
 
-    def _searched(self, peak_bytes: int, *starts: Decided) -> Decided | None:
-        """What prices on moments come to; None where that does not fit."""
-        more = map(self._of.saved_of, starts)
-        found = self.search.within(peak_bytes, [*more, *self._starts(peak_bytes)])
-        decided = self.decided(found)
+    def searched(
+        self, peak_bytes: int, *starts: Decided, capacity: int | None = None
+    ) -> Decided | None:
+        """What prices on moments come to, or a search over orders from there; None where neither fits.
+
+        Args:
+            peak_bytes: the peak.
+            starts: decisions to begin with, beside those of every search.
+            capacity: bytes that it may save; None: any number.
+        """
+        saved = [*map(self._of.saved_of, starts), *self._starts(peak_bytes)]
+        tried = self.search.within(peak_bytes, saved, capacity)
+        found = [self.decided(tried)]
         if not self._of.request.hooks:
-            other = self.search.reordered(found, peak_bytes)
-            fits = self._of.peak(decided) <= peak_bytes
-            if other and (other.cost < decided.cost or not fits):
-                ordered = self.decided(other)
-                decided = ordered if self._of.peak(ordered) <= peak_bytes else decided
-        if self._of.peak(decided) > peak_bytes:
-            return None
-        if self._of.request.hooks:  # nothing is proven of bytes that hooks may pack
-            return decided
-        bound = self.bounds.bound(peak_bytes, self.search.highest(found))
-        return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
+            other = self.search.reordered(tried, peak_bytes)
+            found += [self.decided(other)] if other else []
+        most = math.inf if capacity is None else capacity
+        cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
+        best = next((d for d in cheapest if self._of.peak(d) <= peak_bytes), None)
+        if best is None or self._of.request.hooks:  # nothing is proven of bytes that hooks may pack
+            return best
+        bound = self.bounds.bound(peak_bytes, self.search.highest(tried))
+        return replace(best, choice=replace(best.choice, recompute_bound=bound))
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""

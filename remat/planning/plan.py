@@ -291,7 +291,10 @@ class PlanSet(Sequence[Plan]):
         plans: one for each graph, in the order in which the graphs run.
         passed_bytes: bytes of the activations that one graph hands to a later one and that either
             keeps for backward, each counted once.
-        capacity: the budget in bytes.
+        capacity: the budget in bytes; under one on the peak, bytes that do not bind.
+        peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, then their
+            backwards, last to first; parameters and inputs included. 0 in files written before it was recorded.
+        budget: the budget as it was asked for; empty in such files.
     """
 
     form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
@@ -299,6 +302,8 @@ class PlanSet(Sequence[Plan]):
     capacity: int
     passed_bytes: int
     plans: tuple[Plan, ...]
+    peak_bytes: int = 0
+    budget: str = ""
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -313,6 +318,11 @@ class PlanSet(Sequence[Plan]):
     def recompute_cost(self) -> int:
         """Summed cost of what runs twice, in the unit of the plans."""
         return sum(p.recompute_cost for p in self.plans)
+
+    @property
+    def has_equal_graphs(self) -> bool:
+        """Whether several plans are for graphs that are the same, as equal layers are."""
+        return len({p.fingerprint for p in self.plans}) < len(self.plans)
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -330,10 +340,14 @@ class PlanSet(Sequence[Plan]):
     def explain(self) -> str:
         """All plans as text, under a line for their sum."""
         unit = self.plans[0].unit
+        on_peak = self.budget and Budget.parse(self.budget).on_peak
+        allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"
+        peak = f"; peak of the step {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
+        peak += f" (budget {Budget.parse(self.budget).label})" if on_peak else ""
         head = (
-            f"{len(self)} graphs: {format_bytes(self.saved_bytes)} saved of "
-            f"{format_bytes(self.capacity)} allowed, {format_bytes(self.passed_bytes)} of it passed "
-            f"from graph to graph; {format_cost(self.recompute_cost, unit)} recomputed"
+            f"{len(self)} graphs: {format_bytes(self.saved_bytes)} saved{allowed}, "
+            f"{format_bytes(self.passed_bytes)} of it passed from graph to graph; "
+            f"{format_cost(self.recompute_cost, unit)} recomputed{peak}"
         )
         return "\n\n".join([head, *(p.explain() for p in self.plans)])
 

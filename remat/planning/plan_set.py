@@ -1,4 +1,4 @@
-"""One byte budget for all graphs of a step: a model with graph breaks, planned by merging frontiers."""
+"""One budget for all graphs of a step: a model with graph breaks, planned by merging frontiers."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 
 from torch import fx
 
-from remat.errors import BudgetError, PlanError, ProblemError
+from remat.errors import BudgetError, PeakWarning, PlanError, ProblemError, warn
 from remat.graph.joint import JointGraph, output_node
+from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
 from remat.graph.storages import storage_bytes
-from remat.passes.decide.budgeted import RegionBudget, least_decision
+from remat.passes.decide.budgeted import RegionBudget, least_decision, refuse_peak
 from remat.passes.decide.least_causes import least_causes
 from remat.planning.decider import Decided
+from remat.planning.peak_of_graphs import PeakOfGraphs
 from remat.planning.plan import PlanSet
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
-from remat.units import Budget
+from remat.units import Budget, format_bytes
 
 #: How often the budget that unused room leaves is handed out again, at most.
 ROUNDS = 4
@@ -28,12 +30,12 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
 
     Args:
         joints: the graphs, in the order in which they run: ``remat.capture(…, fullgraph=False)``.
-        request: how to plan them. The budget is bytes for all of them together, or a share of what their
-            runtime-optimal partitions save together. A graph whose code sets a budget of its own is
+        request: how to plan them. The budget is bytes for all of them together, a share of what their
+            runtime-optimal partitions save together, or one on the peak of the whole step. A graph whose code sets a budget of its own is
             decided by that alone: its bytes are taken off first, and a share is one of the other graphs.
 
     Raises:
-        BudgetError: no plans save as little, or the budget is one on the peak.
+        BudgetError: no plans save as little, or none were found within the peak.
         PlanError: there are no graphs.
         ProblemError: the request is one for a single graph.
     """
@@ -44,13 +46,10 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     budget = request.budget
-    if budget.on_peak:
-        raise BudgetError(
-            "a budget on the peak is one for a single graph; several graphs share bytes or a share "
-            "of the saved activations"
-        )
     planners = [Planner.of(joint, request) for joint in joints]
     passed = _Passed(joints)
+    if budget.on_peak:
+        return _within_peak(planners, request, passed)
     # What the code sets for a graph holds instead of a share.
     regions = [k for k, p in enumerate(planners) if p.state.get(RegionBudget()) is not None]
     own = {k: planners[k].decide(Budget(share=1.0)) for k in regions}
@@ -89,10 +88,71 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         if kept >= reserve:
             break
         reserve = kept
+    if request.hooks is None and room < full:
+        best = _lowered(planners, best, budget)
+    return _finished(planners, best, request, passed, capacity)
+
+
+def _lowered(planners: Sequence[Planner], best: list[Decided], budget: Budget) -> list[Decided]:
+    """Decisions in the bytes of others under which the step peaks no higher than under budget 1.
+
+    Where none are found: the others, with a warning.
+    """
+    peaks = PeakOfGraphs(planners)
+    most = max(peaks.highest([p.full for p in planners]))
+    peak_bytes = max(peaks.highest(best))
+    if peak_bytes <= most:
+        return best
+    lower = [
+        p.peaks.lowered(d) if p.peaks.above_full(d) else d
+        for p, d in zip(planners, best, strict=True)
+    ]
+    if max(peaks.highest(lower)) <= most:
+        return lower
+    warn(
+        f"budget {budget.label} for {len(planners)} graphs has a peak of {format_bytes(peak_bytes)} "
+        f"({peak_bytes} bytes), above the {format_bytes(most)} ({most} bytes) of budget 1: it bounds what is "
+        f"saved. To bound the peak, give remat.Peak({most}), or a share: remat.Peak(0.5)",
+        PeakWarning,
+        stacklevel=3,
+    )
+    return best
+
+
+def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Passed) -> PlanSet:
+    """The plans of all graphs under a budget on the peak of the step."""
+    for planner in planners:
+        refuse_peak(request.budget, planner.state.get(RegionBudget()))
+    if request.hooks is not None:
+        raise BudgetError(
+            f"budget is {request.budget.label}, one peak over {len(planners)} graphs, beside hooks on saved "
+            "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
+            "budget in bytes or as a share"
+        )
+    best = PeakOfGraphs(planners).within(request.budget)
+    saved = sum(d.saved_bytes for d in best) + passed.kept(best)
+    full = sum(p.full_bytes for p in planners) + passed.all_bytes
+    return _finished(planners, best, request, passed, max(saved, full))
+
+
+def _finished(
+    planners: Sequence[Planner],
+    decided: Sequence[Decided],
+    request: PlanRequest,
+    passed: _Passed,
+    capacity: int,
+) -> PlanSet:
+    plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
+    halves = [
+        Halves(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
+        for p, plan in zip(planners, plans, strict=True)
+    ]
     return PlanSet(
-        plans=tuple(p.finish(d, budget) for p, d in zip(planners, best, strict=True)),
-        passed_bytes=passed.kept(best),
+        plans=tuple(plans),
+        passed_bytes=passed.kept(decided),
         capacity=capacity,
+        peak_bytes=max(map(max, highest_of_graphs(halves))),
+        budget=str(request.budget),
     )
 
 

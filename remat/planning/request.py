@@ -171,15 +171,17 @@ class PlanRequest:
         with _about("solver"):
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
-    def for_graph(self, joint: JointGraph, fingerprint: str) -> PlanRequest:
-        """The request for one graph: with the saved plan that is for it, or without any.
+    def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
+        """The request for one graph: with the saved plan that is for it, or without any; see `plan_for`.
 
         Raises:
             PlanError: no saved plan is for it, and it is not to be planned.
         """
         if self.plan is None:
             return self
-        plan = plan_for(joint, self.plan, fingerprint=fingerprint, others=self.plans_others)
+        plan = plan_for(
+            joint, self.plan, fingerprint=fingerprint, nth=nth, others=self.plans_others
+        )
         return replace(self, plan=plan)
 
     def deciding(self) -> Budgeted:

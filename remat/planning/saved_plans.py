@@ -38,7 +38,12 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
 
 
 def plan_for(
-    joint: JointGraph, saved: Plan | PlanSet, *, fingerprint: str, others: bool = False
+    joint: JointGraph,
+    saved: Plan | PlanSet,
+    *,
+    fingerprint: str,
+    nth: int = 0,
+    others: bool = False,
 ) -> Plan | None:
     """The saved plan that was made for a graph.
 
@@ -46,6 +51,8 @@ def plan_for(
         joint: the graph.
         saved: a plan, or the plans of several graphs.
         fingerprint: the graph's own.
+        nth: how many graphs of that fingerprint came before it: where several plans are for it, each
+            takes the next, and after the last the first again.
         others: whether a graph that none was made for is planned.
 
     Returns:
@@ -56,9 +63,9 @@ def plan_for(
             lowering or PyTorch, so that they are for no graph here.
     """
     plans = (saved,) if isinstance(saved, Plan) else saved.plans
-    for plan in plans:
-        if plan.fingerprint == fingerprint:
-            return plan
+    mine = [p for p in plans if p.fingerprint == fingerprint]
+    if mine:
+        return mine[nth % len(mine)]
     could_be = any(
         p.lower in ("", joint.lower) and p.torch in ("", torch.__version__) for p in plans
     )

@@ -138,6 +138,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
         joint,
         static_inputs=tuple(place[k] for k in joint.static_inputs if k in place),
         received=tuple((place[k], i, j) for k, i, j in joint.received if k in place),
+        shared=tuple((place[k], i, j) for k, i, j in joint.shared if k in place),
     )
 
 

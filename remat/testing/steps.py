@@ -105,6 +105,9 @@ _NAMED = {
         backward=(4, 5, 6),
         at_boundary=(3,),
     ),
+    "forward-listed-late": _step(
+        ((), (0,), ()), (3, 2, 1), (4, 1, 8), 13, forward=(0, 2), backward=(1,), to_end=(2,)
+    ),
 }
 
 

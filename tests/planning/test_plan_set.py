@@ -13,6 +13,7 @@ from torch import nn
 import remat
 from remat.errors import BudgetError, PlanError
 from remat.integrations.partitioner import BudgetWarning
+from remat.running.measure import measure_step
 
 #: Dynamo looks at .grad of what one graph hands to the next.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -128,12 +129,100 @@ def test_two_layers_that_share_their_code_are_two_graphs() -> None:
         compiled(layers[1], torch.randn(3, 48)).backward()
 
 
+class Tied(nn.Module):
+    """Five graphs, the middle ones the same; the last reads the weight of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 32)
+        blocks = (
+            nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Dropout(0.1), nn.Linear(128, 32))
+            for _ in range(3)
+        )
+        self.first, self.second, self.third = blocks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.table(x)
+        torch._dynamo.graph_break()
+        h = h + self.first(h)
+        torch._dynamo.graph_break()
+        h = h + self.second(h)
+        torch._dynamo.graph_break()
+        h = h + self.third(h)
+        torch._dynamo.graph_break()
+        return nn.functional.cross_entropy((h @ self.table.weight.T).flatten(0, 1), x.flatten())
+
+
+@pytest.fixture(scope="module")
+def tied() -> tuple[Tied, torch.Tensor, list[remat.JointGraph]]:
+    torch.manual_seed(0)
+    model, x = Tied(), torch.randint(0, 50, (4, 64))
+    return model, x, remat.capture(model, (x,), lower="eager", fullgraph=False)
+
+
+def test_one_peak_holds_over_all_graphs(tied) -> None:
+    """The simulated peak of the whole step is what was measured, and falls with the share."""
+    model, x, joints = tied
+    assert [j.shared for j in joints[:4]] == [(), (), (), ()]
+    assert joints[4].shared
+    torch.manual_seed(1)
+    expected = [p.clone() for p in torch.autograd.grad(model(x), list(model.parameters()))]
+    peaks, costs = [], []
+    for share in (1.0, 0.7, 0.4, 0.0):
+        plans = remat.plan(joints, budget=remat.Peak(share))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="remat", options={"plan": plans, "lower": "eager"})
+        assert measure_step(compiled, (x,), by="storages").peak_bytes == plans.peak_bytes
+        torch.manual_seed(1)
+        got = torch.autograd.grad(compiled(x), list(model.parameters()))
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)
+        peaks.append(plans.peak_bytes)
+        costs.append(plans.recompute_cost)
+    assert peaks == sorted(peaks, reverse=True)
+    assert costs == sorted(costs)
+    assert costs[0] == 0
+    assert peaks[-1] < peaks[0]
+
+
+def test_equal_graphs_take_their_plans_in_turn(tied) -> None:
+    model, x, _ = tied
+    joints = remat.capture(model, (x,), lower="inductor", fullgraph=False)
+    plans = remat.plan(joints, budget=remat.Peak(0.7))
+    assert plans.has_equal_graphs
+    assert len({p.saved for p in plans[1:4]}) > 1
+    for _ in range(2):
+        before = len(remat.plans())
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="remat", options={"plan": plans.to_json()})
+        compiled(x).backward()
+        assert [p.saved for p in remat.plans()[before:]] == [p.saved for p in plans]
+
+
+def test_a_plan_set_tells_its_peak(tied) -> None:
+    joints = tied[2]
+    plans = remat.plan(joints, budget=remat.Peak(0.5))
+    assert "peak of the step" in plans.explain()
+    assert "(budget peak 0.5)" in plans.explain()
+    same = remat.PlanSet.from_json(plans.to_json())
+    assert (same.peak_bytes, same.budget) == (plans.peak_bytes, "peak:0.5")
+    full = remat.plan(joints, budget=1.0)
+    assert full.peak_bytes > plans.peak_bytes
+    for share in (0.8, 0.5, 0.2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", remat.PeakWarning)
+            made = remat.plan(joints, budget=share)
+        assert made.peak_bytes <= full.peak_bytes or caught
+
+
 def test_what_cannot_be_shared_is_refused(step) -> None:
     joints = step[2]
     with pytest.raises(PlanError, match="no graphs to plan"):
         remat.plan([], budget=0.5)
-    with pytest.raises(BudgetError, match="one for a single graph"):
-        remat.plan(joints, budget=remat.Peak("1GiB"))
+    with pytest.raises(BudgetError, match=r"no plans of these 3 graphs were found .* least peak"):
+        remat.plan(joints, budget=remat.Peak("1KiB"))
+    with pytest.raises(BudgetError, match="leave the hooks out"):
+        remat.plan(joints, budget=remat.Peak(0.5), hooks="bf16")
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
         "num_fwd_outputs": joint.num_fwd_outputs,
         "static_inputs": joint.static_inputs,
         "received": joint.received,
+        "shared": joint.shared,
     }
     return _print("joint", joint.name, joint.graph_module, fields, sources)
 

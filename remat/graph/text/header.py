@@ -31,6 +31,11 @@ def _is_list_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: type(value) is tuple and all(map(is_item, value))
 
 
+_TRIPLES = (
+    "a list of three numbers each",
+    _is_list_of(lambda value: _is_list_of(_is_count)(value) and len(value) == 3),
+)
+
 #: Fields of a joint graph: what is expected of each, and whether a value is that.
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "lower": (
@@ -39,10 +44,8 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "num_fwd_outputs": ("a number of 0 or more", _is_count),
     "static_inputs": ("a list of positions", _is_list_of(_is_count)),
-    "received": (
-        "a list of three numbers each",
-        _is_list_of(lambda value: _is_list_of(_is_count)(value) and len(value) == 3),
-    ),
+    "received": _TRIPLES,
+    "shared": _TRIPLES,
 }
 
 
@@ -138,7 +141,7 @@ def read_header(
     name = source.string(call.args[0])
     given = {k.arg: k.value for k in call.keywords}
     wanted = {"version", "device", *(_FIELDS if kind == "joint" else ())}
-    if not wanted - {"static_inputs", "received"} <= given.keys() <= wanted:
+    if not wanted - {"static_inputs", "received", "shared"} <= given.keys() <= wanted:
         got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
         raise source.error(call, f"one with {', '.join(sorted(wanted))}", got)
     version = source.integer(given["version"])

@@ -44,6 +44,7 @@ def read_back(joint: remat.JointGraph) -> remat.JointGraph:
     assert parsed.num_fwd_outputs == joint.num_fwd_outputs
     assert parsed.static_inputs == joint.static_inputs
     assert parsed.received == joint.received
+    assert parsed.shared == joint.shared
     assert_same_graph(parsed.graph_module, joint.graph_module)
     return parsed
 

@@ -1,0 +1,145 @@
+"""What is alive when, while the graphs of one step run: forward first to last, backward last to first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torch import fx
+
+from remat.graph.joint import JointGraph, Role, outputs_of, role_of
+from remat.graph.liveness import StepWalk, sums_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halves:
+    """One graph of a step, split.
+
+    Attributes:
+        joint: the joint graph, which says what it receives from earlier ones and shares with them.
+        forward: its forward module.
+        backward: its backward module.
+    """
+
+    joint: JointGraph
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+
+
+def highest_of_graphs(graphs: Sequence[Halves]) -> tuple[tuple[int, int], ...]:
+    """Most bytes alive while each graph runs: in its forward, and in its backward.
+
+    What one graph hands to another is alive until both have read it for the last time, in forward and,
+    where one of them saves it, in backward. Parameters and inputs, gradients of parameters, and what no
+    later graph receives live to the end of the step.
+
+    Args:
+        graphs: in the order in which their forwards run.
+    """
+    step = _Step(graphs)
+    alive = sums_of(step.spans(), step.end + 1)
+    return tuple(
+        (max(alive[f : f + walk.boundary]), max(alive[b : b + len(walk.moments) - walk.boundary]))
+        for walk, f, b in zip(step.walks, step.forward_at, step.backward_at, strict=True)
+    )
+
+
+class _Step:
+    def __init__(self, graphs: Sequence[Halves]) -> None:
+        self._graphs = graphs
+        self.walks = [
+            StepWalk(g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories)
+            for g in graphs
+        ]
+        lengths = [w.boundary for w in self.walks]
+        lengths += [len(w.moments) - w.boundary for w in reversed(self.walks)]
+        starts = [0, *accumulate(lengths)]
+        n = len(graphs)
+        #: Moment of the step at which each forward, and each backward, begins.
+        self.forward_at, self.backward_at = starts[:n], starts[n : 2 * n][::-1]
+        self.end = starts[-1] - 1
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Each storage: its bytes, first and last moment of the step."""
+        found = [list(walk.lifetimes()) for walk in self.walks]
+        passed = self._passed()
+        for k, (graph, walk, lifetimes) in enumerate(
+            zip(self._graphs, self.walks, found, strict=True)
+        ):
+            elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
+            primals = _primals(graph.joint)
+            not_mine = {primals[p] for p in elsewhere if p < len(primals)}
+            gradients = self._gradients(k)
+            for key, node, nbytes, first, last in lifetimes:
+                start, until = self._at(k, first), self._at(k, last)
+                if key in walk.inputs:
+                    if node.name in not_mine:
+                        continue
+                    start, until = 0, self.end
+                elif key in passed[k]:
+                    until = passed[k][key]
+                elif key in gradients:
+                    until = gradients[key]
+                elif key in walk.outputs:
+                    until = self.end
+                yield nbytes, start, max(start, until)
+
+    def _at(self, k: int, moment: int) -> int:
+        """The moment of the step for a moment of one graph."""
+        boundary = self.walks[k].boundary
+        if moment < boundary:
+            return self.forward_at[k] + moment
+        return self.backward_at[k] + moment - boundary
+
+    def _read_until(self, k: int, node: fx.Node) -> int:
+        """The last moment at which a graph may read a value: in backward if it is handed there."""
+        walk = self.walks[k]
+        reads = (walk.last_read[key] for key in walk.sizes.keys(node) if key in walk.last_read)
+        return self._at(k, max(reads, default=walk.boundary - 1))
+
+    def _passed(self) -> list[dict[int, int]]:
+        """For each graph: the storages of its outputs that later ones receive, and when each ends."""
+        passed: list[dict[int, int]] = [{} for _ in self._graphs]
+        for k, graph in enumerate(self._graphs):
+            inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
+            primals = _primals(graph.joint)
+            for position, producer, output in graph.joint.received:
+                if producer >= k or position >= len(primals):
+                    continue
+                made = outputs_of(self._graphs[producer].forward.graph)[output]
+                node = inputs.get(primals[position])
+                if not isinstance(made, fx.Node) or node is None:
+                    continue
+                until = max(self._read_until(k, node), self._read_until(producer, made))
+                for key in self.walks[producer].sizes.keys(made):
+                    passed[producer][key] = max(passed[producer].get(key, 0), until)
+        return passed
+
+    def _gradients(self, k: int) -> dict[int, int]:
+        """When the gradients of a graph end: those that an earlier graph waits for, when it starts.
+
+        A gradient of what a later graph has a gradient of too is added to that one.
+        """
+        graph, walk = self._graphs[k], self.walks[k]
+        waits = {p: producer for p, producer, _ in graph.joint.received if producer < k}
+        added = {p for g in self._graphs[k + 1 :] for _, first, p in g.joint.shared if first == k}
+        until: dict[int, int] = defaultdict(int)
+        for position, value in enumerate(outputs_of(graph.backward.graph)):
+            if not isinstance(value, fx.Node):
+                continue
+            ends = self.end
+            if position in waits:
+                ends = self.backward_at[waits[position]] - 1
+            elif position in added:
+                ends = self.backward_at[k] + len(walk.moments) - walk.boundary - 1
+            for key in walk.sizes.keys(value):
+                until[key] = max(until[key], ends)
+        return until
+
+
+def _primals(joint: JointGraph) -> list[str]:
+    """Names of the primals, in their order."""
+    nodes = joint.graph.find_nodes(op="placeholder")
+    return [n.name for n in nodes if role_of(n) is Role.PRIMAL]

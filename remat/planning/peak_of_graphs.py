@@ -1,0 +1,181 @@
+"""One peak over all graphs of a step: while one runs, what the others have saved is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from remat.errors import BudgetError
+from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
+from remat.planning.decider import Decided
+from remat.planning.peak_frontier import pareto
+from remat.planning.planner import Planner
+from remat.units import Budget, bytes_of_share, format_bytes
+
+#: Choices of one way for each graph that are weighed up at once.
+_CHOICES = 2_000
+#: How often choices are made again for a lower peak, as what graphs hand on was counted roughly.
+_ROUNDS = 8
+#: Graphs that are searched within what the others leave, the dearest first.
+_SEARCHED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """A decision for one graph, with the peak of that graph alone."""
+
+    decided: Decided
+    peak_bytes: int
+
+
+#: Bytes saved by the graphs so far, what is to be small, and the way of each.
+_Choice = tuple[int, int, tuple[_Way, ...]]
+
+
+class PeakOfGraphs:
+    """Decides the prepared graphs of a step by the peak of the whole step.
+
+    Args:
+        planners: one for each graph, in the order in which their forwards run.
+    """
+
+    def __init__(self, planners: Sequence[Planner]) -> None:
+        self._planners = planners
+        self._halves: dict[tuple[int, Decided], Halves] = {}
+
+    def highest(self, decided: Sequence[Decided]) -> tuple[int, ...]:
+        """Most bytes alive while each graph runs."""
+        return tuple(map(max, highest_of_graphs([*map(self._split, range(len(decided)), decided)])))
+
+    def within(self, budget: Budget) -> list[Decided]:
+        """The cheapest decisions found whose step stays within a budget on its peak.
+
+        Raises:
+            BudgetError: none were; the message names the least peak that was found.
+        """
+        full = [p.full for p in self._planners]
+        peak_bytes, lowest = budget.peak_bytes, [w.decided for w in self._least[2]]
+        least = max(self.highest(lowest))
+        if peak_bytes is None:
+            most = max(self.highest(full))
+            least = min(least, most)
+            peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
+        best = self._chosen(peak_bytes)
+        known = [*([best] if best else []), lowest, full]
+        fits = [d for d in known if max(self.highest(d)) <= peak_bytes]
+        if not fits:
+            raise BudgetError(
+                f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), and no plans of these "
+                f"{len(full)} graphs were found within it: the least peak of any found is "
+                f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
+                "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
+            )
+        return self._searched(min(fits, key=_cost), peak_bytes)
+
+    def _split(self, k: int, decided: Decided) -> Halves:
+        key = (k, decided)
+        if key not in self._halves:
+            done = self._planners[k].split(decided)
+            assert done.forward is not None
+            assert done.backward is not None
+            self._halves[key] = Halves(
+                joint=done.joint, forward=done.forward, backward=done.backward
+            )
+        return self._halves[key]
+
+    @cached_property
+    def _ways(self) -> list[list[_Way]]:
+        """For each graph, the ways to run it that may be part of a good choice.
+
+        Graphs that are the same up to their numbers, as equal layers are, are decided once.
+        """
+        known: dict[tuple[str, tuple[str, ...]], list[_Way]] = {}
+        found = []
+        for planner in self._planners:
+            names = tuple(n.name for n in planner.state.index.nodes)
+            key = (planner.fingerprint, names)
+            if key not in known:
+                known[key] = list(self._ways_of(planner))
+            found.append(known[key])
+        return found
+
+    @staticmethod
+    def _ways_of(planner: Planner) -> Iterator[_Way]:
+        for decided, peak_bytes in planner.peaks.frontier()[0]:
+            yield _Way(decided, peak_bytes)
+        tried = planner.peaks.search.tried
+        for decided in (*planner.pareto(), planner.full, planner.cheapest):
+            yield _Way(decided, tried(planner.saved_of(decided)).peak_bytes)
+
+    @cached_property
+    def _others(self) -> list[int]:
+        """For each graph, the bytes beside its own peak and what earlier graphs save: about the same always."""
+        full = [p.full for p in self._planners]
+        saved, others = 0, []
+        for planner, decided, highest in zip(self._planners, full, self.highest(full), strict=True):
+            others.append(highest - planner.peak(decided) - saved)
+            saved += decided.saved_bytes
+        return others
+
+    def _choices(self, score: Callable[[int, int, _Way], int | None]) -> list[_Choice]:
+        """Choices of one way for each graph of which none saves less and has a better score.
+
+        Args:
+            score: of a choice that is extended by a way: its score so far, the peak of the step while
+                that graph runs, and the way; None: it cannot be extended by that.
+        """
+        best: list[_Choice] = [(0, 0, ())]
+        for ways, beside in zip(self._ways, self._others, strict=True):
+            more = (
+                (saved + w.decided.saved_bytes, value, (*chosen, w))
+                for saved, so_far, chosen in best
+                for w in ways
+                if (value := score(so_far, saved + beside + w.peak_bytes, w)) is not None
+            )
+            best = pareto(more, lambda choice: choice[:2])
+            every = max(1, len(best) // _CHOICES)
+            best = [*best[::every], *(best[-1:] if every > 1 else [])]
+        return best
+
+    @cached_property
+    def _least(self) -> _Choice:
+        """The choice of the least peak."""
+        found = self._choices(lambda so_far, peak, _: max(so_far, peak))
+        return min(found, key=lambda choice: (choice[1], choice[0]))
+
+    def _chosen(self, peak_bytes: int) -> list[Decided] | None:
+        """The cheapest choice within a peak; None where none is."""
+        aim = peak_bytes
+        for _ in range(_ROUNDS):
+            found = self._choices(
+                lambda so_far, peak, w: so_far + w.decided.cost if peak <= aim else None  # noqa: B023
+            )
+            if not found:
+                return None
+            decided = [w.decided for w in min(found, key=lambda choice: choice[1])[2]]
+            over = max(self.highest(decided)) - peak_bytes
+            if over <= 0:
+                return decided
+            aim -= over
+        return None
+
+    def _searched(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
+        """Searches a cheaper decision for one graph after the other, within what the rest leaves."""
+        dearest = sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k))[:_SEARCHED]
+        for k in dearest:
+            if not chosen[k].cost:
+                continue
+            planner, highest = self._planners[k], self.highest(chosen)
+            room = [peak_bytes - h for h in highest]
+            capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=planner.full_bytes)
+            within = planner.peak(chosen[k]) + room[k]
+            found = planner.peaks.searched(within, chosen[k], capacity=capacity)
+            if found is not None and found.cost < chosen[k].cost:
+                other = [*chosen[:k], found, *chosen[k + 1 :]]
+                chosen = other if max(self.highest(other)) <= peak_bytes else chosen
+        return chosen
+
+
+def _cost(decided: Sequence[Decided]) -> int:
+    return sum(d.cost for d in decided)

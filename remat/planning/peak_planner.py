@@ -8,7 +8,12 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
+from torch import fx
+
 from remat.errors import BudgetError, PeakWarning, warn
+from remat.graph.joint import split_outputs
+from remat.graph.liveness import sums_of
+from remat.graph.lowering import SavedKind
 from remat.graph.storages import Sizes
 from remat.planning.decider import VERTICES, Decided, Decider
 from remat.planning.order_search import Reordered
@@ -48,9 +53,38 @@ class PeakPlanner:
         if (decided.choice.capacity or 0) >= self._of.full_bytes:
             return False
         peak = self._of.peak(decided)
-        # What budget 1's saves is alive between its halves, unless hooks pack it.
-        low = 0 if self._of.request.hooks else self._of.full.saved_bytes + self._resident
+        low = 0 if self._of.request.hooks else self.full_at_least  # hooks may pack what is saved
         return peak > low and peak > self._of.peak(self._of.full)
+
+    @cached_property
+    def full_at_least(self) -> int:
+        """Bytes that budget 1's step has alive in backward at least: of all but what it computes again.
+
+        What is the peak of most steps, without splitting the graph.
+        """
+        state, lowered = self._of.state, self._of.lowered
+        index, roles, storages = state.index, state.roles, state.storages
+        owner, late = storages.owner, roles.tangent_closure
+        values = (i for i in self._of.saved_of(self._of.full) if lowered.kind[i] is SavedKind.VALUE)
+        first = dict.fromkeys((owner[lowered.position[i]] for i in values), 0)
+        last: dict[int, int] = {}
+        for i in range(len(index)):
+            if late[i]:
+                first.setdefault(owner[i], i)
+                last[owner[i]] = i
+                last |= dict.fromkeys((owner[j] for j in index.inputs[i]), i)
+        gradients = (v for v in split_outputs(state.joint)[1] if isinstance(v, fx.Node))
+        last |= {owner[index.position[v]]: len(index) - 1 for v in gradients}
+        given = {i for i, role in roles.placeholders.items() if not role.in_backward}
+        alive = sums_of(
+            (
+                (storages.nbytes[k], first[k], until)
+                for k, until in last.items()
+                if k in first and k not in given
+            ),
+            len(index),
+        )
+        return self._resident + max(alive, default=0)
 
     def lowered(self, decided: Decided) -> Decided:
         """The cheapest decision found within the bytes of another that peaks no higher than budget 1's.
@@ -158,7 +192,8 @@ class PeakPlanner:
         others = (self._of.full, *((self._least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
         if known and not self._of.request.hooks:
-            return min(known, key=lambda d: (d.cost, self._of.peak(d), d.saved_bytes))
+            best = min(known, key=lambda d: (d.cost, self._of.peak(d), d.saved_bytes))
+            return self._bounded(best, peak_bytes)
         # What the search takes the peak to be is not what it is where hooks pack what is saved.
         swept = self.swept(peak_bytes)
         fits = [
@@ -173,7 +208,9 @@ class PeakPlanner:
             )
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
         better = self.searched(peak_bytes, best)
-        return better if better is not None and better.cost < best.cost else best
+        if better is not None and better.cost < best.cost:
+            return better
+        return self._bounded(best, peak_bytes)
 
     @cached_property
     def least_found(self) -> int:
@@ -217,10 +254,15 @@ class PeakPlanner:
         most = math.inf if capacity is None else capacity
         cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
         best = next((d for d in cheapest if self._of.peak(d) <= peak_bytes), None)
-        if best is None or self._of.request.hooks:  # nothing is proven of bytes that hooks may pack
-            return best
-        bound = self.bounds.bound(peak_bytes, self.search.highest(tried))
-        return replace(best, choice=replace(best.choice, recompute_bound=bound))
+        return None if best is None else self._bounded(best, peak_bytes, tried)
+
+    def _bounded(self, decided: Decided, peak_bytes: int, tried: Tried | None = None) -> Decided:
+        """A decision with what is proven of all within a peak; ``tried`` says at which moments to look."""
+        bound = 0  # what is proven within bytes is not proven within a peak
+        if not self._of.request.hooks:  # which may pack what is saved
+            tried = tried or self.search.tried(self._of.saved_of(decided))
+            bound = self.bounds.bound(peak_bytes, self.search.highest(tried))
+        return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""

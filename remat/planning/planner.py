@@ -149,19 +149,41 @@ class Planner(Decider):
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
         latest, self.latest = self.latest, None
+        peak_bytes = None
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
         elif latest is not None and latest[0] == decided.decision and self.request.hooks is None:
             done = replace(latest[1], choice=decided.choice)
+            peak_bytes = self.peak(decided)
         else:
             done = self.split(decided)
-        return finish(done, cost=self.request.cost, budget=budget, fingerprint=self.fingerprint)
+        return finish(
+            done,
+            cost=self.request.cost,
+            budget=budget,
+            fingerprint=self.fingerprint,
+            peak_bytes=peak_bytes,
+        )
 
 
 @without_collection
-def finish(state: State, *, cost: CostModel, budget: Budget, fingerprint: str) -> Plan:
+def finish(
+    state: State,
+    *,
+    cost: CostModel,
+    budget: Budget,
+    fingerprint: str,
+    peak_bytes: int | None = None,
+) -> Plan:
     """Scores and verifies a partitioned state: the end of every way to a plan.
+
+    Args:
+        state: what was decided, split.
+        cost: the cost model.
+        budget: the budget as it was asked for.
+        fingerprint: digest of the joint graph as it was captured.
+        peak_bytes: the simulated peak, where it is known.
 
     Raises:
         PlanError: a rule of the verifier is broken.
@@ -203,17 +225,20 @@ def finish(state: State, *, cost: CostModel, budget: Budget, fingerprint: str) -
         costs = state.get(Costs(cost))
         recompute_cost = sum(costs[state.index.by_name[name]] for name in recomputed)
     region = choice.region_budget
+    hull = Hull.of(problem)
+    most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity
     priced = [state.index.nodes[i] for i in dict.fromkeys(lowered.position)]
     return Plan(
         saved=saved,
         snapshots=state.decision.snapshots,
         recomputed=recomputed,
         saved_bytes=saved_bytes,
-        peak_bytes=simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
+        peak_bytes=peak_bytes
+        or simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
             recompute_cost,
-            max(choice.recompute_bound, Hull.of(problem).edge(capacity).bound(capacity)),
+            max(choice.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
         capacity=capacity,

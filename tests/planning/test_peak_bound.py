@@ -14,6 +14,7 @@ from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.solvers.flow import MinimumCut, Network
 from remat.solvers.schedule_problem import evaluate_schedule
+from remat.units import Budget
 
 
 class Blocks(nn.Module):
@@ -131,3 +132,25 @@ def test_what_backward_never_reads_has_no_price_below_nothing(
     search._cut(dict.fromkeys(moments, 1.0))
     assert min(seen) >= 0
     assert max(seen) > 0
+
+
+def test_nothing_is_proven_of_bytes_that_hooks_may_pack() -> None:
+    torch.manual_seed(0)
+    joint = remat.capture(Blocks(), (torch.randn(8, 12, 16, requires_grad=True),), lower="eager")
+    plain = Planner.of(joint, PlanRequest.of(cost="flops"))
+    packed = Planner.of(joint, PlanRequest.of(cost="flops", hooks="bf16"))
+    peak = plain.peaks.least_found
+    peak += (plain.peak(plain.full) - peak) // 4
+    for planner, proven in ((plain, True), (packed, False)):
+        budget = remat.Peak(peak) if planner is plain else remat.Peak(0.25)
+        decided = planner.decide(Budget.parse(budget))
+        assert decided.cost > 0
+        assert (decided.choice.recompute_bound > 0) is proven
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_of_budget_1_is_bounded_without_a_split(name: str, lower: Any) -> None:
+    planner = planner_of(name, lower)
+    peak = planner.peak(planner.full)
+    assert 0.7 * peak < planner.peaks.full_at_least <= peak

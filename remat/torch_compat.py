@@ -77,7 +77,12 @@ if TYPE_CHECKING:
     )
     from torch._ops import _higher_order_ops as higher_order_ops
     from torch._prims import rng_prims
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, is_fake
+    from torch._subclasses.fake_tensor import (
+        FakeTensor,
+        FakeTensorMode,
+        is_fake,
+        unset_fake_temporarily,
+    )
     from torch.distributed.distributed_c10d import _get_default_store as get_default_store
     from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module
     from torch.fx._lazy_graph_module import _use_lazy_graph_module as use_lazy_graph_module

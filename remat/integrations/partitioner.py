@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import threading
 import warnings
 import weakref
@@ -19,12 +20,13 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import noting_warnings, warn
+from remat.errors import BudgetError, noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
+from remat.integrations.compiled_memory import CompiledHalf, compiled_timeline, held_bytes
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
@@ -44,8 +46,13 @@ from remat.planning.request import (
 )
 from remat.planning.saved_plans import SavedPlan
 from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
+from remat.units import Budget, format_bytes
 from remat.version import __version__
 
+_LOG = logging.getLogger(__name__)
+
+#: How often a step is planned again that takes more than its budget as it was compiled, at most.
+MOST_REPLANS = 3
 #: Plans that are listed, at most.
 MOST_PLANS = 1_000
 #: The newest plans: each by itself for as long as somebody holds it, then by its figures.
@@ -65,6 +72,7 @@ _DECIDES_NOTHING = frozenset(
         "called",
         "kept",
         "made",
+        "replanned",
         "_asked",
     )
 )
@@ -125,6 +133,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         # What follows is about one compilation; see `remat.integrations.torch_compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
+        self.tighter: Budget | None = None  # what is planned within instead of the budget
+        self.capacity: int | None = None  # that of the first plan, as the budget gave it
+        self.replanned = 0
         self.halves_only = (
             False  # whether halves alone are looked up, which say by themselves what they are
         )
@@ -212,6 +223,72 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         with _LOCK:
             _PLANS.append((weakref.ref(made), made.figures))
 
+    def note_memory(self, forward: CompiledHalf, backward: CompiledHalf) -> None:
+        """Tells the plan what its compiled halves take; it keeps to what is simulated where that is not known."""
+        made = self.made
+        if made is None:
+            return
+        try:
+            found = compiled_timeline(forward, backward)
+        except Exception:  # code of a kind that is not known
+            _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
+            return
+        told = made.as_compiled(found, held_bytes(found))
+        with _LOCK:
+            newest = [k for k, (plan, _) in enumerate(_PLANS) if plan() is made]
+            for k in newest:
+                _PLANS[k] = (weakref.ref(told), told.figures)
+        self.made = told
+        if self.kept is not None:
+            self.kept = replace(self.kept, plan=told.to_json())
+
+    def replans(self) -> bool:
+        """Whether the step is to be planned again, since as compiled it takes more than its budget.
+
+        Raises:
+            BudgetError: it does, has been planned again as often as is tried, and the budget is one on the peak.
+        """
+        made, asked = self.made, self.request.budget
+        decides = self.request.plan is None and self.request.pipeline is None
+        if (
+            made is None
+            or not made.planned_peak_bytes
+            or not decides
+            or asked.peak_share is not None
+        ):
+            return False
+        limit, is_peak = (asked.peak_bytes, True) if asked.peak_bytes else (made.capacity, False)
+        taken = made.peak_bytes if is_peak else made.saved_bytes
+        if taken <= limit or (is_peak is False and taken <= made.planned_saved_bytes):
+            return False
+        what = "has a peak of" if is_peak else "keeps"
+        told = (
+            f"'{made.graph}' {what} {format_bytes(taken)} ({taken} bytes) as Inductor compiled it, above the "
+            f"{format_bytes(limit)} ({limit} bytes) of its budget, and was planned again {self.replanned} times. "
+            'Raise the budget, or run the plan as it is: options={"lower": "eager"}'
+        )
+        possible = self.agree is None or other_ranks() is None
+        if self.replanned == MOST_REPLANS or not possible:
+            if is_peak:
+                raise BudgetError(told)
+            warn(told, BudgetWarning, stacklevel=2)
+            return False
+        planned = made.planned_peak_bytes if is_peak else made.planned_saved_bytes
+        lower = max(1 if is_peak else 0, planned - (taken - limit))
+        self.tighter = Budget(peak_bytes=lower) if is_peak else Budget(nbytes=lower)
+        self.capacity = made.capacity
+        self.replanned += 1
+        self.forget()
+        return True
+
+    def forget(self) -> None:
+        """Forgets the compilation that was: its plan is listed no more."""
+        with _LOCK:
+            kept = [pair for pair in _PLANS if pair[0]() is not self.made]
+            _PLANS.clear()
+            _PLANS.extend(kept)
+        self.called, self.kept, self.made, self.halves_only = False, None, None, False
+
     def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
             state = split(prepare(joint, in_place=True))
@@ -226,11 +303,33 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
-        made = plan_graph(joint, asked, in_place=True, agree=self.agree)
+        if self.tighter is None:
+            made = plan_graph(joint, asked, in_place=True, agree=self.agree)
+        else:
+            made = self._planned_again(joint, self.tighter)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
         self._list(made)
         return made.forward, made.backward
+
+    def _planned_again(self, joint: JointGraph, tighter: Budget) -> Plan:
+        """Plans within less than the budget, by what the step took more than was planned when it was compiled."""
+        asked = self.request
+        try:
+            made = plan_graph(
+                joint, replace(asked, budget=tighter), in_place=True, agree=self.agree
+            )
+        except BudgetError as error:
+            raise BudgetError(
+                f"budget {asked.budget.label}: the plan within it takes more as Inductor compiled it, and there "
+                f"is none for what is left then: {error}"
+            ) from None
+        return replace(
+            made,
+            budget=str(asked.budget),
+            capacity=self.capacity or made.capacity,
+            _asked=asked.budget,
+        )
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""

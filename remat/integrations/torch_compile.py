@@ -21,8 +21,9 @@ from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
 from remat.graph.writes import root_of
 from remat.integrations import kept_steps
+from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
-from remat.integrations.partitioner import Partitioner, Siblings, partitioner
+from remat.integrations.partitioner import MOST_REPLANS, Partitioner, Siblings, partitioner
 
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
@@ -156,7 +157,7 @@ def _compile_inductor(
     options: dict[str, Any],
     mode: str | None,
 ) -> Callable[..., Any]:
-    from remat.torch_compat import compile_fx, functorch_config, list_mode_options, list_options
+    from remat.torch_compat import list_mode_options, list_options
 
     _refuse_unknown(options)
     known = list_options()
@@ -172,24 +173,51 @@ def _compile_inductor(
         # inputs of a region's backward too, and overwrites what is still to be read.
         functorch["donated_buffer"] = False
     # Regions are compiled with the halves that they are in, which are then more than two.
-    partition.keeps = partition.keeps_steps and not calls_regions(gm)
+    regions = calls_regions(gm)
+    # Backward too is compiled before forward runs: what the step takes is known in time.
+    functorch["force_non_lazy_backward_lowering"] = True
+    for _ in range(1 + MOST_REPLANS):
+        compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
+        if not partition.replans():
+            break
+    return compiled
+
+
+def _compile_once(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partition: Partitioner,
+    patches: dict[str, Any],
+    functorch: dict[str, Any],
+    regions: bool,
+) -> Callable[..., Any]:
+    """Plans and compiles a step, or finds it in a cache, and tells the partition what it takes."""
+    from remat.torch_compat import compile_fx, functorch_config
+
+    partition.keeps = partition.keeps_steps and not regions
+    step = _Step(partition)
     if partition.keeps:
         partition.traces = traces_of(gm, example_inputs)
-        step = _Step(partition)
         with functorch_config.patch(functorch):
             compiled: Any = compile_fx(
                 gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
             )
-        if step.is_new or _restore(partition, gm, compiled):
+        if step.is_new:
+            step.finish()
+            return compiled  # type: ignore[no-any-return]
+        if _restore(partition, gm, compiled):
             return compiled  # type: ignore[no-any-return]
         partition.keeps, partition.traces = False, ""
     partition.halves_only = True
     # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
     # know what the step runs on. Inductor's own cache of compiled halves stays in use.
     with functorch_config.patch({**functorch, "enable_autograd_cache": False}):
-        return compile_fx(  # type: ignore[return-value]
-            gm, example_inputs, inner_compile=_compile_as_planned, config_patches=patches
+        compiled = compile_fx(
+            gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
         )
+    if not regions:
+        step.finish()
+    return compiled  # type: ignore[no-any-return]
 
 
 class _Step:
@@ -197,7 +225,7 @@ class _Step:
 
     def __init__(self, partition: Partitioner) -> None:
         self._partition = partition
-        self._keys: list[str | None] = []
+        self._halves: list[tuple[CompiledHalf, str | None]] = []
         self._compiled = False
 
     @property
@@ -206,16 +234,25 @@ class _Step:
         return self._compiled or self._partition.called
 
     def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """As `_compile_as_planned`; notes what belongs to a step once both of its halves have a key."""
+        """As `_compile_as_planned`; notes what it came to."""
         self._compiled, self._partition.traces = True, ""
+        half = CompiledHalf.of(gm, example_inputs)
         compiled = _compile_as_planned(gm, example_inputs, **kwargs)
-        self._keys.append(kept_steps.key_of(compiled))
-        kept = self._partition.kept
-        if kept is not None and kwargs.get("is_backward") and len(self._keys) == 2:
-            keys = [key for key in self._keys if key is not None]
-            if len(keys) == 2:
-                kept_steps.keep(keys, kept)
+        half.code = getattr(compiled, "source_code", "")
+        half.constants = getattr(compiled, "constants", None) or {}
+        self._halves.append((half, kept_steps.key_of(compiled)))
         return compiled
+
+    def finish(self) -> None:
+        """Tells what both halves take together, and keeps what belongs to the step."""
+        if len(self._halves) != 2:
+            return
+        (forward, _), (backward, _) = self._halves
+        self._partition.note_memory(forward, backward)
+        keys = [key for _, key in self._halves if key is not None]
+        kept = self._partition.kept
+        if kept is not None and len(keys) == 2:
+            kept_steps.keep(keys, kept)
 
 
 def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
@@ -244,11 +281,14 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
       the generator too; which ones depends on what else is in the graph. Where more than one operator
       draws, the order is kept.
     * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten`.
+    * Inductor lays inputs of convolutions out anew. See `_keep_layouts_of_inputs`.
     """
     from remat.torch_compat import compile_fx_inner, inductor_config
 
     gm = copy_module(gm)
     changes: dict[str, Any] = {}
+    if not kwargs.get("is_backward"):
+        _keep_layouts_of_inputs(gm.graph)
     if sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes) > 1:
         changes["reorder_for_peak_memory"] = False
     if _returns_what_is_overwritten(gm.graph):
@@ -278,3 +318,14 @@ def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
             if any(p in read and last is not value for p, last in written_back.items()):
                 return True
     return False
+
+
+def _keep_layouts_of_inputs(graph: fx.Graph) -> None:
+    """Has forward hand backward the inputs that it saves themselves, which are in memory anyway.
+
+    Those that a convolution reads Inductor copies to another layout, and without this it is the copies that
+    are kept for backward. Outputs that users see stay as they are.
+    """
+    meta = graph.output_node().meta
+    saved = {k for k, v in enumerate(outputs_of(graph)) if getattr(v, "op", "") == "placeholder"}
+    meta["user_visible_output_idxs"] = sorted({*meta.get("user_visible_output_idxs", ()), *saved})

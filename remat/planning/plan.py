@@ -13,7 +13,7 @@ from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
 from remat.files import Form, read_record, write_record
-from remat.graph.liveness import own_outputs, timeline
+from remat.graph.liveness import Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision
 from remat.graph.refills import told
 from remat.report.explanation import counted, explain
@@ -60,6 +60,9 @@ class Plan:
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
         operators: digest of the operators of that graph, in their order; likewise.
+        planned_saved_bytes: where ``saved_bytes`` and ``peak_bytes`` are those of the step as Inductor
+            compiled it: what was planned instead; else 0.
+        planned_peak_bytes: likewise, the simulated peak.
         forward_order: nodes that forward runs, in this order, where the plan says so: under a budget on
             the peak. A node that stands there several times runs as often. In the module its last run has
             its name, unless it is an input of the module too; all other runs are called ``NAME_again``.
@@ -102,10 +105,31 @@ class Plan:
     operators: str = ""
     forward_order: tuple[str, ...] = ()
     backward_order: tuple[str, ...] = ()
+    planned_saved_bytes: int = 0
+    planned_peak_bytes: int = 0
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
+    _timeline: Timeline | None = None
+
+    def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
+        """The plan with the figures of the step as it was compiled."""
+        return replace(
+            self,
+            saved_bytes=saved_bytes,
+            peak_bytes=timeline.peak.nbytes,
+            planned_saved_bytes=self.saved_bytes,
+            planned_peak_bytes=self.peak_bytes,
+            _timeline=timeline,
+        )
+
+    @property
+    def timeline(self) -> Timeline:
+        """What is alive when: in the step as it was compiled where that is known, else as simulated."""
+        if self._timeline is not None:
+            return self._timeline
+        return timeline(self.forward, self.backward, own_outputs(self.forward))
 
     @property
     def forward(self) -> fx.GraphModule:
@@ -130,7 +154,7 @@ class Plan:
     @property
     def figures(self) -> Plan:
         """The plan without its modules, as if it had been read from a file."""
-        return replace(self, _modules=None, _problem=None, _again=None)
+        return replace(self, _modules=None, _problem=None, _again=None, _timeline=None)
 
     @property
     def decision(self) -> Decision:
@@ -221,13 +245,16 @@ class Plan:
             )
         elif self.recomputed:
             recomputed += ", at no cost"
+        compiled = ""
+        if self.planned_peak_bytes:
+            compiled = f"; as compiled, {format_bytes(self.planned_peak_bytes)} simulated before"
         decided = f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""
         rows = [
             ("region", self._region()),
             ("saved", saved),
             ("raised", self._raised()),
             ("recomputed", recomputed),
-            ("peak", f"{format_bytes(self.peak_bytes)}, inputs and parameters included"),
+            ("peak", f"{format_bytes(self.peak_bytes)}, inputs and parameters included{compiled}"),
             (
                 "decided by",
                 self.solver + decided + ("" if self.deterministic else "; a clock ended it"),
@@ -271,11 +298,10 @@ class Plan:
         """
         from remat.report.memory_plot import draw_step
 
-        forward, backward = self._pair()
         asked = self.asked
         shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
         draw_step(
-            timeline(forward, backward, own_outputs(forward)),
+            self.timeline,
             path,
             title=f"{self.graph}, budget {shown}",
             saved_budget=None if asked.on_peak else self.capacity,

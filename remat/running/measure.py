@@ -9,6 +9,7 @@ workspace of a convolution, is seen by the allocator only.
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from remat.torch_compat import pytree
 #: Runs before the one that is measured, at most; a step may compile more than once as it changes
 #: its own state.
 _WARM_UP = 5
+_BACKWARD = "remat::backward"
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,24 +176,46 @@ def _by_storages(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -
 
 def _by_profiler(step: _Step, inputs: Sequence[torch.Tensor], _: torch.device) -> Measured:
     input_bytes = _bytes_of(inputs, 1)
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+    with allocations() as events:
         result = step()
-        with torch.profiler.record_function("remat::backward"):
+        with torch.profiler.record_function(_BACKWARD):
             run_backward(result)
-    events: Any = profile.profiler.kineto_results.events()
     current = peak = forward_peak = input_bytes
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        if event.name() == "remat::backward":
+    for nbytes in events:
+        if nbytes is None:
             forward_peak = peak
-        elif event.name() == "[memory]":
-            current += event.nbytes()
+        else:
+            current += nbytes
             peak = max(peak, current)
     return Measured(
         peak_bytes=peak,
         forward_peak_bytes=forward_peak,
         input_bytes=input_bytes,
     )
+
+
+@contextlib.contextmanager
+def allocations() -> Iterator[list[int | None]]:
+    """Fills a list with the bytes of each allocation on the CPU, those freed below 0; None where backward begins.
+
+    It is filled when the context ends.
+    """
+    found: list[int | None] = []
+    level = os.environ.get(_LOG_LEVEL)
+    os.environ.setdefault(_LOG_LEVEL, "6")  # read once: Kineto tells on stderr of every session
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    try:
+        with torch.profiler.profile(activities=cpu, profile_memory=True) as profile:
+            yield found
+    finally:
+        if level is None:
+            del os.environ[_LOG_LEVEL]
+    events: Any = profile.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            found.append(event.nbytes())
+        elif event.name() == _BACKWARD:
+            found.append(None)
 
 
 def _by_cuda(step: _Step, inputs: Sequence[torch.Tensor], device: torch.device) -> Measured:

@@ -1,0 +1,287 @@
+"""Memory of a step as Inductor compiled it: both halves run as it wrote them, with no numbers in them.
+
+What Inductor fuses, writes in place, lays out anew and frees early stands in the Python code that it writes
+around its kernels. That code runs here under fake tensors: kernels do nothing, and every storage is followed
+from the statement that makes it to the one after which nobody holds it.
+"""
+
+from __future__ import annotations
+
+import ast
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.graph.joint import outputs_of
+from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
+from remat.graph.storages import hint
+from remat.running.workspace import workspace_bytes
+from remat.torch_compat import pytree
+
+#: What the code calls besides kernels: it makes memory, looks at it, or checks it.
+_QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream", "torch.cuda.")
+#: Functions of the code that are not run.
+_BESIDE = ("get_args", "benchmark_compiled_module")
+
+
+@dataclass(slots=True, kw_only=True)
+class CompiledHalf:
+    """One half of a step, as Inductor was given and as it compiled it.
+
+    Attributes:
+        given: what it was compiled for: the name of each input, with a fake tensor, a number or a symbol.
+        returned: name of each output; empty where it is no node.
+        own: how many of the outputs are forward's own.
+        code: the Python code that Inductor wrote.
+        constants: tensors that the code reads by name.
+    """
+
+    given: Sequence[tuple[str, Any]]
+    returned: Sequence[str]
+    own: int
+    code: str = ""
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledHalf:
+        """A half that is about to be compiled."""
+        names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+        return cls(
+            given=tuple(zip(names, inputs, strict=True)),
+            returned=[v.name if isinstance(v, fx.Node) else "" for v in outputs_of(module.graph)],
+            own=own_outputs(module),
+        )
+
+
+def compiled_timeline(forward: CompiledHalf, backward: CompiledHalf) -> Timeline:
+    """Lifetimes of all storages of one compiled step; a moment is the run of one kernel.
+
+    Args:
+        forward: returns its own outputs, then what it hands to backward.
+        backward: takes that and the tangents; returns gradients.
+
+    Raises:
+        Exception: the code is of a kind that is not known here, or asks for numbers.
+    """
+    step = _Step()
+    with torch_compat.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
+        outputs = step.run(forward, [*given])
+        step.begin_backward()
+        own = outputs[: forward.own]
+        step.mark(own, StorageKind.OUTPUT)
+        step.mark(outputs, StorageKind.SAVED)
+        there = dict(zip(forward.returned, outputs, strict=True))
+        arguments = [
+            there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
+            for name, like in backward.given
+        ]
+        del outputs, there
+        gradients = step.run(backward, arguments)
+        step.mark(gradients, StorageKind.GRADIENT)
+        done = step.timeline()
+    del given, own, gradients
+    return done
+
+
+def held_bytes(timeline: Timeline) -> int:
+    """Bytes that are held from forward to backward, beyond inputs and outputs."""
+    return sum(x.nbytes for x in timeline.lifetimes if x.kind is StorageKind.SAVED)
+
+
+@dataclass(slots=True)
+class _Life:
+    node: str
+    nbytes: int
+    kind: StorageKind
+    first: int
+    last: int | None = None
+
+
+class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs halves, and notes when storages come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._moments: list[str] = []
+        self._boundary = 1
+        self._alive: dict[int, _Life] = {}
+        self._lives: list[_Life] = []
+
+    def given(self, name: str, like: Any, kind: StorageKind) -> Any:
+        """An input: a tensor like another, on a storage of its own."""
+        if not isinstance(like, torch.Tensor):
+            return hint(like) if isinstance(like, torch.SymInt) else like
+        size, stride = (tuple(map(hint, numbers)) for numbers in (like.size(), like.stride()))
+        made = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
+        self._note(made, name, kind)
+        return made
+
+    def run(self, half: CompiledHalf, arguments: list[Any]) -> list[Any]:
+        """What the code of a half returns; it takes the arguments over."""
+        call = _call_of(half, self._moments.append)
+        with self:
+            return list(call(arguments))
+
+    def begin_backward(self) -> None:
+        if not self._moments:
+            self._moments.append("")
+        self._boundary = len(self._moments)
+
+    def mark(self, values: Sequence[Any], kind: StorageKind) -> None:
+        """Says what storages are that were made on the way."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                life = self._alive[torch_compat.storage_id(value.untyped_storage())]
+                if life.kind is StorageKind.TEMPORARY:
+                    life.kind = kind
+
+    def timeline(self) -> Timeline:
+        if len(self._moments) == self._boundary:
+            self._moments.append("")
+        end = len(self._moments) - 1
+        found = [
+            Lifetime(
+                node=x.node,
+                nbytes=x.nbytes,
+                kind=x.kind,
+                source="",
+                first=min(x.first, end),
+                last=end if x.last is None else x.last,
+            )
+            for x in self._lives
+        ]
+        return Timeline(
+            moments=tuple(self._moments),
+            boundary=self._boundary,
+            lifetimes=tuple(sorted(found, key=lambda x: (x.first, x.last))),
+        )
+
+    def _note(self, value: torch.Tensor, node: str, kind: StorageKind) -> None:
+        storage = value.untyped_storage()
+        key = torch_compat.storage_id(storage)
+        if key not in self._alive:
+            life = _Life(node, hint(storage.nbytes()), kind, first=len(self._moments))
+            self._alive[key] = life
+            self._lives.append(life)
+            weakref.finalize(storage, self._gone, key).atexit = False
+
+    def _gone(self, key: int) -> None:
+        life = self._alive.pop(key)
+        life.last = max(life.first, len(self._moments) - 1)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(out):
+            if isinstance(value, torch.Tensor):
+                self._note(value, str(func), StorageKind.TEMPORARY)
+        workspace = workspace_bytes(func, args, kwargs or {}, out)
+        if workspace:
+            now = len(self._moments)
+            name = f"workspace of {func}"
+            self._lives.append(_Life(name, workspace, StorageKind.TEMPORARY, now, now))
+        return out
+
+
+def _call_of(
+    half: CompiledHalf, ran: Callable[[str], None]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The function that runs a half, without its kernels; ``ran`` is called after each with its name."""
+    code = ast.parse(half.code)
+    body = [kept for statement in code.body if (kept := _without_kernels(statement)) is not None]
+    code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
+    known: dict[str, Any] = {**half.constants, "__ran__": ran, "__kernel__": _Kernel()}
+    exec(compile(ast.fix_missing_locations(code), "<compiled half>", "exec"), known)
+    for name in list(known):
+        if name.startswith("empty_strided_"):
+            known[name] = _Empty(name.split("_")[2])
+        elif name.startswith("assert_"):
+            known[name] = _Kernel()
+    known |= {"reinterpret_tensor": _reinterpreted, "extern_kernels": _Extern()}
+    return known["call"]  # type: ignore[no-any-return]
+
+
+def _runs_kernels(statement: ast.stmt) -> bool:
+    return isinstance(statement, (ast.ClassDef, ast.FunctionDef))
+
+
+def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
+    """A statement of the code; kernels are made nothing of, what only serves them is left out."""
+    if isinstance(statement, ast.If):
+        return None
+    if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
+        return None
+    if any(isinstance(x, ast.Name) and x.id == "async_compile" for x in ast.walk(statement)):
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+            return None
+        statement.value = ast.Name("__kernel__", ast.Load())  # type: ignore[attr-defined]
+    return statement
+
+
+class _Ticking(ast.NodeTransformer):
+    """Puts a call of ``__ran__`` after every statement that runs something."""
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        return self._ticked(node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        return self._ticked(node)
+
+    def _ticked(self, statement: ast.Expr | ast.Assign) -> Any:
+        value = statement.value
+        if not isinstance(value, ast.Call):
+            return statement
+        name = ast.unparse(value.func)
+        if name.startswith("torch.cuda."):
+            return None
+        if name.startswith(_QUIET) or name == "args.clear":
+            return statement
+        label = name.removesuffix(".run").removesuffix(".default")
+        tick = ast.Expr(
+            ast.Call(ast.Name("__ran__", ast.Load()), [ast.Constant(label)], keywords=[])
+        )
+        return [statement, tick]
+
+    def visit_With(self, node: ast.With) -> Any:
+        """A guard of a device: what it guards runs without."""
+        self.generic_visit(node)
+        return node.body
+
+
+class _Kernel:
+    """Does nothing, however it is called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+    run = __call__
+
+
+@dataclass(frozen=True)
+class _Empty:
+    """Makes tensors on a device."""
+
+    device: str
+
+    def __call__(self, size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=self.device)
+
+
+def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> torch.Tensor:
+    return torch.as_strided(value, size, stride, value.storage_offset() + offset)
+
+
+class _Extern:
+    """Kernels that Inductor calls by their name in PyTorch: with a place to write to, nothing is done."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+            return getattr(torch, name)(*args, **kwargs) if out is None else out
+
+        return call

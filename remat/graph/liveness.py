@@ -109,7 +109,7 @@ class Timeline:
 
     @property
     def peak(self) -> PeakMoment:
-        return _peak(self.nbytes(), self.moments, self.boundary)
+        return peak_of(self.nbytes(), self.moments, self.boundary)
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
@@ -155,7 +155,7 @@ def simulate_peak(
     """
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     sums = sums_of((x[2:] for x in step.lifetimes()), len(step.moments))
-    return _peak(sums, step.moments, step.boundary)
+    return peak_of(sums, step.moments, step.boundary)
 
 
 def saved_storages(
@@ -196,7 +196,7 @@ def sums_of(spans: Iterable[tuple[int, int, int]], moments: int) -> tuple[int, .
     return tuple(accumulate(change[:-1]))
 
 
-def _peak(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> PeakMoment:
+def peak_of(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> PeakMoment:
     most = max(sums)
     moment = sums.index(most)
     return PeakMoment(nbytes=most, node=moments[moment], in_backward=moment >= boundary)

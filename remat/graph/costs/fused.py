@@ -46,7 +46,7 @@ class RooflineFused(Roofline):
 
     def moved_bytes(self, node: fx.Node) -> int:
         """Bytes that one run reads from memory and writes to it, given its neighbours."""
-        if not _may_fuse(node):
+        if not may_fuse(node):
             return all_bytes(node)
         read = sum(
             tensor_bytes(n.meta.get("val"))
@@ -71,10 +71,10 @@ def _is_written(node: fx.Node, value: fx.Node) -> bool:
 
 
 def _fuse(a: fx.Node, b: fx.Node) -> bool:
-    return _may_fuse(a) and _may_fuse(b) and _device(a) == _device(b)
+    return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 
-def _may_fuse(node: fx.Node) -> bool:
+def may_fuse(node: fx.Node) -> bool:
     taxonomy = ops.default_taxonomy()
     return (
         node.op == "call_function"
@@ -85,13 +85,13 @@ def _may_fuse(node: fx.Node) -> bool:
     )
 
 
-def _is_passed_on(node: fx.Node) -> bool:
+def is_passed_on(node: fx.Node) -> bool:
     """Whether a node only hands on what it is given: a view, or an element of a tuple."""
     return node.target is operator.getitem or aliased_argument(node) is not None
 
 
 def _producer(node: fx.Node) -> fx.Node:
-    while _is_passed_on(node) and not ops.is_mutating(node):
+    while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
         if not isinstance(base, fx.Node):
             break
@@ -104,7 +104,7 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
     waiting = list(node.users)
     while waiting:
         user = waiting.pop()
-        if _is_passed_on(user) and not ops.is_mutating(user):
+        if is_passed_on(user) and not ops.is_mutating(user):
             waiting.extend(user.users)
         else:
             yield user

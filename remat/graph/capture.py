@@ -117,7 +117,7 @@ def capture(
         fake_model = faked.module(model)
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
         try:
-            compiled(*fake_args, **fake_kwargs)
+            backend.note_returned(compiled(*fake_args, **fake_kwargs))
         except Exception as error:
             explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
     if not sink:
@@ -260,15 +260,20 @@ class _Backend:
     def _noting_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
         """Notes at the first call which inputs are outputs of earlier graphs, or inputs of theirs."""
 
+        runs = 0
+
         def run(*args: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            if runs > 1:
+                self._sink[graph] = replace(self._sink[graph], runs=runs)
             received = [(i, *self._made[id(a)]) for i, a in enumerate(args) if id(a) in self._made]
             shared = [(i, *self._given[id(a)]) for i, a in enumerate(args) if id(a) in self._given]
             joint = self._sink[graph]
             primals = sum(
                 n.op == "placeholder" and role_of(n) is Role.PRIMAL for n in joint.graph.nodes
             )
-            known = joint.received or joint.shared
-            if (received or shared) and not known and primals == len(args):
+            if (received or shared) and runs == 1 and primals == len(args):
                 self._sink[graph] = replace(joint, received=tuple(received), shared=tuple(shared))
             for i, value in enumerate(args):
                 if isinstance(value, torch.Tensor) and id(value) not in self._made:
@@ -284,6 +289,15 @@ class _Backend:
             return out
 
         return run
+
+    def note_returned(self, result: Any) -> None:
+        """Notes which outputs of graphs the step returns that later graphs receive."""
+        received = {(j, k) for joint in self._sink for _, j, k in joint.received}
+        leaves = pytree.tree_leaves(result)
+        found = {self._made[id(v)] for v in leaves if id(v) in self._made}
+        for graph, output in sorted(found & received):
+            joint = self._sink[graph]
+            self._sink[graph] = replace(joint, returned=(*joint.returned, output))
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":

@@ -50,6 +50,8 @@ class JointGraph:
             primal, index of that graph in the captured list, index of its forward output).
         shared: primals that an earlier graph of the same step is given too, such as tied weights:
             (position of the primal, index of the first such graph, position of its primal).
+        returned: forward outputs that a later graph receives and the step returns besides.
+        runs: how often the graph runs in one step: equal layers may be compiled once.
         memories: the memory behind the fake values, as far as somebody has asked for it.
     """
 
@@ -60,6 +62,8 @@ class JointGraph:
     name: str = "joint"
     received: tuple[tuple[int, int, int], ...] = ()
     shared: tuple[tuple[int, int, int], ...] = ()
+    returned: tuple[int, ...] = ()
+    runs: int = 1
     memories: Memories = field(default_factory=Memories, repr=False)
 
     @property
@@ -84,6 +88,8 @@ class JointGraph:
             name=self.name,
             received=self.received,
             shared=self.shared,
+            returned=self.returned,
+            runs=self.runs,
             memories=self.memories.copy(),
         )
 

@@ -216,6 +216,7 @@ class StepWalk:
         sizes: tells storages apart.
         inputs: the storages that the step is given, each with the first placeholder that has it.
         outputs: bytes of the storages of forward's own outputs.
+        tangents: the storages of the tangents, each with the first placeholder that has it.
         last_read: for each storage that is handed to backward, the moment of its last use there; once
             `lifetimes` has run.
     """
@@ -242,9 +243,9 @@ class StepWalk:
         self.inputs = sizes.first_of(n for n in first if n.op == "placeholder")
         self.outputs = sizes.of_all(outputs)
         self._handed = sizes.of_all(handed)
-        self._tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
+        self.tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
         saved = sizes.first_of((n for n, r in roles.items() if r is Role.PRIMAL))
-        self._initial = {**self._tangents, **saved}
+        self._initial = {**self.tangents, **saved}
         self._returned = [v for v in given_back if isinstance(v, fx.Node)]
         self._gradients: dict[int, int] = {}
         self._twin: dict[int, int] = {}
@@ -349,7 +350,7 @@ class StepWalk:
             return StorageKind.INPUT
         if key in self.outputs:
             return StorageKind.OUTPUT
-        if key in self._tangents:
+        if key in self.tangents:
             return StorageKind.TANGENT
         if first < self.boundary or node.op == "placeholder":
             return StorageKind.SAVED if key in self._handed else StorageKind.TEMPORARY

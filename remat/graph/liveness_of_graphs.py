@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from torch import fx
 
-from remat.graph.joint import JointGraph, Role, outputs_of, role_of
+from remat.graph.joint import JointGraph, Role, outputs_of, role_of, split_outputs
 from remat.graph.liveness import StepWalk, sums_of
 
 
@@ -31,9 +31,10 @@ class Halves:
 def highest_of_graphs(graphs: Sequence[Halves]) -> tuple[tuple[int, int], ...]:
     """Most bytes alive while each graph runs: in its forward, and in its backward.
 
-    What one graph hands to another is alive until both have read it for the last time, in forward and,
-    where one of them saves it, in backward. Parameters and inputs, gradients of parameters, and what no
-    later graph receives live to the end of the step.
+    What one graph hands to another is alive to the end of forward, as the frames of the model hold it, and,
+    where one of them saves it, until both have read it for the last time. Parameters and inputs, gradients of
+    parameters, what no later graph receives and what the step returns live to its end; gradients of what it
+    returns are there from the beginning of backward. What runs between the graphs is not known here.
 
     Args:
         graphs: in the order in which their forwards run.
@@ -71,7 +72,7 @@ class _Step:
             elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
             primals = _primals(graph.joint)
             not_mine = {primals[p] for p in elsewhere if p < len(primals)}
-            gradients = self._gradients(k)
+            gradients, outside = self._gradients(k), self._from_outside(k)
             for key, node, nbytes, first, last in lifetimes:
                 start, until = self._at(k, first), self._at(k, last)
                 if key in walk.inputs:
@@ -80,6 +81,8 @@ class _Step:
                     start, until = 0, self.end
                 elif key in passed[k]:
                     until = passed[k][key]
+                elif key in walk.tangents and walk.tangents[key].name in outside:
+                    start = self.backward_at[-1]
                 elif key in gradients:
                     until = gradients[key]
                 elif key in walk.outputs:
@@ -112,10 +115,27 @@ class _Step:
                 node = inputs.get(primals[position])
                 if not isinstance(made, fx.Node) or node is None:
                     continue
-                until = max(self._read_until(k, node), self._read_until(producer, made))
+                until = self.backward_at[-1] - 1  # the last forward is done
+                until = max(until, self._read_until(k, node), self._read_until(producer, made))
+                if output in self._graphs[producer].joint.returned:
+                    until = self.end
                 for key in self.walks[producer].sizes.keys(made):
                     passed[producer][key] = max(passed[producer].get(key, 0), until)
         return passed
+
+    def _from_outside(self, k: int) -> set[str]:
+        """Tangents of a graph that the step is given: those of what no later graph receives."""
+        received = {o for g in self._graphs for _, j, o in g.joint.received if j == k}
+        joint = self._graphs[k].joint
+        inner = received - {*joint.returned}
+        _, _, descs, _ = split_outputs(joint)
+        handed_on = {descs[o] for o in inner if o < len(descs)}
+        return {
+            node.name
+            for node in joint.graph.find_nodes(op="placeholder")
+            if role_of(node) is Role.TANGENT
+            and getattr(node.meta.get("desc"), "output", None) not in handed_on
+        }
 
     def _gradients(self, k: int) -> dict[int, int]:
         """When the gradients of a graph end: those that an earlier graph waits for, when it starts.

@@ -29,14 +29,16 @@ from remat.graph.verify import Split, verify
 from remat.integrations.compiled_memory import CompiledHalf, compiled_timeline, held_bytes
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.passes.core.pipeline import Pipeline
+from remat.passes.decide.budgeted import RegionBudget, refuse_peak
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.crash_reports import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
+from remat.planning.fused_peak import within_fused_peak
 from remat.planning.pipelines import prepare, split
 from remat.planning.plan import Plan, PlanSet
-from remat.planning.planner import plan_graph
+from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import (
     BudgetOption,
     CostOption,
@@ -133,7 +135,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         # What follows is about one compilation; see `remat.integrations.torch_compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
-        self.tighter: Budget | None = None  # what is planned within instead of the budget
+        self.excess = 0  # bytes by which compiled steps were above the peak
+        self.tighter: Budget | None = None  # what is planned within instead of a budget in bytes
         self.capacity: int | None = None  # that of the first plan, as the budget gave it
         self.replanned = 0
         self.halves_only = (
@@ -273,10 +276,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 raise BudgetError(told)
             warn(told, BudgetWarning, stacklevel=2)
             return False
-        planned = made.planned_peak_bytes if is_peak else made.planned_saved_bytes
-        lower = max(1 if is_peak else 0, planned - (taken - limit))
-        self.tighter = Budget(peak_bytes=lower) if is_peak else Budget(nbytes=lower)
-        self.capacity = made.capacity
+        if is_peak:
+            self.excess += taken - limit
+        else:
+            self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
+            self.capacity = made.capacity
         self.replanned += 1
         self.forget()
         return True
@@ -303,14 +307,29 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
-        if self.tighter is None:
-            made = plan_graph(joint, asked, in_place=True, agree=self.agree)
-        else:
+        decides = asked.plan is None and asked.pipeline is None and asked.hooks is None
+        if decides and asked.budget.peak_bytes is not None and self.lower == "inductor":
+            made = self._planned_within(joint, asked.budget.peak_bytes)
+        elif self.tighter is not None:
             made = self._planned_again(joint, self.tighter)
+        else:
+            made = plan_graph(joint, asked, in_place=True, agree=self.agree)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
         self._list(made)
         return made.forward, made.backward
+
+    def _planned_within(self, joint: JointGraph, peak_bytes: int) -> Plan:
+        """Plans within a peak of the compiled step, less what it took more than expected when it was compiled."""
+        asked = self.request
+        planner = Planner.of(joint, asked, in_place=True)
+        refuse_peak(asked.budget, planner.state.get(RegionBudget()))
+        try:
+            decided = within_fused_peak(planner, peak_bytes - self.excess)
+        except BudgetError as error:
+            more = f"; as compiled, a plan took {self.excess} bytes more" if self.excess else ""
+            raise BudgetError(f"budget {asked.budget.label}{more}: {error}") from None
+        return planner.finish(decided, asked.budget, self.agree)
 
     def _planned_again(self, joint: JointGraph, tighter: Budget) -> Plan:
         """Plans within less than the budget, by what the step took more than was planned when it was compiled."""

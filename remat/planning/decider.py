@@ -50,8 +50,8 @@ def fingerprint_of(joint: JointGraph) -> str:
     """The digest of a joint graph; anything else is refused."""
     if not isinstance(joint, JointGraph):
         raise ProblemError(
-            f"joint is a {type(joint).__name__}; expected a JointGraph or a list of them: use "
-            "remat.capture(model, args)"
+            f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
+            "several graphs of one step are what remat.plan takes as a list"
         )
     return joint.fingerprint
 

@@ -17,6 +17,8 @@ from remat.units import Budget, bytes_of_share, format_bytes
 _CHOICES = 2_000
 #: How often choices are made again for a lower peak, as what graphs hand on was counted roughly.
 _ROUNDS = 8
+#: Ways with the lowest peaks of their graph that are tried for the graph where the peak is.
+_LOW = 6
 #: Graphs that are searched within what the others leave, the dearest first.
 _SEARCHED = 8
 
@@ -55,14 +57,14 @@ class PeakOfGraphs:
             BudgetError: none were; the message names the least peak that was found.
         """
         full = [p.full for p in self._planners]
-        peak_bytes, lowest = budget.peak_bytes, [w.decided for w in self._least[2]]
+        peak_bytes, lowest = budget.peak_bytes, self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:
             most = max(self.highest(full))
             least = min(least, most)
             peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
         best = self._chosen(peak_bytes)
-        known = [*([best] if best else []), lowest, full]
+        known = [*([best] if best else []), self._searched(lowest, least), full]
         fits = [d for d in known if max(self.highest(d)) <= peak_bytes]
         if not fits:
             raise BudgetError(
@@ -143,6 +145,22 @@ class PeakOfGraphs:
         """The choice of the least peak."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))
+
+    @cached_property
+    def _lowest(self) -> list[Decided]:
+        """The decisions of the least peak found: that choice, and then another way for the highest graph."""
+        chosen = [w.decided for w in self._least[2]]
+        for _ in range(_ROUNDS):
+            highest = self.highest(chosen)
+            peak, before = max(highest), chosen
+            k = highest.index(peak)
+            for way in sorted(self._ways[k], key=lambda w: w.peak_bytes)[:_LOW]:
+                other = [*chosen[:k], way.decided, *chosen[k + 1 :]]
+                if max(self.highest(other)) < peak:
+                    chosen, peak = other, max(self.highest(other))
+            if chosen is before:
+                break
+        return chosen
 
     def _chosen(self, peak_bytes: int) -> list[Decided] | None:
         """The cheapest choice within a peak; None where none is."""

@@ -192,6 +192,12 @@ class PeakPlanner:
         others = (self._of.full, *((self._least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
         if known and not self._of.request.hooks:
+            if (
+                budget.peak_share is not None
+                and min(known, key=lambda d: d.cost) is self._least_peak
+            ):
+                cheaper = self.searched(self.least_found)  # what a share of 0 comes to
+                known += [cheaper] if cheaper else []
             best = min(known, key=lambda d: (d.cost, self._of.peak(d), d.saved_bytes))
             return self._bounded(best, peak_bytes)
         # What the search takes the peak to be is not what it is where hooks pack what is saved.

@@ -13,6 +13,7 @@ from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
 from remat.files import Form, read_record, write_record
+from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision
 from remat.graph.refills import told
@@ -123,6 +124,16 @@ class Plan:
             planned_peak_bytes=self.peak_bytes,
             _timeline=timeline,
         )
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """The peak that the step is expected to have once Inductor has compiled it.
+
+        Raises:
+            PlanError: the plan was read from a file.
+        """
+        forward, backward = self._pair()
+        return predict_peak(forward, backward, own_outputs(forward)).nbytes
 
     @property
     def timeline(self) -> Timeline:
@@ -321,6 +332,8 @@ class PlanSet(Sequence[Plan]):
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, then their
             backwards, last to first; parameters and inputs included. 0 in files written before it was recorded.
         budget: the budget as it was asked for; empty in such files.
+        runs: how often each graph runs in a step; empty in such files. Where one runs several times, the peak
+            of the step is not known: 0.
     """
 
     form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
@@ -330,20 +343,32 @@ class PlanSet(Sequence[Plan]):
     plans: tuple[Plan, ...]
     peak_bytes: int = 0
     budget: str = ""
+    runs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.plans:
             raise ProblemError("it holds no plan")
+        if self.runs and (len(self.runs) != len(self.plans) or min(self.runs) < 1):
+            raise ProblemError(f"it holds {len(self.plans)} plans, and runs is {self.runs}")
+        if self.peak_bytes < 0:
+            raise ProblemError(f"peak_bytes is {self.peak_bytes}, expected 0 or more")
+        if self.budget:
+            Budget.parse(self.budget)
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes that all graphs together keep from forward to backward."""
-        return sum(p.saved_bytes for p in self.plans) + self.passed_bytes
+        """Bytes that all runs of all graphs together keep from forward to backward."""
+        each = zip(self._runs, self.plans, strict=True)
+        return sum(runs * p.saved_bytes for runs, p in each) + self.passed_bytes
 
     @property
     def recompute_cost(self) -> int:
         """Summed cost of what runs twice, in the unit of the plans."""
-        return sum(p.recompute_cost for p in self.plans)
+        return sum(runs * p.recompute_cost for runs, p in zip(self._runs, self.plans, strict=True))
+
+    @property
+    def _runs(self) -> tuple[int, ...]:
+        return self.runs or (1,) * len(self.plans)
 
     @property
     def has_equal_graphs(self) -> bool:

@@ -45,6 +45,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         raise ProblemError("pipeline= runs on one graph, got several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
+    _refuse_strange_order(joints)
     budget = request.budget
     planners = [Planner.of(joint, request) for joint in joints]
     passed = _Passed(joints)
@@ -59,10 +60,12 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         others = iter(decided)
         return [own[k] if k in own else next(others) for k in range(len(planners))]
 
-    taken = sum(d.saved_bytes for d in own.values())
+    free_joints = [joint for k, joint in enumerate(joints) if k not in own]
+    runs = [joint.runs for joint in free_joints]
+    taken = sum(joints[k].runs * d.saved_bytes for k, d in own.items())
     smallest = with_own(p.at(p.least_bytes) for p in free)
-    least = sum(d.saved_bytes for d in smallest) + passed.kept(smallest)
-    full = sum(p.full_bytes for p in free) + passed.all_bytes
+    least = _saved(joints, smallest) + passed.kept(smallest)
+    full = sum(r * p.full_bytes for r, p in zip(runs, free, strict=True)) + passed.all_bytes
     shared = 0 if budget.nbytes is not None else taken
     limits = {"full": max(full, least - shared), "least": least - shared}
     why = _why_least(free) if budget.below(**limits) else ("", "")
@@ -71,24 +74,24 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     room = capacity - taken
     # Where every graph'p cheapest decision fits, there is nothing to share out.
     most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
-    cheapest = sum(most) + passed.all_bytes <= room
+    cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
     if cheapest:
         best = with_own(p.at(c) for p, c in zip(free, most, strict=True))
     elif full <= room:
         best = with_own(p.at(p.full_bytes) for p in free)
     for _ in range(0 if cheapest or not free else ROUNDS):
-        shares = _shares(free, room - reserve)
+        shares = _shares(free, runs, room - reserve)
         if shares is None:
             break
         found = with_own(p.at(c) for p, c in zip(free, shares, strict=True))
         kept = passed.kept(found)
-        fits = sum(d.saved_bytes for d in found) + kept <= capacity
-        if fits and sum(d.cost for d in found) < sum(d.cost for d in best):
+        fits = _saved(joints, found) + kept <= capacity
+        if fits and _cost(joints, found) < _cost(joints, best):
             best = found
         if kept >= reserve:
             break
         reserve = kept
-    if request.hooks is None and room < full:
+    if request.hooks is None and room < full and not _repeats(joints):
         best = _lowered(planners, best, budget)
     return _finished(planners, best, request, passed, capacity)
 
@@ -129,6 +132,13 @@ def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Pas
             "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
             "budget in bytes or as a share"
         )
+    again = _repeats([p.state.joint for p in planners])
+    if again:
+        raise BudgetError(
+            f"budget is {request.budget.label}, one peak over {len(planners)} graphs, of which '{again[0].name}' "
+            f"runs {again[0].runs} times in a step; a peak is planned over graphs that run once. Take the graph "
+            "break out of what repeats, or give the budget in bytes or as a share"
+        )
     best = PeakOfGraphs(planners).within(request.budget)
     saved = sum(d.saved_bytes for d in best) + passed.kept(best)
     full = sum(p.full_bytes for p in planners) + passed.all_bytes
@@ -147,13 +157,44 @@ def _finished(
         Halves(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
         for p, plan in zip(planners, plans, strict=True)
     ]
+    once = not _repeats([h.joint for h in halves])
     return PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),
         capacity=capacity,
-        peak_bytes=max(map(max, highest_of_graphs(halves))),
+        peak_bytes=max(map(max, highest_of_graphs(halves))) if once else 0,
         budget=str(request.budget),
+        runs=tuple(h.joint.runs for h in halves),
     )
+
+
+def _repeats(joints: Iterable[JointGraph]) -> list[JointGraph]:
+    return [joint for joint in joints if joint.runs > 1]
+
+
+def _saved(joints: Sequence[JointGraph], decided: Sequence[Decided]) -> int:
+    """Bytes that all runs of all graphs save."""
+    return sum(joint.runs * d.saved_bytes for joint, d in zip(joints, decided, strict=True))
+
+
+def _cost(joints: Sequence[JointGraph], decided: Sequence[Decided]) -> int:
+    return sum(joint.runs * d.cost for joint, d in zip(joints, decided, strict=True))
+
+
+def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
+    """Refuses graphs that are not those of one step in their order.
+
+    Raises:
+        PlanError: one receives what none before it makes.
+    """
+    for k, joint in enumerate(joints):
+        for _, producer, output in joint.received:
+            if producer >= k or output >= joints[producer].num_fwd_outputs:
+                raise PlanError(
+                    f"graph {k} of {len(joints)}, '{joint.name}', receives output {output} of graph {producer}, "
+                    "which does not come before it here; expected all graphs of one step in the order in which "
+                    "remat.capture(…, fullgraph=False) returns them"
+                )
 
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
@@ -163,19 +204,19 @@ def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
-def _shares(planners: Sequence[Planner], room: int) -> list[int] | None:
-    """How many bytes each graph gets, by the cheapest choice of one point on each frontier.
+def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list[int] | None:
+    """How many bytes each graph gets for one of its runs, by the cheapest choice of one point on each frontier.
 
     None where not even the smallest points fit together.
     """
     merged: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
-    for planner in planners:
+    for planner, times in zip(planners, runs, strict=True):
         points = [(d.saved_bytes, d.cost) for d in planner.pareto()]
         options = sorted(
-            (nbytes + b, cost + c, (*chosen, b))
+            (nbytes + times * b, cost + times * c, (*chosen, b))
             for nbytes, cost, chosen in merged
             for b, c in points
-            if nbytes + b <= room
+            if nbytes + times * b <= room
         )
         merged = []
         for option in options:
@@ -187,9 +228,10 @@ def _shares(planners: Sequence[Planner], room: int) -> list[int] | None:
         return None
     shares = list(merged[-1][2])
     # What is left goes to whom it helps: the graph that recomputes most.
-    left = room - sum(shares)
-    neediest = max(range(len(planners)), key=lambda i: (planners[i].at(shares[i]).cost, -i))
-    shares[neediest] += left
+    left = room - sum(r * b for r, b in zip(runs, shares, strict=True))
+    needs = [r * p.at(b).cost for r, p, b in zip(runs, planners, shares, strict=True)]
+    neediest = max(range(len(planners)), key=lambda i: (needs[i], -i))
+    shares[neediest] += left // runs[neediest]
     return shares
 
 

@@ -108,7 +108,10 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
             f"made with PyTorch {sorted(versions)[0]}, and this is {torch.__version__}, which traces other "
             "graphs: plan again"
         )
-    why = "other operators, so it is another model, or the model has changed"
+    why = (
+        "other operators, so it is another model, the model has changed, or torch.compile broke it up where the "
+        "capture did not (torch.compile(…, fullgraph=True) tells)"
+    )
     if operators_digest(joint) in {p.operators for p in plans}:
         why = (
             "the same operators in the same order, so shapes, dtypes, constants or options of the model "

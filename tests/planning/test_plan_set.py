@@ -294,3 +294,115 @@ def test_options_that_are_no_dict_are_refused() -> None:
     compiled = torch.compile(nn.Linear(2, 2), backend="remat", options=[0.3])  # type: ignore[arg-type]
     with pytest.raises(Exception, match=r"options is \[0.3\]; expected a dict of options by name"):
         compiled(torch.randn(2, 2))
+
+
+def linears(count: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Linear(32, 32) for _ in range(count))
+
+
+class Held(nn.Module):
+    """Hands on what nobody saves; the frames of the model hold it to the end of forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linears(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner[0](x)
+        torch._dynamo.graph_break()
+        x = x + 1.0
+        torch._dynamo.graph_break()
+        x = x * 2
+        torch._dynamo.graph_break()
+        return x.abs().mean(-1).sum()
+
+
+class Returned(nn.Module):
+    """Returns what later graphs receive, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linears(3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = self.inner[0](x).tanh()
+        torch._dynamo.graph_break()
+        second = self.inner[1](first).sin()
+        torch._dynamo.graph_break()
+        return first, second, self.inner[2](second).exp().sum()
+
+
+class Wide(nn.Module):
+    """Its peak lies elsewhere under other plans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = linears(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner[0](x).tanh().to(torch.bfloat16)
+        torch._dynamo.graph_break()
+        x = self.inner[1](x.float()).sin().to(torch.float64)
+        torch._dynamo.graph_break()
+        return self.inner[2](x.float()).exp().mean()
+
+
+@pytest.mark.parametrize("kind", [Held, Returned, Wide])
+def test_the_peak_of_a_torn_step_is_what_is_measured(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(128, 32)
+    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
+    figures = []
+    for share in (0.0, 0.5, 1.0):
+        plans = remat.plan(joints, budget=remat.Peak(share))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="remat", options={"plan": plans, "lower": "eager"})
+        assert measure_step(compiled, (x,), by="storages").peak_bytes == plans.peak_bytes
+        figures.append((plans.peak_bytes, -plans.recompute_cost))
+    assert figures == sorted(figures)
+    again = remat.plan(joints, budget=remat.Peak(figures[1][0]))
+    assert again.peak_bytes <= figures[1][0]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.outer(nn.functional.gelu(self.inner(x)))
+
+
+class Repeated(nn.Module):
+    """Equal layers, each torn from the next: one graph that runs several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            torch._dynamo.graph_break()
+        return x.exp().sum()
+
+
+def test_a_graph_that_runs_several_times_counts_as_often() -> None:
+    joints = remat.capture(Repeated(), (torch.randn(16, 32),), lower="eager", fullgraph=False)
+    assert sum(j.runs for j in joints) >= 4
+    full = remat.plan(joints, budget=1.0)
+    each = [p.saved_bytes * j.runs for p, j in zip(full, joints, strict=True)]
+    assert full.saved_bytes == sum(each) + full.passed_bytes
+    half = remat.plan(joints, budget=full.saved_bytes // 2)
+    assert half.saved_bytes <= full.saved_bytes // 2
+    assert remat.PlanSet.from_json(half.to_json()).saved_bytes == half.saved_bytes
+    with pytest.raises(BudgetError, match="runs 3 times in a step"):
+        remat.plan(joints, budget=remat.Peak(0.5))
+
+
+def test_graphs_out_of_order_are_refused(tied) -> None:
+    joints = tied[2]
+    with pytest.raises(PlanError, match="does not come before it"):
+        remat.plan(joints[::-1], budget=0.5)
+    with pytest.raises(PlanError, match="all graphs of one step"):
+        remat.plan(joints[1:], budget=0.5)

@@ -78,6 +78,8 @@ def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
         "static_inputs": joint.static_inputs,
         "received": joint.received,
         "shared": joint.shared,
+        "returned": joint.returned,
+        "runs": joint.runs if joint.runs > 1 else (),
     }
     return _print("joint", joint.name, joint.graph_module, fields, sources)
 

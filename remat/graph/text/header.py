@@ -46,7 +46,11 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "static_inputs": ("a list of positions", _is_list_of(_is_count)),
     "received": _TRIPLES,
     "shared": _TRIPLES,
+    "returned": ("a list of positions", _is_list_of(_is_count)),
+    "runs": ("a number of 1 or more", lambda value: _is_count(value) and value > 0),
 }
+
+_OPTIONAL = frozenset(("static_inputs", "received", "shared", "returned", "runs"))
 
 
 def write_header(
@@ -141,7 +145,7 @@ def read_header(
     name = source.string(call.args[0])
     given = {k.arg: k.value for k in call.keywords}
     wanted = {"version", "device", *(_FIELDS if kind == "joint" else ())}
-    if not wanted - {"static_inputs", "received", "shared"} <= given.keys() <= wanted:
+    if not wanted - _OPTIONAL <= given.keys() <= wanted:
         got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
         raise source.error(call, f"one with {', '.join(sorted(wanted))}", got)
     version = source.integer(given["version"])

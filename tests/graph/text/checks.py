@@ -45,6 +45,7 @@ def read_back(joint: remat.JointGraph) -> remat.JointGraph:
     assert parsed.static_inputs == joint.static_inputs
     assert parsed.received == joint.received
     assert parsed.shared == joint.shared
+    assert (parsed.returned, parsed.runs) == (joint.returned, joint.runs)
     assert_same_graph(parsed.graph_module, joint.graph_module)
     return parsed
 

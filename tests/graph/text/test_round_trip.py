@@ -141,6 +141,8 @@ def test_what_earlier_graphs_hand_over() -> None:
     joint = captured("mlp")
     object.__setattr__(joint, "received", ((0, 1, 2), (1, 0, 0)))
     object.__setattr__(joint, "shared", ((2, 0, 1),))
+    object.__setattr__(joint, "returned", (0,))
+    object.__setattr__(joint, "runs", 3)
     object.__setattr__(joint, "static_inputs", tuple(range(100)))
     object.__setattr__(joint, "name", "a \"name\" in 'quotes'\n")
     read_back(joint)

@@ -21,7 +21,7 @@ from torch import fx
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
 from remat.errors import BudgetError, noting_warnings, warn
-from remat.graph.joint import JointGraph, Role, role_of
+from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
@@ -75,6 +75,8 @@ _DECIDES_NOTHING = frozenset(
         "kept",
         "made",
         "replanned",
+        "compiled_peak",
+        "peak_limit",
         "_asked",
     )
 )
@@ -136,6 +138,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
         self.excess = 0  # bytes by which compiled steps were above the peak
+        self.compiled_peak = 0
+        self.peak_limit = 0  # the peak that the compiled step is to keep to
         self.tighter: Budget | None = None  # what is planned within instead of a budget in bytes
         self.capacity: int | None = None  # that of the first plan, as the budget gave it
         self.replanned = 0
@@ -249,35 +253,32 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether the step is to be planned again, since as compiled it takes more than its budget.
 
         Raises:
-            BudgetError: it does, has been planned again as often as is tried, and the budget is one on the peak.
+            BudgetError: it does, has been planned again as often as is tried, and the budget is a peak in bytes.
         """
         made, asked = self.made, self.request.budget
         decides = self.request.plan is None and self.request.pipeline is None
-        if (
-            made is None
-            or not made.planned_peak_bytes
-            or not decides
-            or asked.peak_share is not None
-        ):
+        if made is None or not made.planned_peak_bytes or not decides:
             return False
-        limit, is_peak = (asked.peak_bytes, True) if asked.peak_bytes else (made.capacity, False)
-        taken = made.peak_bytes if is_peak else made.saved_bytes
-        if taken <= limit or (is_peak is False and taken <= made.planned_saved_bytes):
+        limit = (asked.peak_bytes or self.peak_limit) if asked.on_peak else made.capacity
+        taken = made.peak_bytes if asked.on_peak else made.saved_bytes
+        if not limit or taken <= limit or (not asked.on_peak and taken <= made.planned_saved_bytes):
             return False
-        what = "has a peak of" if is_peak else "keeps"
-        told = (
-            f"'{made.graph}' {what} {format_bytes(taken)} ({taken} bytes) as Inductor compiled it, above the "
-            f"{format_bytes(limit)} ({limit} bytes) of its budget, and was planned again {self.replanned} times. "
-            'Raise the budget, or run the plan as it is: options={"lower": "eager"}'
-        )
-        possible = self.agree is None or other_ranks() is None
-        if self.replanned == MOST_REPLANS or not possible:
-            if is_peak:
+        alone = self.agree is None or other_ranks() is None
+        if self.replanned == (MOST_REPLANS if asked.peak_share is None else 1) or not alone:
+            what = "has a peak of" if asked.on_peak else "keeps"
+            told = (
+                f"'{made.graph}' {what} {format_bytes(taken)} ({taken} bytes) as Inductor compiled it, above the "
+                f"{format_bytes(limit)} ({limit} bytes) of its budget, and was planned again {self.replanned} "
+                "times. Raise the budget"
+            )
+            if asked.peak_bytes is not None:
                 raise BudgetError(told)
-            warn(told, BudgetWarning, stacklevel=2)
+            if asked.peak_share is None:
+                warn(told, BudgetWarning, stacklevel=2)
             return False
-        if is_peak:
+        if asked.on_peak:
             self.excess += taken - limit
+            self.compiled_peak = taken
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self.capacity = made.capacity
@@ -308,8 +309,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         decides = asked.plan is None and asked.pipeline is None and asked.hooks is None
-        if decides and asked.budget.peak_bytes is not None and self.lower == "inductor":
-            made = self._planned_within(joint, asked.budget.peak_bytes)
+        if decides and asked.budget.on_peak and self.lower == "inductor":
+            made = self._planned_within(joint)
         elif self.tighter is not None:
             made = self._planned_again(joint, self.tighter)
         else:
@@ -317,19 +318,28 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
         self._list(made)
-        return made.forward, made.backward
+        # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
+        return made.forward, copy_module(made.backward)
 
-    def _planned_within(self, joint: JointGraph, peak_bytes: int) -> Plan:
-        """Plans within a peak of the compiled step, less what it took more than expected when it was compiled."""
-        asked = self.request
-        planner = Planner.of(joint, asked, in_place=True)
-        refuse_peak(asked.budget, planner.state.get(RegionBudget()))
-        try:
-            decided = within_fused_peak(planner, peak_bytes - self.excess)
-        except BudgetError as error:
-            more = f"; as compiled, a plan took {self.excess} bytes more" if self.excess else ""
-            raise BudgetError(f"budget {asked.budget.label}{more}: {error}") from None
-        return planner.finish(decided, asked.budget, self.agree)
+    def _planned_within(self, joint: JointGraph) -> Plan:
+        """Plans within a peak of the compiled step, less what it took more than expected when it was compiled.
+
+        Raises:
+            BudgetError: it was compiled, took more, and no other plan is expected to take less.
+        """
+        budget = self.request.budget
+        planner = Planner.of(joint, self.request, in_place=True)
+        refuse_peak(budget, planner.state.get(RegionBudget()))
+        found = within_fused_peak(planner, budget, excess=self.excess)
+        self.peak_limit = found.limit
+        if self.excess and budget.peak_bytes and found.peak_bytes > found.limit - self.excess:
+            raise BudgetError(
+                f"budget {budget.label} ({found.limit} bytes): the step has a peak of "
+                f"{format_bytes(self.compiled_peak)} ({self.compiled_peak} bytes) as Inductor compiled it, and no "
+                "other plan is expected to have less: weights, gradients and what one operator needs at once do not "
+                "shrink with the budget. Raise the budget, or make the model or the batch smaller"
+            )
+        return planner.finish(found.decided, budget, self.agree)
 
     def _planned_again(self, joint: JointGraph, tighter: Budget) -> Plan:
         """Plans within less than the budget, by what the step took more than was planned when it was compiled."""

@@ -7,13 +7,13 @@ repeated with the peak moved by what the last plan was off.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from remat.errors import BudgetError
 from remat.graph.fused_liveness import predict_peak
-from remat.planning.decider import Decided
+from remat.planning.decider import VERTICES, Decided
 from remat.planning.planner import Planner
-from remat.units import Budget
+from remat.units import Budget, bytes_of_share
 
 #: Searches that there are at most.
 _SEARCHES = 4
@@ -21,38 +21,61 @@ _SEARCHES = 4
 _NEAR = 0.005
 
 
-def within_fused_peak(planner: Planner, peak_bytes: int) -> Decided:
-    """The cheapest decision found whose predicted peak is within one; nothing is proven of it.
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A decision for code that a compiler fuses.
 
-    Raises:
-        BudgetError: none is found.
+    Attributes:
+        decided: the decision; nothing is proven of it.
+        peak_bytes: the peak that is expected of it.
+        limit: the peak that was asked for: of a share, that between the least and budget 1's expected.
     """
-    best: Decided | None = None
-    least = planner.decide(Budget(peak_share=0.0))
-    aim = peak_bytes + planner.peak(least) - _predicted(planner, least)
-    if _predicted(planner, least) <= peak_bytes:
-        best = least
+
+    decided: Decided
+    peak_bytes: int
+    limit: int
+
+
+def within_fused_peak(planner: Planner, budget: Budget, *, excess: int = 0) -> Expected:
+    """The cheapest decision found whose expected peak is within a budget on it.
+
+    Where none is: the one of the least expected peak, which may do, as a prediction is no measurement.
+
+    Args:
+        planner: decides the graph.
+        budget: a peak, or a share.
+        excess: bytes by which the expected peak is to be lower than that.
+    """
+    found: list[tuple[Decided, int]] = []
+
+    def tried(decided: Decided) -> int:
+        found.append((decided, _predicted(planner, decided)))
+        return found[-1][1]
+
+    for nbytes, _ in planner.cuts(VERTICES):
+        tried(planner.at(nbytes))
+    most = tried(planner.full)
+    lowest = planner.decide(Budget(peak_share=0.0))
+    off = planner.peak(lowest) - tried(lowest)
+    least = min(expected for _, expected in found)
+    limit = budget.peak_bytes
+    if limit is None:
+        limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
+    wanted = limit - excess
+    aim = wanted + off
     for _ in range(_SEARCHES):
         try:
-            found = planner.decide(Budget(peak_bytes=aim))
+            decided = planner.decide(Budget(peak_bytes=aim))
         except BudgetError:
-            if best is None:
-                raise
             break
-        room = peak_bytes - _predicted(planner, found)
-        if room >= 0 and (best is None or found.cost < best.cost):
-            best = found
-        if 0 <= room <= _NEAR * peak_bytes or not (found.cost or room < 0):
+        room = wanted - tried(decided)
+        if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
             break
         aim += room
-    if best is None:
-        lowest = _predicted(planner, least)
-        raise BudgetError(
-            f"no plan is expected to keep to a peak of {peak_bytes} bytes as it is compiled: the least that is "
-            f"expected of any plan found is {lowest} bytes. Raise the budget, or make the model or the batch "
-            "smaller"
-        )
-    return replace(best, choice=replace(best.choice, recompute_bound=0))
+    fits = [pair for pair in found if pair[1] <= wanted]
+    best, expected = min(fits or found, key=lambda x: (x[0].cost, x[1]) if fits else x[1:])
+    best = replace(best, choice=replace(best.choice, recompute_bound=0))
+    return Expected(best, expected, limit)
 
 
 def _predicted(planner: Planner, decided: Decided) -> int:

@@ -25,7 +25,7 @@ from rich.table import Table
 
 import remat
 from remat.errors import RematError
-from remat.running.measure import measure_step, run_forward
+from remat.running.measure import measure_held, measure_step
 
 RESULTS = Path(__file__).parent / "results" / "compiled_memory.json"
 BUDGETS = (1.0, 0.5, 0.2, 0.1)
@@ -95,22 +95,9 @@ def cell(name: str, budget: Any) -> dict[str, Any]:
         "known_off": round(plan.peak_bytes / allocated - 1, 5),
         "planned_saved": plan.planned_saved_bytes,
         "saved": plan.saved_bytes,
-        "held": held_bytes(compiled, step),
+        "held": measure_held(compiled, step.args, step.kwargs),
         "capacity": plan.capacity,
     }
-
-
-def held_bytes(compiled: Any, step: Any) -> int:
-    """Bytes of the storages that autograd is given to keep, beyond parameters, inputs and outputs."""
-    kept: list[torch.Tensor] = []
-    pack, unpack = (lambda t: kept.append(t) or t), (lambda t: t)
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        out, _ = run_forward(compiled, step.args, step.kwargs)
-    given = [*step.model.parameters(), *step.model.buffers()]
-    given += torch.utils._pytree.tree_leaves((step.args, step.kwargs, out))
-    there = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
-    storages = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in kept)}
-    return sum(n for k, n in storages.items() if k not in there)
 
 
 def summary(data: dict[str, Any]) -> dict[str, Any]:

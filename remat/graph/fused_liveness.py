@@ -66,9 +66,32 @@ class _FusedWalk(StepWalk):
         """Bytes that operators take beside what they read and return, with the moment, twice."""
         halves = ((0, self._forward), (self.boundary, self._backward))
         for moment, node in (x for start, nodes in halves for x in enumerate(nodes, start)):
-            nbytes = _workspace(node)
+            nbytes = self._workspace(node)
             if nbytes:
                 yield nbytes, moment, moment
+
+    def _workspace(self, node: fx.Node) -> int:
+        """Bytes that an operator takes while it runs: for partial results, and for inputs in another layout."""
+        name = str(node.target)
+        for part, argument, times in _WORKSPACES:
+            if part in name:
+                read = [a for a in node.args if isinstance(a, fx.Node)]
+                if argument >= len(read):
+                    return 0
+                laid_out = read if "convolution" in part else []
+                copies = sum(
+                    tensor_bytes(a.meta.get("val")) for a in laid_out if self._is_copied(a)
+                )
+                return times * tensor_bytes(read[argument].meta.get("val")) + copies
+        return 0
+
+    def _is_copied(self, node: fx.Node) -> bool:
+        """Whether a convolution reads a copy of an input of the step, with its channels last."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or value.dim() != 4:
+            return False
+        given = any(key in self.inputs for key in self.sizes.keys(node))
+        return given and not value.is_contiguous(memory_format=torch.channels_last)
 
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
@@ -110,28 +133,6 @@ class _FusedWalk(StepWalk):
             found[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
         return found, last
-
-
-def _workspace(node: fx.Node) -> int:
-    """Bytes that an operator takes while it runs: for partial results, and for inputs in another layout."""
-    name = str(node.target)
-    for part, argument, times in _WORKSPACES:
-        if part in name:
-            read = [a for a in node.args if isinstance(a, fx.Node)]
-            if argument >= len(read):
-                return 0
-            laid_out = read if "convolution" in part else []
-            copies = sum(tensor_bytes(a.meta.get("val")) for a in laid_out if _is_copied(a))
-            return times * tensor_bytes(read[argument].meta.get("val")) + copies
-    return 0
-
-
-def _is_copied(node: fx.Node) -> bool:
-    """Whether a convolution reads a copy of an input of the half, with its channels last."""
-    value = node.meta.get("val")
-    if node.op != "placeholder" or not isinstance(value, torch.Tensor) or value.dim() != 4:
-        return False
-    return not value.is_contiguous(memory_format=torch.channels_last)
 
 
 class _Kernels:

@@ -86,6 +86,31 @@ def measure_step(
         return measure(lambda: run_forward(fn, args, named), given, device)
 
 
+def measure_held(
+    fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> int:
+    """Bytes that autograd is given to hold until backward: storages beyond parameters, inputs and outputs."""
+    named = dict(kwargs or {})
+    kept: list[torch.Tensor] = []
+
+    def pack(value: torch.Tensor) -> torch.Tensor:
+        kept.append(value)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        out = fn(*args, **named)
+    given = pytree.tree_leaves((tuple(args), named, out))
+    if isinstance(fn, torch.nn.Module):
+        given += [*fn.parameters(), *fn.buffers()]
+    there = {s.data_ptr() for s in _storages(v for v in given if isinstance(v, torch.Tensor))}
+    sizes = {s.data_ptr(): s.nbytes() for s in _storages(kept)}
+    return sum(nbytes for key, nbytes in sizes.items() if key not in there)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    return (t.untyped_storage() for t in tensors)
+
+
 #: What a call returns, and a seed from which backward through all of it starts.
 Result = tuple[Any, torch.Tensor]
 _Step = Callable[[], Result]
@@ -238,7 +263,7 @@ _ON_CPU: Mapping[str, _Way] = {"storages": _by_storages, "allocator": _by_profil
 
 def _bytes_of(tensors: Iterable[torch.Tensor], block: int) -> int:
     """Bytes of distinct storages, each in whole blocks."""
-    sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+    sizes = {s.data_ptr(): s.nbytes() for s in _storages(tensors)}
     return sum(-(-n // block) * block for n in sizes.values())
 
 

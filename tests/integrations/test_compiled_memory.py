@@ -1,0 +1,138 @@
+"""The memory of a step as Inductor compiled it: what the plan says is what the allocator sees."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.graph.liveness import StorageKind, simulate_peak
+from remat.integrations import partitioner
+from remat.running.measure import measure_held, measure_step
+from remat.running.workspace import workspace_bytes
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+class Blocks(nn.Module):
+    """Residual blocks with a norm, dropout and attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Linear(32, 128) for _ in range(2))
+        self.outer = nn.ModuleList(nn.Linear(128, 32) for _ in range(2))
+        self.norm = nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for inner, outer in zip(self.inner, self.outer, strict=True):
+            h = self.norm(x).view(*x.shape[:2], 4, 8).transpose(1, 2)
+            h = nn.functional.scaled_dot_product_attention(h, h, h)
+            x = x + h.transpose(1, 2).reshape(x.shape)
+            x = x + nn.functional.dropout(outer(nn.functional.gelu(inner(self.norm(x)))), 0.1)
+        return x.square().mean()
+
+
+class Images(nn.Module):
+    """Convolutions, whose inputs Inductor lays out anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (
+            nn.Conv2d(3, 16, 3, padding=1),
+            nn.Conv2d(16, 16, 3, padding=1),
+        )
+        self.norm = nn.BatchNorm2d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.norm(self.first(x)))).sigmoid().mean()
+
+
+MODELS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
+    "blocks": (Blocks, (4, 16, 32)),
+    "images": (Images, (4, 3, 16, 16)),
+}
+
+
+@functools.cache
+def compiled(name: str, budget: Any) -> tuple[Any, Any, remat.Plan, int]:
+    """A compiled step, its model and input, its plan, and its peak in the allocator."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    kind, shape = MODELS[name]
+    step = SimpleNamespace(model=kind(), args=(torch.randn(shape),), kwargs={})
+    fn = torch.compile(step.model, backend="remat", options={"budget": budget})
+    allocated = measure_step(fn, step.args, by="allocator").peak_bytes
+    return fn, step, remat.plans()[-1], allocated
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.3])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_plan_knows_what_the_compiled_step_takes(name: str, budget: float) -> None:
+    fn, step, plan, allocated = compiled(name, budget)
+    assert plan.peak_bytes == pytest.approx(allocated, rel=0.01)
+    near = 0.05 if name == "blocks" else 0.3  # of small convolutions it knows little
+    assert plan.predicted_peak_bytes == pytest.approx(allocated, rel=near)
+    assert plan.saved_bytes == measure_held(fn, step.args)
+    assert plan.saved_bytes <= plan.capacity
+    assert "as compiled" in plan.explain()
+
+
+def test_its_timeline_adds_up() -> None:
+    plan = compiled("images", 0.3)[2]
+    timeline = plan.timeline
+    assert timeline.peak.nbytes == plan.peak_bytes
+    held = [x for x in timeline.lifetimes if x.kind is StorageKind.SAVED]
+    assert sum(x.nbytes for x in held) == plan.saved_bytes
+    assert all(x.first < timeline.boundary <= x.last for x in held)
+    assert {StorageKind.INPUT, StorageKind.GRADIENT} <= {x.kind for x in timeline.lifetimes}
+    simulated = simulate_peak(plan.forward, plan.backward, 1).nbytes
+    assert plan.planned_peak_bytes == simulated
+
+
+def test_a_peak_holds_in_the_allocator() -> None:
+    top, low = compiled("blocks", 1.0)[3], compiled("blocks", remat.Peak(0.0))[3]
+    assert low < top
+    for share in (0.5, 0.2):
+        budget = remat.Peak(int(low + share * (top - low)))
+        plan, allocated = compiled("blocks", budget)[2:]
+        assert allocated <= (plan.asked.peak_bytes or 0)
+        assert plan.recompute_cost > 0
+
+
+def test_a_peak_that_compiled_code_cannot_keep_to_is_refused() -> None:
+    low = compiled("blocks", remat.Peak(0.0))[3]
+    with pytest.raises(Exception, match=r"as Inductor compiled it, and no other plan is expected"):
+        compiled("blocks", remat.Peak(low * 9 // 10))
+
+
+def test_a_step_that_takes_more_than_was_known_is_planned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if compiled code kept more than was planned: the budget is lowered by that, three times at most."""
+    known = partitioner.held_bytes
+    monkeypatch.setattr(partitioner, "held_bytes", lambda timeline: known(timeline) + 4096)
+    torch._dynamo.reset()
+    fn = torch.compile(Blocks(), backend="remat", options={"budget": 0.5, "epilogue_fusion": True})
+    x = torch.randn(2, 16, 32)
+    before = len(remat.plans())
+    fn(x).backward()
+    made = remat.plans()[before:]
+    assert len(made) == 1
+    assert made[0].saved_bytes <= made[0].capacity
+    assert made[0].planned_saved_bytes <= made[0].capacity - 4096
+
+
+def test_workspaces_are_asked_for_once_and_of_known_operators() -> None:
+    x, w = torch.zeros(2, 16, 8, 8), torch.zeros(16, 16, 3, 3)
+    x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))
+    op = torch.ops.aten.convolution.default
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    taken = workspace_bytes(op, (x, w, None, *rest), {}, x)
+    assert taken >= w.nbytes
+    assert taken == workspace_bytes(op, (x, w, None, *rest), {}, x)
+    assert workspace_bytes(torch.ops.aten.add.Tensor, (x, x), {}, x) == 0

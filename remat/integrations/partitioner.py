@@ -11,6 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,25 +21,25 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER
-from remat.errors import BudgetError, noting_warnings, warn
+from remat.errors import noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
+from remat.integrations.compiled_budget import BudgetWarning as BudgetWarning
+from remat.integrations.compiled_budget import CompiledBudget
 from remat.integrations.compiled_memory import CompiledHalf, compiled_timeline, held_bytes
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.passes.core.pipeline import Pipeline
-from remat.passes.decide.budgeted import RegionBudget, refuse_peak
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.crash_reports import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
-from remat.planning.fused_peak import within_fused_peak
 from remat.planning.pipelines import prepare, split
 from remat.planning.plan import Plan, PlanSet
-from remat.planning.planner import Planner, plan_graph
+from remat.planning.planner import plan_graph
 from remat.planning.request import (
     BudgetOption,
     CostOption,
@@ -48,13 +49,10 @@ from remat.planning.request import (
 )
 from remat.planning.saved_plans import SavedPlan
 from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
-from remat.units import Budget, format_bytes
 from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: How often a step is planned again that takes more than its budget as it was compiled, at most.
-MOST_REPLANS = 3
 #: Plans that are listed, at most.
 MOST_PLANS = 1_000
 #: The newest plans: each by itself for as long as somebody holds it, then by its figures.
@@ -74,16 +72,10 @@ _DECIDES_NOTHING = frozenset(
         "called",
         "kept",
         "made",
-        "replanned",
-        "compiled_peak",
-        "peak_limit",
+        "compiled",
         "_asked",
     )
 )
-
-
-class BudgetWarning(UserWarning):
-    """A budget that does not mean what one may think."""
 
 
 def plans() -> tuple[Plan, ...]:
@@ -137,12 +129,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         # What follows is about one compilation; see `remat.integrations.torch_compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
-        self.excess = 0  # bytes by which compiled steps were above the peak
-        self.compiled_peak = 0
-        self.peak_limit = 0  # the peak that the compiled step is to keep to
-        self.tighter: Budget | None = None  # what is planned within instead of a budget in bytes
-        self.capacity: int | None = None  # that of the first plan, as the budget gave it
-        self.replanned = 0
+        self.compiled = CompiledBudget()
         self.halves_only = (
             False  # whether halves alone are looked up, which say by themselves what they are
         )
@@ -252,47 +239,27 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def replans(self) -> bool:
         """Whether the step is to be planned again, since as compiled it takes more than its budget.
 
+        Its plan is then listed no more.
+
         Raises:
-            BudgetError: it does, has been planned again as often as is tried, and the budget is a peak in bytes.
+            BudgetError: it does, and cannot be.
         """
-        made, asked = self.made, self.request.budget
-        decides = self.request.plan is None and self.request.pipeline is None
-        if made is None or not made.planned_peak_bytes or not decides:
-            return False
-        limit = (asked.peak_bytes or self.peak_limit) if asked.on_peak else made.capacity
-        taken = made.peak_bytes if asked.on_peak else made.saved_bytes
-        if not limit or taken <= limit or (not asked.on_peak and taken <= made.planned_saved_bytes):
-            return False
         alone = self.agree is None or other_ranks() is None
-        if self.replanned == (MOST_REPLANS if asked.peak_share is None else 1) or not alone:
-            what = "has a peak of" if asked.on_peak else "keeps"
-            told = (
-                f"'{made.graph}' {what} {format_bytes(taken)} ({taken} bytes) as Inductor compiled it, above the "
-                f"{format_bytes(limit)} ({limit} bytes) of its budget, and was planned again {self.replanned} "
-                "times. Raise the budget"
-            )
-            if asked.peak_bytes is not None:
-                raise BudgetError(told)
-            if asked.peak_share is None:
-                warn(told, BudgetWarning, stacklevel=2)
+        if self.made is None or not self.compiled.replans(self.made, self.request, alone=alone):
             return False
-        if asked.on_peak:
-            self.excess += taken - limit
-            self.compiled_peak = taken
-        else:
-            self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
-            self.capacity = made.capacity
-        self.replanned += 1
-        self.forget()
+        self.use(None)
+        self.called, self.kept, self.halves_only = False, None, False
         return True
 
-    def forget(self) -> None:
-        """Forgets the compilation that was: its plan is listed no more."""
+    def use(self, plan: Plan | None) -> None:
+        """Lists another plan for the step than its newest, or none."""
         with _LOCK:
             kept = [pair for pair in _PLANS if pair[0]() is not self.made]
             _PLANS.clear()
             _PLANS.extend(kept)
-        self.called, self.kept, self.made, self.halves_only = False, None, None, False
+        self.made = None
+        if plan is not None:
+            self._list(plan)
 
     def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         if not has_tangents(joint):
@@ -308,57 +275,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
-        decides = asked.plan is None and asked.pipeline is None and asked.hooks is None
-        if decides and asked.budget.on_peak and self.lower == "inductor":
-            made = self._planned_within(joint)
-        elif self.tighter is not None:
-            made = self._planned_again(joint, self.tighter)
-        else:
-            made = plan_graph(joint, asked, in_place=True, agree=self.agree)
+        plan = (
+            self.compiled.plan if self.lower == "inductor" else partial(plan_graph, in_place=True)
+        )
+        made = plan(joint, asked, agree=self.agree)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
         self._list(made)
         # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
         return made.forward, copy_module(made.backward)
-
-    def _planned_within(self, joint: JointGraph) -> Plan:
-        """Plans within a peak of the compiled step, less what it took more than expected when it was compiled.
-
-        Raises:
-            BudgetError: it was compiled, took more, and no other plan is expected to take less.
-        """
-        budget = self.request.budget
-        planner = Planner.of(joint, self.request, in_place=True)
-        refuse_peak(budget, planner.state.get(RegionBudget()))
-        found = within_fused_peak(planner, budget, excess=self.excess)
-        self.peak_limit = found.limit
-        if self.excess and budget.peak_bytes and found.peak_bytes > found.limit - self.excess:
-            raise BudgetError(
-                f"budget {budget.label} ({found.limit} bytes): the step has a peak of "
-                f"{format_bytes(self.compiled_peak)} ({self.compiled_peak} bytes) as Inductor compiled it, and no "
-                "other plan is expected to have less: weights, gradients and what one operator needs at once do not "
-                "shrink with the budget. Raise the budget, or make the model or the batch smaller"
-            )
-        return planner.finish(found.decided, budget, self.agree)
-
-    def _planned_again(self, joint: JointGraph, tighter: Budget) -> Plan:
-        """Plans within less than the budget, by what the step took more than was planned when it was compiled."""
-        asked = self.request
-        try:
-            made = plan_graph(
-                joint, replace(asked, budget=tighter), in_place=True, agree=self.agree
-            )
-        except BudgetError as error:
-            raise BudgetError(
-                f"budget {asked.budget.label}: the plan within it takes more as Inductor compiled it, and there "
-                f"is none for what is left then: {error}"
-            ) from None
-        return replace(
-            made,
-            budget=str(asked.budget),
-            capacity=self.capacity or made.capacity,
-            _asked=asked.budget,
-        )
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
@@ -419,6 +344,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             "options": self._options(),
             "around": surroundings(),
             "traces": self.traces,
+            "compiled": self.compiled.key,
         }
         plan = self.request.plan
         if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets

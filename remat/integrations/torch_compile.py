@@ -23,7 +23,8 @@ from remat.graph.writes import root_of
 from remat.integrations import kept_steps
 from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
-from remat.integrations.partitioner import MOST_REPLANS, Partitioner, Siblings, partitioner
+from remat.integrations.partitioner import Partitioner, Siblings, partitioner
+from remat.planning.plan import Plan
 
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
@@ -176,11 +177,20 @@ def _compile_inductor(
     regions = calls_regions(gm)
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
-    for _ in range(1 + MOST_REPLANS):
+    tried: list[tuple[Plan, Callable[..., Any]]] = []
+    while True:
         compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
-        if not partition.replans():
-            break
-    return compiled
+        made = partition.made
+        if made is not None:
+            tried.append((made, compiled))
+        if partition.replans():
+            continue
+        if len(tried) > 1 and made is not None and made.asked.peak_share is not None:
+            # A share of the peak is held as nearly as can be: what was planned again may take more.
+            best, compiled = min(tried, key=lambda pair: pair[0].peak_bytes)
+            if best is not made:
+                partition.use(best)
+        return compiled
 
 
 def _compile_once(

@@ -1,0 +1,140 @@
+"""Budgets that hold in the code that Inductor wrote: what compiling a step taught, and planning by that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from remat.errors import BudgetError, warn
+from remat.graph.joint import JointGraph
+from remat.passes.core.base import Pass
+from remat.passes.decide.budgeted import RegionBudget, refuse_peak
+from remat.planning.fused_peak import within_fused_peak
+from remat.planning.plan import Plan
+from remat.planning.planner import Planner, plan_graph
+from remat.planning.request import PlanRequest
+from remat.units import Budget, format_bytes
+
+#: How often a step is planned again that takes more than its budget as it was compiled, at most.
+MOST_REPLANS = 3
+#: Likewise where the budget is a share of the peak, which can be held nearly only.
+_OF_SHARES = 1
+_UNSHRUNK = (
+    "weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
+    "or make the model or the batch smaller"
+)
+
+
+class BudgetWarning(UserWarning):
+    """A budget that does not mean what one may think."""
+
+
+@dataclass(slots=True)
+class CompiledBudget:
+    """What is known of one step from compiling it: plans are made by that.
+
+    Attributes:
+        excess: bytes by which compiled steps were above the peak, together.
+        tighter: what is planned within instead of a budget in bytes or a share of them.
+    """
+
+    excess: int = 0
+    tighter: Budget | None = None
+    _capacity: int = 0
+    _peak_bytes: int = 0
+    _limit: int = 0
+    _times: int = 0
+
+    @property
+    def key(self) -> str:
+        """What of it decides, for the keys of caches."""
+        return f"{self.excess} {self.tighter}"
+
+    def plan(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
+        """Plans a graph that Inductor will compile.
+
+        Raises:
+            BudgetError: none is within the budget, or none is expected to be.
+        """
+        if _by_peak(request):
+            return self._within_peak(joint, request, agree)
+        if self.tighter is None:
+            return plan_graph(joint, request, in_place=True, agree=agree)
+        try:
+            within = replace(request, budget=self.tighter)
+            made = plan_graph(joint, within, in_place=True, agree=agree)
+        except BudgetError as error:
+            raise BudgetError(
+                f"budget {request.budget.label}: the plan within it takes more as Inductor compiled it, and there "
+                f"is none for what is left then: {error}"
+            ) from None
+        budget = request.budget
+        return replace(made, budget=str(budget), capacity=self._capacity, _asked=budget)
+
+    def _within_peak(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
+        budget = request.budget
+        planner = Planner.of(joint, request, in_place=True)
+        refuse_peak(budget, planner.state.get(RegionBudget()))
+        found = within_fused_peak(planner, budget, excess=self.excess)
+        self._limit = found.limit
+        if self.excess and budget.peak_bytes and found.peak_bytes > found.limit - self.excess:
+            raise BudgetError(
+                f"budget {budget.label} ({found.limit} bytes): the step has a peak of "
+                f"{format_bytes(self._peak_bytes)} ({self._peak_bytes} bytes) as Inductor compiled it, and no other "
+                f"plan is expected to have less: {_UNSHRUNK}"
+            )
+        return planner.finish(found.decided, budget, agree)
+
+    def replans(self, made: Plan, request: PlanRequest, *, alone: bool) -> bool:
+        """Whether a step is to be planned again, since as compiled it takes more than its budget.
+
+        Args:
+            made: its plan, with the figures of what was compiled.
+            request: what was asked for.
+            alone: whether no other rank plans the same step, which would have to plan again too.
+
+        Raises:
+            BudgetError: it takes more, is not planned again, and the budget is a peak in bytes.
+        """
+        asked = request.budget
+        if not made.planned_peak_bytes or not _decides(request):
+            return False
+        if asked.on_peak and not _by_peak(request):
+            return False
+        limit = (asked.peak_bytes or self._limit) if asked.on_peak else made.capacity
+        taken = made.peak_bytes if asked.on_peak else made.saved_bytes
+        if not limit or taken <= limit or (not asked.on_peak and taken <= made.planned_saved_bytes):
+            return False
+        most = MOST_REPLANS if asked.peak_share is None else _OF_SHARES
+        if self._times == most or not alone:
+            self._tell(made, asked, taken, limit)
+            return False
+        if asked.on_peak:
+            self.excess += taken - limit
+            self._peak_bytes = taken
+        else:
+            self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
+            self._capacity = made.capacity
+        self._times += 1
+        return True
+
+    def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
+        """Says that a compiled step takes more than its budget; of a share of the peak nothing."""
+        what = "has a peak of" if asked.on_peak else "keeps"
+        told = (
+            f"'{made.graph}' {what} {format_bytes(taken)} ({taken} bytes) as Inductor compiled it, above the "
+            f"{format_bytes(limit)} ({limit} bytes) of its budget, and was planned again {self._times} times. "
+            "Raise the budget"
+        )
+        if asked.peak_bytes is not None:
+            raise BudgetError(told)
+        if asked.peak_share is None:
+            warn(told, BudgetWarning, stacklevel=4)
+
+
+def _decides(request: PlanRequest) -> bool:
+    return request.plan is None and request.pipeline is None
+
+
+def _by_peak(request: PlanRequest) -> bool:
+    """Whether plans are chosen by the peak that is expected of them; what hooks pack is not known before."""
+    return _decides(request) and request.budget.on_peak and request.hooks is None

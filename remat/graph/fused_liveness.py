@@ -20,7 +20,8 @@ from remat.graph.joint import outputs_of
 from remat.graph.liveness import PeakMoment, StepWalk, peak_of, sums_of
 from remat.graph.storages import Memories, hint, tensor_bytes
 
-#: How many times the bytes of one argument an operator takes while it runs: its name, the argument, the times.
+#: How many times the bytes of one argument an operator takes while it runs on a CPU: its name, the argument,
+#: the times.
 _WORKSPACES = (
     ("convolution_backward", 2, 2),
     ("convolution", 1, 1),
@@ -82,7 +83,9 @@ class _FusedWalk(StepWalk):
                 copies = sum(
                     tensor_bytes(a.meta.get("val")) for a in laid_out if self._is_copied(a)
                 )
-                return times * tensor_bytes(read[argument].meta.get("val")) + copies
+                value = read[argument].meta.get("val")
+                on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+                return copies + (times * tensor_bytes(value) if on_cpu else 0)
         return 0
 
     def _is_copied(self, node: fx.Node) -> bool:
@@ -98,41 +101,41 @@ class _FusedWalk(StepWalk):
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
         made, _ = super()._walk(nodes, start, there)
         kernels = _Kernels(nodes, start, self._kept)
-        keys_of = self.sizes.keys
-        readers: dict[int, list[fx.Node]] = defaultdict(list)
-        kept: set[int] = set()
-        makes: dict[fx.Node, list[int]] = defaultdict(list)
-        for key, (node, _moment) in made.items():
-            makes[node].append(key)
-        for node in nodes:
-            if id(node) in self._kept:
-                kept.update(keys_of(node))
-            if not is_passed_on(node):
-                for read in inputs_of(node):
-                    for key in keys_of(read):
-                        readers[key].append(node)
-        written: dict[int, tuple[fx.Node, int]] = {}
-        for node in reversed(nodes):
-            for key in kernels.place(node, makes[node], readers, kept):
-                written[key] = (node, 0)
+        makes, readers, kept = self._uses(nodes, made)
+        written = [  # readers first, as a node runs where it is read
+            (key, node)
+            for node in reversed(nodes)
+            for key in kernels.place(node, makes[node], readers, kept)
+        ]
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
-        free: Counter[tuple[int, int]] = Counter()
-        for key, moment in last.items():  # what ends at a kernel, by its moment and bytes
-            if key not in self.inputs and key not in self.outputs and key not in kept:
-                free[moment, self.sizes.nbytes[key]] += 1
+        nbytes, end = self.sizes.nbytes, start + max(0, len(nodes) - 1)
+        stays = {*self.inputs, *self.outputs, *kept}
+        free = Counter((moment, nbytes[key]) for key, moment in last.items() if key not in stays)
         found = {}
-        for key in made:
-            if key not in written:
-                continue
-            node = written[key][0]
+        for key, node in reversed(written):
             moment = kernels.first(node)
-            place = (moment, self.sizes.nbytes[key])
-            if kernels.fuses(node) and free[place] and (start or key not in self._initial):
-                free[place] -= 1
-                moment = min(moment + 1, start + max(0, len(nodes) - 1))
+            if kernels.fuses(node) and free[moment, nbytes[key]]:
+                # It is written where something lies that is read for the last time, so it adds nothing now.
+                free[moment, nbytes[key]] -= 1
+                moment = min(moment + 1, end)
             found[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
         return found, last
+
+    def _uses(
+        self, nodes: list[fx.Node], made: dict[int, tuple[fx.Node, int]]
+    ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
+        """The storages that each node makes, who reads each of them, and which the half returns."""
+        makes: dict[fx.Node, list[int]] = defaultdict(list)
+        for key, (node, _) in made.items():
+            makes[node].append(key)
+        readers: dict[int, list[fx.Node]] = defaultdict(list)
+        for node in nodes:
+            if not is_passed_on(node):
+                for key in (key for read in inputs_of(node) for key in self.sizes.keys(read)):
+                    readers[key].append(node)
+        kept = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
+        return makes, readers, kept
 
 
 class _Kernels:

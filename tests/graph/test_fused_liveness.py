@@ -1,0 +1,47 @@
+"""What fused code is expected to take, against counting by hand."""
+
+from __future__ import annotations
+
+import torch
+
+import remat
+from tests.graphs import joint_of, weight
+
+
+def test_a_chain_of_pointwise_operators_is_one_kernel() -> None:
+    """Of 4 KiB each: the input, the tangent's product and its gradient; what lies between is never written.
+
+    Forward reads x and writes the sum (4 bytes). Backward computes everything from x again and writes the
+    gradient: x, gradient, sum and tangent (4 bytes each). Unfused, a result is there for each operator.
+    """
+    joint = joint_of(lambda x: (x * 2).neg().abs().sum(), weight(32, 32))
+    plan = remat.plan(joint, 0.0)
+    assert plan.predicted_peak_bytes == 2 * 4096 + 2 * 4
+    assert plan.peak_bytes > plan.predicted_peak_bytes
+
+
+def test_products_take_what_they_take() -> None:
+    joint = joint_of(lambda x, w: (x @ w) @ w, weight(16, 16), weight(16, 16))
+    plan = remat.plan(joint, 1)
+    # Nothing but the sum of the two gradients of w fuses, and that is written over one of them.
+    assert plan.peak_bytes - 1024 <= plan.predicted_peak_bytes <= plan.peak_bytes
+
+
+def test_a_kernel_writes_where_an_input_ends() -> None:
+    """The product, 64 KiB, is made again in backward, and its gradient is written over it.
+
+    At the last product: x (4 KiB), w (64 KiB), the sum (4 bytes), that gradient, the gradient of w and that of x.
+    """
+    joint = joint_of(lambda x, w: (x @ w).sin().sum(), weight(32, 32), weight(32, 512))
+    plan = remat.plan(joint, 0.0)
+    assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
+    assert plan.peak_bytes > plan.predicted_peak_bytes
+
+
+def test_a_convolution_takes_memory_of_its_own() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, w).sum()
+
+    joint = joint_of(f, weight(1, 4, 8, 8), weight(8, 4, 3, 3))
+    plan = remat.plan(joint, 1)
+    assert plan.predicted_peak_bytes >= plan.peak_bytes + 2 * 8 * 4 * 3 * 3 * 4

@@ -35,7 +35,6 @@ def test_a_kernel_writes_where_an_input_ends() -> None:
     joint = joint_of(lambda x, w: (x @ w).sin().sum(), weight(32, 32), weight(32, 512))
     plan = remat.plan(joint, 0.0)
     assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
-    assert plan.peak_bytes > plan.predicted_peak_bytes
 
 
 def test_a_convolution_takes_memory_of_its_own() -> None:

@@ -192,6 +192,8 @@ def _call_of(
     half: CompiledHalf, ran: Callable[[str], None]
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """The function that runs a half, without its kernels; ``ran`` is called after each with its name."""
+    if not half.code or "CppWrapper" in half.code:
+        raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(half.code)
     body = [kept for statement in code.body if (kept := _without_kernels(statement)) is not None]
     code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]

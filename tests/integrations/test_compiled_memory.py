@@ -127,6 +127,16 @@ def test_a_step_that_takes_more_than_was_known_is_planned_again(
     assert made[0].planned_saved_bytes <= made[0].capacity - 4096
 
 
+def test_code_that_is_not_known_leaves_the_simulated_peak() -> None:
+    torch._dynamo.reset()
+    options = {"budget": 0.5, "cpp_wrapper": True}
+    fn = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), backend="remat", options=options)
+    fn(torch.randn(2, 8)).sum().backward()
+    plan = remat.plans()[-1]
+    assert plan.planned_peak_bytes == 0
+    assert plan.peak_bytes == plan.timeline.peak.nbytes
+
+
 def test_workspaces_are_asked_for_once_and_of_known_operators() -> None:
     x, w = torch.zeros(2, 16, 8, 8), torch.zeros(16, 16, 3, 3)
     x, w = (t.to(memory_format=torch.channels_last) for t in (x, w))

@@ -8,6 +8,7 @@ from the statement that makes it to the one after which nobody holds it.
 from __future__ import annotations
 
 import ast
+import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,28 @@ def compiled_timeline(forward: CompiledHalf, backward: CompiledHalf) -> Timeline
 def held_bytes(timeline: Timeline) -> int:
     """Bytes that are held from forward to backward, beyond inputs and outputs."""
     return sum(x.nbytes for x in timeline.lifetimes if x.kind is StorageKind.SAVED)
+
+
+def write_timeline(timeline: Timeline) -> str:
+    """A timeline as JSON, for what is kept beside a compiled step."""
+    rows = [[x.node, x.nbytes, x.kind.value, x.first, x.last] for x in timeline.lifetimes]
+    return json.dumps([timeline.moments, timeline.boundary, rows])
+
+
+def read_timeline(text: str) -> Timeline:
+    """Reads what `write_timeline` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    moments, boundary, rows = json.loads(text)
+    lifetimes = (
+        Lifetime(
+            node=node, nbytes=nbytes, kind=StorageKind(kind), source="", first=first, last=last
+        )
+        for node, nbytes, kind, first, last in rows
+    )
+    return Timeline(moments=tuple(moments), boundary=boundary, lifetimes=tuple(lifetimes))
 
 
 @dataclass(slots=True)

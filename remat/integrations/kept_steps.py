@@ -31,6 +31,8 @@ class Kept:
         joint: text of the joint graph as it was captured.
         parameters: shapes and dtypes of its parameters.
         operators: its operators that are not PyTorch's own, each with what was known of it.
+        timeline: memory of the compiled step, as `compiled_memory.write_timeline` writes it; empty where it
+            is not known.
         warnings: what planning warned of: modules and names of the classes, and the texts.
     """
 
@@ -41,6 +43,7 @@ class Kept:
     parameters: str = ""
     operators: tuple[tuple[str, str], ...] = ()
     warnings: tuple[tuple[str, str, str], ...] = ()
+    timeline: str = ""
 
 
 def keep(halves: Sequence[str], kept: Kept) -> None:

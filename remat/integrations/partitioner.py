@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -29,7 +30,13 @@ from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
 from remat.integrations.compiled_budget import BudgetWarning as BudgetWarning
 from remat.integrations.compiled_budget import CompiledBudget
-from remat.integrations.compiled_memory import CompiledHalf, compiled_timeline, held_bytes
+from remat.integrations.compiled_memory import (
+    CompiledHalf,
+    compiled_timeline,
+    held_bytes,
+    read_timeline,
+    write_timeline,
+)
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
@@ -209,6 +216,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             return plan_graph(parse_joint(kept.joint), request, in_place=True)
 
         self.siblings.met[plan.fingerprint] += 1
+        with contextlib.suppress(ValueError, TypeError):  # what is no timeline tells nothing
+            plan = replace(plan, _timeline=read_timeline(kept.timeline))
         self._list(replace(plan, graph=_name_of(gm), _again=again))
 
     def _list(self, made: Plan) -> None:
@@ -234,7 +243,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 _PLANS[k] = (weakref.ref(told), told.figures)
         self.made = told
         if self.kept is not None:
-            self.kept = replace(self.kept, plan=told.to_json())
+            self.kept = replace(self.kept, plan=told.to_json(), timeline=write_timeline(found))
 
     def replans(self) -> bool:
         """Whether the step is to be planned again, since as compiled it takes more than its budget.

@@ -13,6 +13,7 @@ from torch import nn
 import remat
 from remat.graph.liveness import StorageKind, simulate_peak
 from remat.integrations import partitioner
+from remat.integrations.compiled_memory import read_timeline, write_timeline
 from remat.running.measure import measure_held, measure_step
 from remat.running.workspace import workspace_bytes
 
@@ -90,6 +91,7 @@ def test_its_timeline_adds_up() -> None:
     assert sum(x.nbytes for x in held) == plan.saved_bytes
     assert all(x.first < timeline.boundary <= x.last for x in held)
     assert {StorageKind.INPUT, StorageKind.GRADIENT} <= {x.kind for x in timeline.lifetimes}
+    assert read_timeline(write_timeline(timeline)) == timeline
     simulated = simulate_peak(plan.forward, plan.backward, 1).nbytes
     assert plan.planned_peak_bytes == simulated
 

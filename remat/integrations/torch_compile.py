@@ -169,12 +169,12 @@ def _compile_inductor(
     if not partition.cacheable:
         patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
     functorch: dict[str, Any] = {}
-    if calls_regions(gm):
+    # Regions are compiled with the halves that they are in, which are then more than two.
+    regions = calls_regions(gm)
+    if regions:
         # Inductor takes the places of the inputs that backward may overwrite for places among the
         # inputs of a region's backward too, and overwrites what is still to be read.
         functorch["donated_buffer"] = False
-    # Regions are compiled with the halves that they are in, which are then more than two.
-    regions = calls_regions(gm)
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
     tried: list[tuple[Plan, Callable[..., Any]]] = []
@@ -206,28 +206,29 @@ def _compile_once(
 
     partition.keeps = partition.keeps_steps and not regions
     step = _Step(partition)
-    if partition.keeps:
-        partition.traces = traces_of(gm, example_inputs)
-        with functorch_config.patch(functorch):
-            compiled: Any = compile_fx(
+
+    def compiled_with(changes: dict[str, Any]) -> Callable[..., Any]:
+        with functorch_config.patch(changes):
+            return compile_fx(  # type: ignore[return-value]
                 gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
             )
+
+    if partition.keeps:
+        partition.traces = traces_of(gm, example_inputs)
+        compiled = compiled_with(functorch)
         if step.is_new:
             step.finish()
-            return compiled  # type: ignore[no-any-return]
+            return compiled
         if _restore(partition, gm, compiled):
-            return compiled  # type: ignore[no-any-return]
+            return compiled
         partition.keeps, partition.traces = False, ""
     partition.halves_only = True
     # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
     # know what the step runs on. Inductor's own cache of compiled halves stays in use.
-    with functorch_config.patch({**functorch, "enable_autograd_cache": False}):
-        compiled = compile_fx(
-            gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
-        )
+    compiled = compiled_with({**functorch, "enable_autograd_cache": False})
     if not regions:
         step.finish()
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
 class _Step:

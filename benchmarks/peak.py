@@ -115,12 +115,16 @@ def main() -> None:
         for name in given.models.split(","):
             with console.status(name):
                 cells += measure(name, budgets)
+            console.print(f"{name}: measured, {time.perf_counter() - start:.0f} s", highlight=False)
     asked: list[Asked] = []
     fallen: list[Asked] = []
     for name in given.models.split(","):
         with console.status(f"{name}, peaks asked for"):
             asked += ask(name, [c for c in cells if c.model == name])
             fallen += fall(name)
+        console.print(
+            f"{name}: peaks asked for, {time.perf_counter() - start:.0f} s", highlight=False
+        )
     console.print(table(cells))
     found = report(cells, asked, fallen, time.perf_counter() - start)
     for line in summary(found):

@@ -192,10 +192,8 @@ class PeakPlanner:
         others = (self._of.full, *((self._least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
         if known and not self._of.request.hooks:
-            if (
-                budget.peak_share is not None
-                and min(known, key=lambda d: d.cost) is self._least_peak
-            ):
+            best = min(known, key=lambda d: d.cost)
+            if budget.peak_share is not None and self._may_cost(best.cost, self.least_found):
                 cheaper = self.searched(self.least_found)  # what a share of 0 comes to
                 known += [cheaper] if cheaper else []
             best = min(known, key=lambda d: (d.cost, self._of.peak(d), d.saved_bytes))
@@ -217,6 +215,11 @@ class PeakPlanner:
         if better is not None and better.cost < best.cost:
             return better
         return self._bounded(best, peak_bytes)
+
+    def _may_cost(self, cost: int, peak_bytes: int) -> bool:
+        """Whether it is not proven that every plan within a peak costs more than that."""
+        best = self.search.tried(self._of.saved_of(self._least_peak))
+        return self.bounds.bound(peak_bytes, self.search.highest(best)) <= cost
 
     @cached_property
     def least_found(self) -> int:

@@ -27,7 +27,7 @@ class LeftOut(Generic[T]):
 #: What a plan is made for and by, where nothing else is said.
 BUDGET = LeftOut(0.5)
 SOLVER = LeftOut("auto")
-COST = LeftOut("roofline")
+COST = LeftOut("auto")
 
 
 def value_of(given: Any) -> Any:

@@ -65,8 +65,12 @@ if TYPE_CHECKING:
     from torch._inductor import list_mode_options, list_options
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
+    from torch._inductor.debug import DebugContext
     from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.graph import GraphLowering
     from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.virtualized import V as INDUCTOR
     from torch._library.custom_ops import OPDEFS, CustomOpDef
     from torch._library.utils import is_impure
     from torch._ops import (
@@ -280,6 +284,12 @@ def names_of(graph: fx.Graph) -> dict[Any, str]:
 def codegen_of(graph: fx.Graph) -> Any:
     """What writes a graph's code."""
     return graph._codegen
+
+
+def schedule(lowering: Any) -> list[Any]:
+    """The kernels that Inductor's scheduler forms of a graph that has been lowered, in order."""
+    lowering._update_scheduler()
+    return list(lowering.scheduler.nodes)
 
 
 def mark_boxed(function: Any) -> None:

@@ -100,9 +100,9 @@ def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
 cost_option = click.option(
     "--cost",
     metavar="COST",
-    default="roofline",
+    default="auto",
     show_default=True,
-    help="cost model: see `remat costs`; roofline:a100 names a device",
+    help="cost model: see `remat costs`; roofline-fused:a100 names a device",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
 budget_option = click.option(

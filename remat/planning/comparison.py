@@ -154,6 +154,7 @@ def compare(
         if isinstance(name, str):
             known.solver_class(name)
     prepared = Planner.of(joint, requests[0])
+    requests = [request.on(joint) for request in requests]
     rows: list[ComparisonRow] = []
     higher: list[ComparisonRow] = []  # peaks above budget 1's
     ready: dict[str, Solver] = {}

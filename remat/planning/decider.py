@@ -95,7 +95,7 @@ class Decider:
         on_step: Callable[[str], None] | None = None,
     ) -> Self:
         """Prepares a joint graph."""
-        fingerprint = fingerprint or fingerprint_of(joint)
+        fingerprint, request = fingerprint or fingerprint_of(joint), request.on(joint)
         state = prepare(
             joint,
             in_place=in_place,

@@ -191,6 +191,7 @@ def finish(
     assert state.decision is not None
     assert state.forward is not None
     assert state.backward is not None
+    cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     problem = lowered.problem
     scored = evaluate(problem, lowered.saved_of(state.decision))

@@ -171,6 +171,10 @@ class PlanRequest:
         with _about("solver"):
             return replace(self, solver=registry().solver(solver, isolation=isolation))
 
+    def on(self, joint: JointGraph) -> PlanRequest:
+        """The request for one graph, with the cost model that the default stands for there."""
+        return replace(self, cost=self.cost.on(joint))
+
     def for_graph(self, joint: JointGraph, fingerprint: str, nth: int = 0) -> PlanRequest:
         """The request for one graph: with the saved plan that is for it, or without any; see `plan_for`.
 

@@ -52,7 +52,7 @@ def test_a_saved_plan_beside_a_pipeline_is_refused(door: Callable[..., Any]) -> 
 @pytest.mark.parametrize("door", [*DOORS, remat.frontier, remat.compare, remat.default_pipeline])
 def test_defaults_read_as_what_they_stand_for(door: Callable[..., Any]) -> None:
     shown = str(inspect.signature(door))
-    assert "= 'roofline'" in shown
+    assert "= 'auto'" in shown
     assert "LeftOut(" not in shown
     assert repr(BUDGET) == "0.5"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from remat.graph.costs.auto import Auto as Auto
 from remat.graph.costs.base import CostModel as CostModel
 from remat.graph.costs.base import node_costs as node_costs
 from remat.graph.costs.base import reporting as reporting
@@ -12,6 +13,7 @@ from remat.graph.costs.counting import count_flops as count_flops
 from remat.graph.costs.devices import DEVICES as DEVICES
 from remat.graph.costs.devices import Device as Device
 from remat.graph.costs.fused import RooflineFused as RooflineFused
+from remat.graph.costs.inductor import Inductor as Inductor
 from remat.graph.costs.profile import Profile as Profile
 from remat.graph.costs.roofline import Roofline as Roofline
 from remat.graph.costs.store import CostWarning as CostWarning
@@ -19,4 +21,4 @@ from remat.graph.costs.store import CostWarning as CostWarning
 
 def builtin_cost_models() -> list[type[CostModel]]:
     """Our own cost models, in the order in which they are listed."""
-    return [Roofline, RooflineFused, Profile, Flops, Unit]
+    return [Auto, Roofline, RooflineFused, Inductor, Profile, Flops, Unit]

@@ -20,6 +20,7 @@ from remat import torch_compat
 from remat.errors import ProblemError, RematError
 from remat.graph import ops
 from remat.graph.index import GraphIndex
+from remat.graph.joint import JointGraph
 from remat.graph.ownership import Storages
 from remat.graph.replays import is_element
 from remat.graph.storages import hint
@@ -61,6 +62,10 @@ class CostModel:
     def arguments(cls) -> Mapping[str, str]:
         """What may follow the colon, with a few words on each, for ``remat costs``."""
         return {}
+
+    def on(self, joint: JointGraph) -> CostModel:
+        """The model for one graph: itself, unless it stands for others."""
+        return self
 
     def cost(self, node: fx.Node) -> int:
         """Cost of running ``node`` once, in `unit`: 0 or more.

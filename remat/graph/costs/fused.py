@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,31 +46,37 @@ class RooflineFused(Roofline):
 
     def moved_bytes(self, node: fx.Node) -> int:
         """Bytes that one run reads from memory and writes to it, given its neighbours."""
-        if not may_fuse(node):
-            return all_bytes(node)
-        read = sum(
-            tensor_bytes(n.meta.get("val"))
-            for n in node.all_input_nodes
-            if not _fuse(node, _producer(n))
-        )
-        return read + _written_bytes(node)
+        return moved_by(node, fuse) if may_fuse(node) else all_bytes(node)
 
 
-def _written_bytes(node: fx.Node) -> int:
+#: Whether one node computes what another one reads in a register.
+Fuse = Callable[[fx.Node, fx.Node], bool]
+
+
+def moved_by(node: fx.Node, fuse: Fuse) -> int:
+    """Bytes that a run reads from what does not fuse with it, and writes for what does not."""
+    read = sum(
+        tensor_bytes(n.meta.get("val"))
+        for n in node.all_input_nodes
+        if not fuse(node, _producer(n))
+    )
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):
         elements = [u for u in node.users if u.target is operator.getitem]
-        return sum(tensor_bytes(u.meta.get("val")) for u in elements if _is_written(node, u))
-    return tensor_bytes(value) if _is_written(node, node) else 0
+        return read + sum(
+            tensor_bytes(u.meta.get("val")) for u in elements if is_written(node, u, fuse)
+        )
+    return read + (tensor_bytes(value) if is_written(node, node, fuse) else 0)
 
 
-def _is_written(node: fx.Node, value: fx.Node) -> bool:
+def is_written(node: fx.Node, value: fx.Node, fuse: Fuse) -> bool:
     """Whether ``value``, which ``node`` computes, must exist in memory."""
-    readers = list(_readers(value))
-    return not readers or not all(_fuse(node, reader) for reader in readers)
+    readers = list(readers_of(value))
+    return not readers or not all(fuse(node, reader) for reader in readers)
 
 
-def _fuse(a: fx.Node, b: fx.Node) -> bool:
+def fuse(a: fx.Node, b: fx.Node) -> bool:
+    """Whether two nodes fuse where one reads the other, as far as their kind and device tell."""
     return may_fuse(a) and may_fuse(b) and _device(a) == _device(b)
 
 
@@ -99,7 +105,7 @@ def _producer(node: fx.Node) -> fx.Node:
     return node
 
 
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
+def readers_of(node: fx.Node) -> Iterator[fx.Node]:
     """Nodes that read a value, directly or through views."""
     waiting = list(node.users)
     while waiting:

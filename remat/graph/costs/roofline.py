@@ -70,13 +70,17 @@ class Roofline(CostModel):
 
     def cost(self, node: fx.Node) -> int:
         """Time of one run in picoseconds, at least 1."""
+        return self.of(node, self.moved_bytes(node))
+
+    def of(self, node: fx.Node, moved_bytes: int) -> int:
+        """Time of one run that moves so many bytes, in picoseconds, at least 1."""
         tensors = [
             v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
         ]
         dtype = tensors[0].dtype if tensors else torch.float32
         arithmetic = count_flops(node) / self.device.flops_per_ps(dtype)
         # 1 TB/s is one byte per picosecond.
-        memory = self.moved_bytes(node) / self.device.memory_tbps
+        memory = moved_bytes / self.device.memory_tbps
         return max(1, math.ceil(max(arithmetic, memory)))
 
     def moved_bytes(self, node: fx.Node) -> int:

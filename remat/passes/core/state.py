@@ -236,7 +236,7 @@ class State:
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
         """The graph problem under a cost model; every node costs 1 where it does not matter."""
-        return self.get(GraphProblemOf(cost))
+        return self.get(GraphProblemOf(None if cost is None else cost.on(self.joint)))
 
 
 @dataclass(slots=True, eq=False)

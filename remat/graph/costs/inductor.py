@@ -1,0 +1,169 @@
+"""A roofline of the kernels that Inductor's scheduler forms of a joint graph; it is asked, nothing is compiled."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.graph.costs.base import report
+from remat.graph.costs.fused import (
+    Fuse,
+    RooflineFused,
+    fuse,
+    is_written,
+    may_fuse,
+    moved_by,
+    readers_of,
+)
+from remat.graph.costs.roofline import Roofline, all_bytes
+from remat.graph.storages import tensor_bytes
+
+_LOG = logging.getLogger(__name__)
+
+#: For each node of a graph, by name: the kernels that compute it.
+Kernels = dict[str, frozenset[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Inductor(Roofline):
+    """The roofline of a graph as Inductor fuses it, in picoseconds.
+
+    Inductor lowers the whole joint graph and its scheduler forms the kernels, for the device that the graph's
+    tensors are on; the device of this model gives the rates. A node costs
+    ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps, where external are the bytes that it
+    reads from what is not computed in its kernels, and those that something outside of them reads. A value
+    that stays in registers, and that a plan may save, would have to be written and read: what that takes is
+    taken off its cost, down to 1 ps.
+
+    It takes about 3 ms a node. A graph that Inductor does not lower is priced by `RooflineFused`.
+    """
+
+    name: ClassVar[str] = "inductor"
+    summary: ClassVar[str] = (
+        "roofline of the kernels that Inductor would form; asks it, 3 ms a node"
+    )
+    contextual: ClassVar[bool] = True
+
+    def cost(self, node: fx.Node) -> int:
+        """Time of one run in picoseconds, given the graph that the node is in."""
+        return self.costs([node])[0]
+
+    def costs(self, nodes: Sequence[fx.Node]) -> Sequence[int]:
+        """Times of nodes of one graph, in picoseconds."""
+        if not nodes:
+            return []
+        report(f"asking Inductor for the kernels of {len(nodes)} operators")
+        kernels = kernels_of(nodes[0].graph)
+        if kernels is None:
+            other = RooflineFused(self.device, self.source)
+            return [other.cost(n) for n in nodes]
+        together = _together(kernels)
+        return [self._cost(n, together) for n in nodes]
+
+    def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
+        if nodes and kernels_of(nodes[0].graph) is None:
+            return ("Inductor does not lower this graph by itself: priced by 'roofline-fused'",)
+        return ()
+
+    def _cost(self, node: fx.Node, together: Fuse) -> int:
+        if not may_fuse(node):
+            return self.of(node, all_bytes(node))
+        moved = moved_by(node, together)
+        if not is_written(node, node, together):
+            moved -= 2 * tensor_bytes(node.meta.get("val"))
+        return self.of(node, max(0, moved))
+
+
+def _together(kernels: Kernels) -> Fuse:
+    """Whether two nodes are computed in one kernel."""
+    none: frozenset[int] = frozenset()
+
+    def share(a: fx.Node, b: fx.Node) -> bool:
+        return fuse(a, b) and bool(kernels.get(a.name, none) & kernels.get(b.name, none))
+
+    return share
+
+
+#: The newest answer for a graph, with what it was then: its operators, by name.
+_KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def kernels_of(graph: fx.Graph) -> Kernels | None:
+    """The kernels that compute each node of a graph; None where Inductor does not take the graph.
+
+    Operators that Inductor calls, as products and convolutions, are kernels of their own. A node whose result
+    is not written is computed by each kernel that reads it.
+    """
+    now = hash(tuple((n.name, n.target) for n in graph.nodes))
+    known = _KNOWN.get(graph)
+    if known is None or known[0] != now:
+        known = _KNOWN[graph] = (now, _asked(graph))
+    return known[1]
+
+
+def _asked(graph: fx.Graph) -> Kernels | None:
+    try:
+        with torch.no_grad():
+            written = _written_by(_copy(graph))
+    except Exception:  # of any kind: it is Inductor's code, on what it may not expect
+        _LOG.info("Inductor does not lower this graph", exc_info=True)
+        return None
+    found: Kernels = {}
+    none: frozenset[int] = frozenset()
+    for node in reversed(graph.nodes):
+        if node.name in written:
+            found[node.name] = frozenset(written[node.name])
+        else:
+            found[node.name] = none.union(*(found.get(r.name, none) for r in readers_of(node)))
+    return found
+
+
+def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
+    """For each node whose result Inductor writes to memory: the kernels that do."""
+    place = {node.name: k for k, node in enumerate(module.graph.nodes)}
+    inputs = [n.meta["val"] for n in module.graph.find_nodes(op="placeholder")]
+    torch_compat.view_to_reshape(module)  # type: ignore[no-untyped-call]
+    state = torch_compat.INDUCTOR
+    found: dict[str, set[int]] = {}
+    with _fake_mode(inputs) as mode, state.set_debug_handler(torch_compat.DebugContext()):
+        lowering = torch_compat.GraphLowering(
+            module, example_inputs=inputs, shape_env=mode.shape_env, is_inference=False
+        )
+        with state.set_graph_handler(lowering), state.set_extern_kernel_nodes([]):
+            lowering.run(*inputs)
+            lowering.init_wrapper_code()
+            scheduled = torch_compat.schedule(lowering)
+        for k, kernel in enumerate(scheduled):
+            for part in kernel.get_nodes():
+                made_for = [] if part.node is None else part.node.get_origins()
+                # Besides the node that it is made for, a buffer names what is computed on the way.
+                last = max((place.get(n.name, -1) for n in made_for), default=-1)
+                if last >= 0:
+                    name = next(n.name for n in made_for if place.get(n.name) == last)
+                    found.setdefault(name, set()).add(k)
+    return found
+
+
+@contextlib.contextmanager
+def _fake_mode(inputs: Sequence[object]) -> Iterator[torch_compat.FakeTensorMode]:
+    modes = (v.fake_mode for v in inputs if isinstance(v, torch_compat.FakeTensor))
+    mode = next(modes)
+    with torch_compat.INDUCTOR.set_fake_mode(mode):
+        yield mode
+
+
+def _copy(graph: fx.Graph) -> fx.GraphModule:
+    """The graph with its outputs in one list."""
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return fx.GraphModule(graph.owning_module or {}, copy)

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.arguments import BUDGET, COST, SOLVER
+from remat.arguments import BUDGET, COST, SOLVER, LeftOut
 from remat.errors import noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
@@ -127,6 +127,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     ) -> None:
         """Takes the options of `partitioner`, and the lowering of the graphs."""
         torch_compat.check_version()
+        if isinstance(options.get("cost", COST), LeftOut):  # these tensors tell where it runs
+            options["cost"] = LeftOut(f"{COST.value}:tensors")
         self.request = PlanRequest.of(**options)
         self.hooks_key = "".join(map(register, self._all_hooks()))
         self.lower = lower
@@ -407,7 +409,7 @@ def partitioner(
         budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned
             under it.
         solver: as in `remat.plan`.
-        cost: as in `remat.plan`.
+        cost: as in `remat.plan`; where none is given, for the device of the step's tensors.
         time_limit: as in `remat.plan`.
         plan: a saved plan to reuse, or the plans of several graphs: a `remat.Plan` or `remat.PlanSet`,
             its JSON text, or a path to it. A graph that it was not made for is refused, unless a budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import json
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,17 +21,18 @@ from remat.graph.capture import LOWERINGS
 from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
 from remat.graph.writes import root_of
-from remat.integrations import kept_steps
+from remat.integrations import autotune, kept_steps
 from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
 from remat.integrations.partitioner import Partitioner, Siblings, partitioner
 from remat.planning.plan import Plan
+from remat.plugins.identity import described
 
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
 
 #: Options of the backend that are ours; every other one is Inductor's.
-OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
+OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "autotune")
 
 
 #: Inductor's vectorised ends of loops on a CPU. In PyTorch 2.13 they compute wrong gradients of a Mamba
@@ -49,6 +51,7 @@ def backend(
 
     Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline``,
     ``rank_wait_s``, ``hooks``, ``reread_inputs``, ``repro`` as in `partitioner`;
+    ``autotune``: compile up to so many plans that fit, time them on these inputs, and keep the fastest;
     ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
     other option, and ``mode``, goes to Inductor.
 
@@ -67,9 +70,15 @@ def backend(
         raise ProblemError(
             f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
         )
-    partition = Partitioner(**{**ours, "lower": lower})
-    if options is not None:
-        partition.siblings = _siblings(options)
+    count = autotune.asked(ours.pop("autotune", None), ours, mode)
+    siblings = Siblings() if options is None else _siblings(options)
+
+    def partitioner_for(changed: Mapping[str, Any]) -> Partitioner:
+        made = Partitioner(**{**changed, "lower": lower})
+        made.siblings = siblings
+        return made
+
+    partition = partitioner_for({k: v for k, v in ours.items() if k != "lower"})
     if lower == "eager":
         _refuse_unknown(given)
         if given or mode is not None:
@@ -79,8 +88,20 @@ def backend(
                 f"{', '.join(OPTIONS)}"
             )
         compiled = _compile_eager(gm, example_inputs, partition)
-    else:
+    elif count == 1:
         compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
+    else:
+        own = {k: v for k, v in ours.items() if k != "lower"}
+        partition, compiled = autotune.fastest(
+            gm,
+            example_inputs,
+            {
+                name: partitioner_for(changed)
+                for name, changed in autotune.candidates(own, count, example_inputs).items()
+            },
+            lambda one: _compile_inductor(gm, example_inputs, one, given, mode),
+            key=json.dumps([described(own), described(given), mode, count]),
+        )
     # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
     # step, Dynamo takes off.
     with contextlib.suppress(AttributeError):

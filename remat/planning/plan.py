@@ -64,6 +64,8 @@ class Plan:
         planned_saved_bytes: where ``saved_bytes`` and ``peak_bytes`` are those of the step as Inductor
             compiled it: what was planned instead; else 0.
         planned_peak_bytes: likewise, the simulated peak.
+        tuned: the plan that was chosen as the fastest of several, with what each took; empty where none were
+            timed.
         forward_order: nodes that forward runs, in this order, where the plan says so: under a budget on
             the peak. A node that stands there several times runs as often. In the module its last run has
             its name, unless it is an input of the module too; all other runs are called ``NAME_again``.
@@ -108,6 +110,7 @@ class Plan:
     backward_order: tuple[str, ...] = ()
     planned_saved_bytes: int = 0
     planned_peak_bytes: int = 0
+    tuned: str = ""
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
@@ -270,6 +273,7 @@ class Plan:
                 "decided by",
                 self.solver + decided + ("" if self.deterministic else "; a clock ended it"),
             ),
+            ("chosen", self.tuned),
         ]
         return [(name, text) for name, text in rows if text]
 

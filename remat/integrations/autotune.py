@@ -1,0 +1,310 @@
+"""A step compiled by several plans, of which the fastest stays: timed on the user's inputs, remembered on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.arguments import BUDGET, value_of
+from remat.errors import ProblemError, RematError
+from remat.files import Form, read_record, write_record, write_whole
+from remat.graph.costs.auto import preset_of
+from remat.graph.costs.measure import describe_device
+from remat.graph.storages import hint
+from remat.integrations.partitioner import Partitioner
+from remat.passes.decide.min_cut import MinCut
+from remat.passes.decide.torch_partition import TorchPartition
+from remat.passes.ranks.protocol import other_ranks
+from remat.planning.pipelines import PREPARE, SPLIT, PassManager
+from remat.running.measure import as_before
+from remat.torch_compat import pytree
+from remat.units import Budget
+from remat.version import __version__
+
+_LOG = logging.getLogger(__name__)
+
+#: Plans that are compiled and timed, at most.
+MOST = 4
+#: Rounds in which each is run once, at least and at most, and seconds after which no further one begins.
+_ROUNDS, _ENOUGH_S = (3, 15), 5.0
+#: Options of the backend that say what decides: with them there is nothing to choose from.
+_DECIDED = ("plan", "pipeline", "hooks")
+
+Compile = Callable[[Partitioner], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What tuning found, as it lies on disk.
+
+    Attributes:
+        chosen: the candidate that was the fastest.
+        seconds: of each candidate that was timed, the shortest that forward and backward took.
+    """
+
+    form: ClassVar[Form] = Form("autotuning", "version", 1)
+
+    chosen: str
+    seconds: tuple[tuple[str, float], ...]
+
+    def __str__(self) -> str:
+        took = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self.seconds)
+        return (
+            f"{self.chosen}, the fastest of {len(self.seconds)} as measured: {took}"
+            if took
+            else self.chosen
+        )
+
+
+def asked(given: Any, options: Mapping[str, Any], mode: str | None) -> int:
+    """How many plans are to be timed; 1 for none.
+
+    Args:
+        given: the option ``autotune``, None where it is left out: 4 under ``mode="max-autotune"``, else 1.
+        options: those of remat.
+        mode: Inductor's.
+
+    Raises:
+        ProblemError: it is no number from 1 to 4, or an option says which plan to take.
+    """
+    decided = [name for name in _DECIDED if options.get(name) is not None]
+    if given is None:
+        return MOST if (mode or "").startswith("max-autotune") and not decided else 1
+    if type(given) is not int or not 1 <= given <= MOST:
+        raise ProblemError(
+            f"option 'autotune' is {given!r}; expected how many plans to compile and time, from 1 to {MOST}"
+        )
+    if given > 1 and decided:
+        raise ProblemError(
+            f"option 'autotune' chooses between plans, and '{decided[0]}' says which to take: leave one out"
+        )
+    return given
+
+
+def candidates(
+    options: Mapping[str, Any], count: int, inputs: Sequence[Any]
+) -> dict[str, dict[str, Any]]:
+    """Options by which the step is planned, by the name of each candidate; what was asked for comes first.
+
+    Args:
+        options: those of the user.
+        count: how many there may be.
+        inputs: what the step is called with.
+    """
+    types = [v.device.type for v in inputs if isinstance(v, torch.Tensor)]
+    device = preset_of(max(types, key=types.count, default=""))
+    budget = Budget.parse(value_of(options.get("budget", BUDGET)))
+    deciding = ("budget", "solver", "cost", "time_limit")
+    found: dict[str, dict[str, Any]] = {"as asked": dict(options)}
+    if not budget.on_peak:
+        theirs = PassManager((*PREPARE, MinCut(), TorchPartition(budget=budget), *SPLIT))
+        others = {name: value for name, value in options.items() if name not in deciding}
+        found["PyTorch's decision"] = {**others, "pipeline": theirs}
+    for cost in ("profile", f"inductor:{device}", f"roofline-fused:{device}"):
+        found[f"cost {cost}"] = {**options, "cost": cost}
+    return dict(list(found.items())[:count])
+
+
+def fastest(
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    partitions: Mapping[str, Partitioner],
+    compile_with: Compile,
+    *,
+    key: str,
+) -> tuple[Partitioner, Callable[..., Any]]:
+    """Compiles a step by each candidate and keeps the fastest that holds its budget.
+
+    Where the answer for the same graph, options, device and versions lies on disk, only that one is compiled. With
+    several ranks, which must all run alike, the first candidate is taken.
+
+    Args:
+        gm: the graph of Dynamo's.
+        inputs: what it is called with.
+        partitions: the partitioner of each candidate, by name.
+        compile_with: compiles the step by one.
+        key: what decides besides the graph.
+
+    Raises:
+        RematError: the first candidate's, where none could be compiled.
+    """
+    first = next(iter(partitions.values()))
+    if other_ranks() is not None:
+        _LOG.info("autotune: there are several ranks, which must run alike; nothing is timed")
+        return first, compile_with(first)
+    path = _path(gm, inputs, key)
+    known = _read(path)
+    if known is not None and known.chosen in partitions:
+        partition = partitions[known.chosen]
+        compiled = compile_with(partition)
+        _tell(partition, known)
+        return partition, compiled
+    made, warned, failed = _compiled(partitions, compile_with)
+    if not made:
+        raise failed[0]
+    seconds = _timed({name: compiled for name, (_, compiled) in made.items()}, inputs)
+    chosen = min(seconds or made, key=lambda name: seconds.get(name, 0.0))
+    found = Tuned(chosen=chosen, seconds=tuple(seconds.items()))
+    partition, compiled = made[chosen]
+    for name, (other, _) in made.items():
+        if name != chosen:
+            other.use(None)
+    for w in warned[chosen]:
+        warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+    _tell(partition, found)
+    if seconds or len(made) == 1:
+        _write(path, found)
+    return partition, compiled
+
+
+def _compiled(
+    partitions: Mapping[str, Partitioner], compile_with: Compile
+) -> tuple[
+    dict[str, tuple[Partitioner, Callable[..., Any]]],
+    dict[str, list[warnings.WarningMessage]],
+    list[RematError],
+]:
+    """The candidates that hold their budgets, each with what it warned of; and why others could not be compiled."""
+    made: dict[str, tuple[Partitioner, Callable[..., Any]]] = {}
+    warned: dict[str, list[warnings.WarningMessage]] = {}
+    failed: list[RematError] = []
+    over: dict[str, tuple[Partitioner, Callable[..., Any]]] = {}
+    decisions: list[object] = []
+    for name, partition in partitions.items():
+        try:
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                compiled = compile_with(partition)
+        except RematError as error:
+            _LOG.info("autotune: '%s' is left out: %s", name, error)
+            failed.append(error)
+            continue
+        warned[name] = seen
+        plan = partition.made
+        if plan is None:  # nothing to differentiate, so nothing to choose
+            return {name: (partition, compiled)}, warned, failed
+        if plan.decision in decisions:
+            partition.use(None)
+            continue
+        decisions.append(plan.decision)
+        fits = plan.asked.on_peak or plan.saved_bytes <= plan.capacity
+        (made if fits else over)[name] = partition, compiled
+    if not made:
+        made = dict(list(over.items())[:1])
+    for name, (partition, _) in over.items():
+        if name not in made:
+            partition.use(None)
+    return made, warned, failed
+
+
+def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> dict[str, float]:
+    """The shortest that forward and backward of each step took, over rounds in which each runs once, in seconds.
+
+    Random states and inputs that a step changes are as before when it returns. Empty where they cannot be run.
+    """
+    if len(steps) < 2:
+        return {}
+    fakes = any(isinstance(v, torch_compat.FakeTensor) for v in inputs)
+    if fakes:  # there is nothing to run on
+        return {}
+    given = [
+        v.detach().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else hint(v)
+        for v in inputs
+    ]
+    tensors = [v for v in given if isinstance(v, torch.Tensor)]
+    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+    taken: dict[str, list[float]] = {name: [] for name in steps}
+    try:
+        with torch.enable_grad(), as_before(tensors, device):
+            for step in steps.values():
+                _run(step, given, device)
+            start = time.perf_counter()
+            for turn in range(_ROUNDS[1]):
+                names = list(steps)
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    taken[name].append(_run(steps[name], given, device))
+                if turn + 1 >= _ROUNDS[0] and time.perf_counter() - start > _ENOUGH_S:
+                    break
+    except Exception:  # of any kind, from the user's code: it will show where the step really runs
+        _LOG.info("autotune: the step could not be run on its inputs", exc_info=True)
+        return {}
+    return {
+        name: min(found) for name, found in taken.items()
+    }  # what disturbs a run makes it longer
+
+
+def _run(step: Callable[..., Any], given: Sequence[Any], device: torch.device) -> float:
+    """Runs forward and backward once, and returns the seconds that this took."""
+    _wait_for(device)
+    start = time.perf_counter()
+    out = [v for v in pytree.tree_leaves(step(*given)) if isinstance(v, torch.Tensor)]
+    made = [v for v in out if v.requires_grad]
+    wanted = [v for v in given if isinstance(v, torch.Tensor) and v.requires_grad]
+    seeds = [torch.ones_like(v) for v in made]
+    if made and wanted:
+        torch.autograd.grad(made, wanted, seeds, allow_unused=True)
+    _wait_for(device)
+    return time.perf_counter() - start
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _tell(partition: Partitioner, found: Tuned) -> None:
+    """Notes on the plan of the chosen candidate what was measured."""
+    _LOG.info("autotune: '%s' of %s", found.chosen, dict(found.seconds))
+    plan = partition.made
+    if plan is not None:
+        partition.use(replace(plan, tuned=str(found)))
+
+
+def _path(gm: fx.GraphModule, inputs: Sequence[Any], key: str) -> Path:
+    codes = [m.code for m in gm.modules() if isinstance(m, fx.GraphModule)]
+    tensors = [v for v in inputs if isinstance(v, torch.Tensor)]
+    devices = sorted({describe_device(t.device) for t in tensors})
+    told = [
+        codes,
+        [_kind_of(v) for v in inputs],
+        devices,
+        torch.get_num_threads(),
+        torch.__version__,
+        __version__,
+        key,
+    ]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return Path(torch_compat.cache_dir()) / "remat" / "autotune" / f"{digest}.json"
+
+
+def _kind_of(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return str(hint(value))
+    shape, stride = [*map(hint, value.shape)], [*map(hint, value.stride())]
+    return f"{shape} {stride} {value.dtype} {value.requires_grad}"
+
+
+def _read(path: Path) -> Tuned | None:
+    try:
+        return read_record(Tuned, path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or damaged
+        return None
+
+
+def _write(path: Path, found: Tuned) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, write_record(found))
+    except OSError:  # then it is measured again
+        return

@@ -1,15 +1,20 @@
-"""Real training steps under Inductor: ours against PyTorch's partitioner at equal saved bytes.
+"""Real training steps under Inductor: ours against PyTorch's partitioner, by a stopwatch.
 
-    python benchmarks/step.py [--quick] [--models llama,resnet] [--costs roofline,profile]
+    python benchmarks/step.py [--quick] [--models llama,resnet] [--costs profile,inductor]
 
 PyTorch's partitioner gets a budget; what it then really hands from forward to backward is counted in
-bytes, and ours gets exactly that many as its budget, once per cost model. All compiled variants live
-in one process, each on its own copy of the model, and train on the same batches in turn, one step
+bytes. Beside it run, each on its own copy of the model: the same once more, whose ratio is the spread of the
+measurement; ours, with exactly as many bytes as its budget and default options, once for each further cost model
+that is named, and once with ``autotune``; and ours with PyTorch's own measured peak as a `remat.Peak` budget. All
+compiled variants live in one process and train on the same batches in turn, one step
 each per round, the first of a round being another one every time; the losses of all must agree at
 every step. Times are medians over the rounds, a ratio is the median of the ratios within rounds. The
 peak is that of forward and backward, parameters and inputs included: on the CPU from the profiler's
 record of every allocation (first checked against a case with a known answer), on CUDA from the
 allocator. Operators are timed anew for the cost model ``profile``, whatever is known from before.
+
+What recomputing takes is predicted by several cost models, calibrated for this machine, from which operators run
+twice, and measured as the time beyond PyTorch's step at budget 1.
 
 Where there is a CUDA device, a Llama of 1.1 billion parameters in bfloat16 is measured there as well;
 with every cost model at three budgets that takes 60 GiB or so of its memory.
@@ -39,6 +44,7 @@ import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import spearmanr
 from torch import fx, nn
 from torch._dynamo.utils import counters
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -56,9 +62,13 @@ from remat.planning import pipelines
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step
 
-BUDGETS = (0.8, 0.5, 0.3)
-#: Each is calibrated for, or runs on, the device that trains.
-COSTS = ("roofline", "roofline-fused", "profile")
+BUDGETS = (0.7, 0.4, 0.2)
+#: What predicts; each is calibrated for, or runs on, the device that trains.
+COSTS = ("roofline-fused", "inductor", "profile")
+#: How many plans ``autotune`` compiles and times.
+TUNED = 3
+#: Share of PyTorch's own step at budget 1 from which its recomputing is said to cost much.
+MUCH = 0.05
 RESULTS = Path(__file__).parent / "results"
 #: Largest relative difference of a loss from the reference's; bfloat16 keeps 8 bits.
 LIMIT = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
@@ -126,8 +136,9 @@ class Variant:
     """One way to run the step, with its own copy of the model.
 
     Attributes:
-        who: ``"eager"``, ``"pytorch"``, or the cost model that ours decided by.
-        budget: PyTorch's budget whose bytes it has; None for eager.
+        who: ``"eager"``, ``"pytorch"``, ``"pytorch again"``, ``"remat"``, ``"remat peak"``, ``"remat tuned"``, or
+            the cost model that ours decided by.
+        budget: PyTorch's budget whose bytes, or peak, it has; None for eager.
         model: the copy.
         step: what is called: the copy, or the copy compiled.
         saved_bytes: bytes that forward hands to backward; None for eager.
@@ -136,6 +147,7 @@ class Variant:
         moved: the same of operators that only backward needs and that forward runs, so that their
             result is saved.
         predicted_ps: by cost model, what that repetition costs under it.
+        chosen: what was chosen by timing, with what each candidate took.
         losses: by step.
         step_ms: milliseconds of each step: forward, backward and optimiser.
         forward_ms: of that, until the loss is known (not on CUDA).
@@ -150,6 +162,7 @@ class Variant:
     repeated: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
     predicted_ps: dict[str, int] = field(default_factory=dict)
+    chosen: str = ""
     losses: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
@@ -157,7 +170,7 @@ class Variant:
 
 
 def variants(
-    work: Workload, costs: Sequence[str], budgets: Sequence[float], show: Any
+    work: Workload, costs: Sequence[str], named: Sequence[str], budgets: Sequence[float], show: Any
 ) -> list[Variant]:
     """Compiles everything that is compared, by one step each that leaves the weights as they were."""
     original = work.build()
@@ -179,22 +192,37 @@ def variants(
         made.append(variant)
         return variant
 
+    def ours(who: str, budget: float, options: dict[str, Any]) -> None:
+        known = len(remat.plans())
+        try:
+            variant = add(who, budget, options, "remat")
+        except Exception as error:  # Dynamo's, around ours: no plan is within that peak
+            show(f"{work.name}: {who} at {budget}: {error}")
+            return
+        (plan,) = remat.plans()[known:]
+        variant.saved_bytes, variant.chosen = plan.saved_bytes, plan.tuned
+        yardstick.tell(variant, operators(plan.forward), operators(plan.backward))
+
     add("eager", None, None, "")
     for budget in (1.0, *budgets):
-        told: list[Decided] = []
-        partition = PyTorch(budget, told.append)
-        variant = add("pytorch", budget, {"custom_partitioner_fn": partition}, "inductor")
-        (theirs,) = told  # one graph, compiled now and not found in a cache
-        variant.saved_bytes = theirs.saved_bytes
-        yardstick = Yardstick(theirs.joint, costs)
-        yardstick.tell(variant, theirs.forward, theirs.backward)
-        for cost in costs if budget < 1 else costs[:1]:
-            known = len(remat.plans())
-            asked = theirs.saved_bytes if budget < 1 else 1.0
-            variant = add(cost, budget, {"budget": asked, "cost": cost}, "remat")
-            (plan,) = remat.plans()[known:]
-            variant.saved_bytes = plan.saved_bytes
-            yardstick.tell(variant, operators(plan.forward), operators(plan.backward))
+        for who in ("pytorch", "pytorch again"):
+            told: list[Decided] = []
+            partition = PyTorch(budget, told.append)
+            variant = add(who, budget, {"custom_partitioner_fn": partition}, "inductor")
+            (theirs,) = told  # one graph, compiled now and not found in a cache
+            variant.saved_bytes = theirs.saved_bytes
+            yardstick = Yardstick(theirs.joint, costs)
+            yardstick.tell(variant, theirs.forward, theirs.backward)
+        asked = theirs.saved_bytes if budget < 1 else 1.0
+        ours("remat", budget, {"budget": asked})
+        if budget == 1:
+            continue
+        for cost in named:
+            ours(cost, budget, {"budget": asked, "cost": cost})
+        ours("remat tuned", budget, {"budget": asked, "autotune": TUNED})
+        with quiet():
+            peak = measure_step(variant.step, kwargs=batch, by="allocator").peak_bytes
+        ours("remat peak", budget, {"budget": remat.Peak(peak)})
     return made
 
 
@@ -232,7 +260,7 @@ class Yardstick:
 
 def placed(cost: str, device: str) -> str:
     """A cost model for a device, where it is for any and not told which."""
-    return f"{cost}:{device}" if cost in COSTS else cost
+    return f"{cost}:{device}" if cost in COSTS or cost == "roofline" else cost
 
 
 def train(made: Sequence[Variant], work: Workload, steps: int, show: Any) -> None:
@@ -336,6 +364,7 @@ def rows(made: Sequence[Variant]) -> list[dict[str, Any]]:
                 "peak_bytes": peak,
                 "peak_to_pytorch": round(peak / statistics.median(other.peak_bytes), 4),
                 "peak_spread_bytes": max(v.peak_bytes) - min(v.peak_bytes),
+                "chosen": v.chosen,
                 "predicted_recompute_ms": {k: round(p / 1e9, 4) for k, p in v.predicted_ps.items()},
                 "repeated_operators": v.repeated,
                 "moved_to_forward": v.moved,
@@ -382,14 +411,15 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def measure(
-    work: Workload, costs: Sequence[str], budgets: Sequence[float], steps: int, console: Console
+    work: Workload, named: Sequence[str], budgets: Sequence[float], steps: int, console: Console
 ) -> dict[str, Any]:
     start, load = time.perf_counter(), os.getloadavg()
-    costs = [placed(cost, work.device) for cost in costs]
+    costs = [placed(cost, work.device) for cost in COSTS]
+    named = [placed(cost, work.device) for cost in named]
     torch._dynamo.reset()
     with console.status("") as status:
         check_meter(work.device)
-        made = variants(work, costs, budgets, status.update)
+        made = variants(work, costs, named, budgets, status.update)
         compiled = counters["stats"]["unique_graphs"]
         train(made, work, steps, status.update)
         measure_peaks(made, work, 3, status.update)
@@ -417,12 +447,13 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="budget 0.5 and 5 steps only")
     parser.add_argument("--models", default=",".join(CPU), help="names, separated by commas")
-    parser.add_argument("--costs", default=",".join(COSTS), help="cost models that ours decides by")
+    parser.add_argument("--costs", default="", help="further cost models that ours decides by")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="PyTorch's")
     parser.add_argument("--steps", type=int, default=20, help="training steps of each variant")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON files")
     given = parser.parse_args()
-    costs, budgets = given.costs.split(","), [float(b) for b in given.budgets.split(",")]
+    costs = [cost for cost in given.costs.split(",") if cost]
+    budgets = [float(b) for b in given.budgets.split(",")]
     steps = given.steps
     if given.quick:
         budgets, steps = [0.5], 5
@@ -444,7 +475,9 @@ def main() -> None:
                 wrong.append(model)
         path = given.output / f"{name}{'.quick' if given.quick else ''}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record(reports), indent=2) + "\n")
+        recorded = record(reports)
+        path.write_text(json.dumps(recorded, indent=2) + "\n")
+        console.print_json(data=recorded["summary"])
         console.print(f"written to {path}")
     if "step_cuda" not in places:
         console.print(
@@ -462,8 +495,58 @@ def record(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "torch": torch.__version__,
         "remat": remat.__version__,
         "threads": torch.get_num_threads(),
+        "summary": summary(reports),
         "models": reports,
     }
+
+
+def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all models come to together.
+
+    ``much`` and ``little`` are the cells in which PyTorch's recomputing costs at least, or less than, `MUCH` of its
+    step at budget 1; ratios are to PyTorch at the same budget. Predictions are of every plan that computes
+    something again, by each cost model: rank correlation with the time that was measured, and the sum of all
+    predicted over the sum of all measured.
+    """
+    cells: dict[str, dict[str, list[float]]] = {"much": {}, "little": {}}
+    points: dict[str, list[tuple[float, float]]] = {}
+    for report in reports:
+        rows = report["rows"]
+        full = next(r for r in rows if r["variant"] == "pytorch" and r["budget"] == 1)
+        for r in rows:
+            if r["budget"] is None:
+                continue
+            theirs = next(
+                o for o in rows if o["variant"] == "pytorch" and o["budget"] == r["budget"]
+            )
+            if r["budget"] == 1:
+                continue
+            cost = theirs["added_ms"][1] / full["step_ms"][1]
+            kind = cells["much" if cost >= MUCH else "little"]
+            kind.setdefault(r["variant"], []).append(r["to_pytorch"][1])
+            for model, ms in r["predicted_recompute_ms"].items():
+                points.setdefault(model.partition(":")[0], []).append((ms, r["added_ms"][1]))
+    found: dict[str, Any] = {
+        kind: {
+            who: {
+                "cells": len(ratios),
+                "geometric_mean": round(statistics.geometric_mean(ratios), 4),
+                "largest": max(ratios),
+                "smallest": min(ratios),
+            }
+            for who, ratios in by.items()
+        }
+        for kind, by in cells.items()
+    }
+    found["predicted"] = {
+        model: {
+            "plans": len(pairs),
+            "spearman": round(float(spearmanr(*zip(*pairs, strict=True)).statistic), 4),
+            "predicted_to_measured": round(sum(a for a, _ in pairs) / sum(b for _, b in pairs), 4),
+        }
+        for model, pairs in points.items()
+    }
+    return found
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What `benchmarks/step.py` trains: small models on the CPU, a Llama of 1.1 billion parameters on CUDA."""
+"""What `benchmarks/step.py` trains: eight small models on the CPU, a Llama of 1.1 billion parameters on CUDA."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -115,6 +117,155 @@ def small_resnet() -> Workload:
     )
 
 
+def transformer(
+    name: str, about: str, model: Callable[[], nn.Module], batch: Callable[[], Batch]
+) -> Workload:
+    """A small one on the CPU; without dropout, so that losses can be compared."""
+    return Workload(
+        name=name, about=about, device="cpu", dtype=torch.float32, model=model, batch=batch
+    )
+
+
+def long_gpt2() -> Workload:
+    """A long sequence: attention takes most of the step, and is dear to run again."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=512, n_positions=2048, n_embd=256, n_layer=2, n_head=4,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+    )  # fmt: skip
+
+    def draw() -> Batch:
+        ids = torch.randint(0, config.vocab_size, (1, 2048))
+        return {"input_ids": ids, "labels": ids}
+
+    return transformer(
+        "gpt2-long",
+        "2 layers of width 256, batch 1, sequence 2048",
+        lambda: GPT2LMHeadModel(config),
+        draw,
+    )
+
+
+def bert() -> Workload:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=512, hidden_size=256, num_hidden_layers=3, num_attention_heads=4, intermediate_size=1024,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+
+    def draw() -> Batch:
+        ids = torch.randint(0, config.vocab_size, (4, 256))
+        return {"input_ids": ids, "labels": ids}
+
+    return transformer(
+        "bert",
+        "3 layers of width 256, batch 4, sequence 256",
+        lambda: BertForMaskedLM(config),
+        draw,
+    )
+
+
+def t5() -> Workload:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=512, d_model=256, d_kv=64, d_ff=1024, num_layers=2, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0, use_cache=False,
+    )  # fmt: skip
+
+    def draw() -> Batch:
+        ids = torch.randint(1, config.vocab_size, (4, 192))
+        return {"input_ids": ids, "labels": ids}
+
+    return transformer(
+        "t5",
+        "2 and 2 layers of width 256, batch 4, sequence 192",
+        lambda: T5ForConditionalGeneration(config),
+        draw,
+    )
+
+
+def vit() -> Workload:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=192, num_hidden_layers=4, num_attention_heads=3, intermediate_size=768, image_size=112,
+        patch_size=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=100,
+        problem_type="single_label_classification",
+    )  # fmt: skip
+
+    def draw() -> Batch:
+        return {"pixel_values": torch.randn(6, 3, 112, 112), "labels": torch.randint(0, 100, (6,))}
+
+    return transformer(
+        "vit",
+        "4 layers of width 192, batch 6, 196 patches",
+        lambda: ViTForImageClassification(config),
+        draw,
+    )
+
+
+class Wide(nn.Module):
+    """Wide layers on few rows: products take nearly all of the step."""
+
+    def __init__(self, width: int = 1024, layers: int = 6) -> None:
+        super().__init__()
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(nn.functional.gelu(up(nn.functional.layer_norm(x, x.shape[-1:]))))
+        return SimpleNamespace(loss=nn.functional.cross_entropy(x, labels))
+
+
+def wide() -> Workload:
+    def draw() -> Batch:
+        return {"x": torch.randn(128, 1024), "labels": torch.randint(0, 1024, (128,))}
+
+    return transformer("wide", "6 layers of 1024 to 4096 to 1024, batch 128", Wide, draw)
+
+
+class Convolutions(nn.Module):
+    """Two levels of a diffusion model's UNet: convolutions, group norms, a skip across."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.down = nn.ModuleList(self._block(width, width) for _ in range(2))
+        self.halved = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
+        self.deep = nn.ModuleList(self._block(2 * width, 2 * width) for _ in range(2))
+        self.up = nn.ModuleList((self._block(3 * width, width), self._block(width, width)))
+        self.out = nn.Conv2d(width, 3, 3, padding=1)
+
+    @staticmethod
+    def _block(ins: int, outs: int) -> nn.Module:
+        return nn.Sequential(nn.GroupNorm(8, ins), nn.SiLU(), nn.Conv2d(ins, outs, 3, padding=1))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.stem(x)
+        for block in self.down:
+            h = h + block(h)
+        deep = self.halved(h)
+        for block in self.deep:
+            deep = deep + block(deep)
+        h = torch.cat((nn.functional.interpolate(deep, scale_factor=2.0), h), dim=1)
+        for block in self.up:
+            h = block(h)
+        return SimpleNamespace(loss=(self.out(h) - x).square().mean())
+
+
+def unet() -> Workload:
+    def draw() -> Batch:
+        return {"x": torch.randn(4, 3, 48, 48)}
+
+    return transformer(
+        "unet", "two levels of width 64 and 128, batch 4 of 48 by 48", Convolutions, draw
+    )
+
+
 def large_llama() -> Workload:
     """1.1 billion parameters: the sizes of Llama 3.2 1B with a smaller vocabulary."""
     return llama(
@@ -131,5 +282,14 @@ def large_llama() -> Workload:
     )
 
 
-CPU: Mapping[str, Callable[[], Workload]] = {"llama": small_llama, "resnet": small_resnet}
+CPU: Mapping[str, Callable[[], Workload]] = {
+    "llama": small_llama,
+    "resnet": small_resnet,
+    "gpt2-long": long_gpt2,
+    "wide": wide,
+    "unet": unet,
+    "vit": vit,
+    "bert": bert,
+    "t5": t5,
+}
 CUDA: Mapping[str, Callable[[], Workload]] = {"llama": large_llama}

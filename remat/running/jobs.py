@@ -1,0 +1,154 @@
+"""Many questions to be answered one after the other, by a number of processes, or by any executor.
+
+An executor is any `concurrent.futures.Executor`: a process pool, Dask's ``Client.get_executor()``, Ray's. Answers
+are handed over as they come; what a worker that dies was at work on is asked again.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    wait,
+)
+from typing import TypeVar
+
+from remat.errors import ProblemError
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+
+#: How often a job is asked again after the process that was at work on it died.
+RETRIES = 1
+#: What runs jobs: None for this process, a number of processes, or an executor.
+AnyExecutor = Executor | int | None
+
+
+def check_executor(executor: AnyExecutor) -> None:
+    """Refuses what cannot run jobs.
+
+    Raises:
+        ProblemError: it is no executor, no whole number from 1 on, and not None.
+    """
+    number = isinstance(executor, int) and not isinstance(executor, bool)
+    if (
+        executor is None
+        or (number and executor >= 1)  # type: ignore[operator]
+        or isinstance(executor, Executor)
+    ):
+        return
+    raise ProblemError(
+        f"executor is {executor!r}; expected a concurrent.futures.Executor (of Dask: client.get_executor()), a "
+        "number of processes from 1 on, or None for this process"
+    )
+
+
+def run_jobs(
+    work: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    executor: AnyExecutor,
+    on_answer: Callable[[int, Answer], None],
+    on_death: Callable[[int, str], None],
+) -> None:
+    """Answers every job once.
+
+    Args:
+        work: answers one job; what it raises ends everything. With an executor it is a function of a module, and
+            jobs and answers can be pickled.
+        jobs: what to answer.
+        executor: where.
+        on_answer: called here with the place of a job and its answer, in the order in which they come.
+        on_death: called here with the place of a job and why there is none, where processes of our own die of it.
+
+    Raises:
+        ProblemError: it is no executor, its workers are gone, or they cannot import remat.
+    """
+    check_executor(executor)
+    if executor is None:
+        for k, job in enumerate(jobs):
+            on_answer(k, work(job))
+    elif isinstance(executor, Executor):
+        left = _submitted(executor, work, jobs, range(len(jobs)), on_answer)
+        if left:
+            raise ProblemError(
+                f"the workers of the executor are gone, with {len(left)} of {len(jobs)} questions not answered: "
+                "give a new executor; with an output file, what was answered is not asked again"
+            )
+    else:
+        _in_processes(work, jobs, executor, on_answer, on_death)
+
+
+def _in_processes(
+    work: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    count: int,
+    on_answer: Callable[[int, Answer], None],
+    on_death: Callable[[int, str], None],
+) -> None:
+    """Runs jobs in processes of our own; where one dies, all are started again."""
+    deaths: Counter[int] = Counter()
+    left = list(range(len(jobs)))
+    suspects = (
+        0  # that many of the first may be what a process died of: they are asked one at a time
+    )
+    context = multiprocessing.get_context("spawn")
+    while left:
+        asked = left[:1] if suspects else left
+        with ProcessPoolExecutor(1 if suspects else count, mp_context=context) as pool:
+            lost = _submitted(pool, work, jobs, asked, on_answer)
+        if not suspects:
+            left, suspects = lost, min(count, len(lost))
+            continue
+        deaths.update(lost)
+        if not lost or deaths[asked[0]] > RETRIES:
+            left, suspects = left[1:], suspects - 1
+        if deaths[asked[0]] > RETRIES:
+            on_death(asked[0], "the process that worked on it died")
+
+
+def _submitted(
+    executor: Executor,
+    work: Callable[[Job], Answer],
+    jobs: Sequence[Job],
+    asked: Sequence[int],
+    on_answer: Callable[[int, Answer], None],
+) -> list[int]:
+    """Hands jobs to an executor; returns the places of those that it did not answer, in their order."""
+    waiting: dict[Future[Answer], int] = {}
+    lost: list[int] = []
+    try:
+        for k in asked:
+            waiting[executor.submit(work, jobs[k])] = k
+    except (BrokenExecutor, RuntimeError):  # it broke, or was shut down
+        lost = [k for k in asked if k not in waiting.values()]
+    try:
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                k = waiting.pop(future)
+                try:
+                    answer = future.result()
+                except (BrokenExecutor, CancelledError):
+                    lost.append(k)
+                    continue
+                except ModuleNotFoundError as error:
+                    raise _without(error) from error
+                on_answer(k, answer)
+    finally:
+        for future in waiting:
+            future.cancel()
+    return sorted(lost)
+
+
+def _without(error: ModuleNotFoundError) -> ProblemError:
+    return ProblemError(
+        f"the workers of the executor cannot import '{error.name}': install remat there, in the version that "
+        "asks, with all that the models need"
+    )

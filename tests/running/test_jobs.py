@@ -1,0 +1,84 @@
+"""Jobs in this process, in processes of our own, and in any executor: each answered once, whatever dies."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remat.errors import ProblemError
+from remat.running.jobs import AnyExecutor, run_jobs
+
+
+def square(job: int) -> int:
+    return job * job
+
+
+def dying(job: tuple[int, str]) -> int:
+    """Job 2 ends its process, the first time or always."""
+    number, folder = job
+    mark = Path(folder) / "died"
+    if number == 2 and (folder.endswith("always") or not mark.exists()):
+        mark.touch()
+        os._exit(1)
+    return number
+
+
+def answers(
+    work: Any, jobs: list[Any], executor: AnyExecutor
+) -> tuple[dict[int, Any], dict[int, str]]:
+    found: dict[int, Any] = {}
+    dead: dict[int, str] = {}
+
+    def note(k: int, answer: Any) -> None:
+        assert k not in found, "answered twice"
+        found[k] = answer
+
+    run_jobs(work, jobs, executor, note, dead.__setitem__)
+    return found, dead
+
+
+def test_all_are_answered_wherever_they_run() -> None:
+    expected = {k: (k + 3) ** 2 for k in range(5)}
+    jobs = [k + 3 for k in range(5)]
+    with ThreadPoolExecutor(2) as threads:
+        for executor in (None, 2, threads):
+            assert answers(square, jobs, executor) == (expected, {})
+
+
+@pytest.mark.parametrize("ends", ["once", "always"])
+def test_what_died_is_asked_again_and_nothing_is_lost(tmp_path: Path, ends: str) -> None:
+    folder = tmp_path / ends
+    folder.mkdir()
+    found, dead = answers(dying, [(k, str(folder)) for k in range(5)], 2)
+    missing = {2} if ends == "always" else set()
+    assert found == {k: k for k in range(5) if k not in missing}
+    assert set(dead) == missing
+
+
+def test_an_executor_whose_workers_die_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "always").mkdir()
+    with ProcessPoolExecutor(1) as pool, pytest.raises(ProblemError, match="give a new executor"):
+        answers(dying, [(k, str(tmp_path / "always")) for k in range(5)], pool)
+    with pytest.raises(ProblemError, match="5 of 5 questions not answered"):
+        answers(square, list(range(5)), pool)
+
+
+def test_workers_without_remat_are_told_of() -> None:
+    class Elsewhere(Executor):
+        def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            future: Future[Any] = Future()
+            future.set_exception(ModuleNotFoundError("No module named 'remat'", name="remat"))
+            return future
+
+    with pytest.raises(ProblemError, match="cannot import 'remat': install remat there"):
+        answers(square, [1], Elsewhere())
+
+
+@pytest.mark.parametrize("executor", [0, -1, True, "dask", 2.0])
+def test_what_is_no_executor_is_refused(executor: Any) -> None:
+    with pytest.raises(ProblemError, match=r"expected a concurrent\.futures\.Executor"):
+        run_jobs(square, [1], executor, lambda k, a: None, lambda k, why: None)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from remat.planning.pipelines import PassManager as PassManager
     from remat.planning.plan import Plan as Plan
     from remat.planning.plan import PlanSet as PlanSet
+    from remat.planning.sweep import sweep as sweep
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce
@@ -67,6 +68,7 @@ _HOME = {
     "knapsack_fn": "remat.api",
     "plan": "remat.api",
     "solve": "remat.api",
+    "sweep": "remat.planning.sweep",
     "solver_names": "remat.api",
     "partitioner": "remat.integrations.partitioner",
     "plans": "remat.integrations.partitioner",

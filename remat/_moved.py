@@ -68,7 +68,6 @@ MOVED = {
     "remat.passes.hook_inlining": "remat.passes.hooks.inlining",
     "remat.passes.hook_tracing": "remat.passes.hooks.tracing",
     "remat.passes.instruments.unexpected": "remat.passes.instruments.crash_reports",
-    "remat.sweep": "remat.planning.planner",
     "remat.mismatch": "remat.planning.saved_plans",
     "remat.saved_plans": "remat.planning.saved_plans",
     "remat.integrations.saved_plans": "remat.planning.saved_plans",

@@ -189,7 +189,7 @@ def compare(
     on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
     lower = [r for r in rows if r not in higher]
     rows = [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows]
-    return Comparison(graph=joint.name, cost=str(requests[0].cost), rows=_mark_best(rows))
+    return Comparison(graph=joint.name, cost=str(requests[0].cost), rows=mark_best(rows))
 
 
 def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
@@ -217,7 +217,7 @@ def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonR
     )
 
 
-def _mark_best(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
+def mark_best(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
     least: dict[str, tuple[int, int]] = {}
     for r in rows:
         if r.recompute_cost is not None and r.saved_bytes is not None:

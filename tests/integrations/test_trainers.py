@@ -95,7 +95,9 @@ def by_lightning(model: Any, folder: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("train", [by_hand, by_trainer, by_accelerate, by_lightning])
 def test_training_comes_to_the_same(train: Callable[[Any, Path], None], tmp_path: Path) -> None:
-    pytest.importorskip({by_accelerate: "accelerate", by_lightning: "lightning"}.get(train, "torch"))
+    pytest.importorskip(
+        {by_accelerate: "accelerate", by_lightning: "lightning"}.get(train, "torch")
+    )
     torch._dynamo.reset()
     plain = llama()
     compiled = copy.deepcopy(plain)
@@ -109,7 +111,9 @@ def test_training_comes_to_the_same(train: Callable[[Any, Path], None], tmp_path
     assert list(compiled.state_dict()) == list(theirs)
     for key, value in compiled.state_dict().items():
         torch.testing.assert_close(value, theirs[key], msg=lambda text, key=key: f"{key}: {text}")
-    moved = max((a - b).abs().max() for a, b in zip(llama().parameters(), plain.parameters(), strict=True))
+    moved = max(
+        (a - b).abs().max() for a, b in zip(llama().parameters(), plain.parameters(), strict=True)
+    )
     assert moved > 1e-4, "training did something"
 
 
@@ -147,5 +151,7 @@ def test_fsdp2_with_selective_checkpointing_as_torchtitan_orders_it() -> None:
             model(**batch).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    for (key, mine), theirs in zip(ours.state_dict().items(), plain.state_dict().values(), strict=True):
+    for (key, mine), theirs in zip(
+        ours.state_dict().items(), plain.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(mine.full_tensor(), theirs.full_tensor(), msg=key)

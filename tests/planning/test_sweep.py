@@ -1,0 +1,173 @@
+"""Sweeps: the same table whoever answers, whatever dies, however often it is resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import ProblemError, SolverError
+from remat.planning.sweep_table import Sweep
+
+ROOT = Path(__file__).parents[2]
+#: What differs from run to run.
+TIMES = ("plan_s", "solve_s")
+
+
+def step(width: int = 16) -> Any:
+    """What a function gives to be planned."""
+    torch.manual_seed(0)
+    return (
+        nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 4)),
+        (torch.randn(8, width),),
+        {},
+    )
+
+
+def broken() -> Any:
+    raise ValueError("no such data")
+
+
+def captured() -> remat.JointGraph:
+    model, args, kwargs = step()
+    return remat.capture(model, args, kwargs)
+
+
+def figures(found: Sweep) -> list[dict[str, Any]]:
+    return [{k: v for k, v in r.as_dict().items() if k not in TIMES} for r in found.rows]
+
+
+MODELS = {"captured": captured(), "function": step, "wide": partial(step, 64), "broken": broken}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Sweep:
+    return remat.sweep(
+        MODELS, budgets=(0.3, 0.6), solvers=("auto", "greedy"), costs=("auto", "flops")
+    )
+
+
+def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> None:
+    assert len(alone.rows) == len(MODELS) * 2 * 2 * 2
+    row = next(r.row for r in alone.rows if r.key == ("captured", "flops", "0.6", "greedy"))
+    other = remat.compare(MODELS["captured"], ("greedy",), (0.6,), "flops").rows[0]
+    assert (row.saved_bytes, row.recompute_cost, row.peak_bytes) == (
+        other.saved_bytes, other.recompute_cost, other.peak_bytes,
+    )  # fmt: skip
+    failed = [r.row for r in alone.rows if r.model == "broken"]
+    assert {r.reason for r in failed} == {"ValueError: no such data"}
+    assert "no such data" in str(alone)
+
+
+def test_processes_come_to_the_same(alone: Sweep) -> None:
+    found = remat.sweep(
+        MODELS, budgets=(0.3, 0.6), solvers=("auto", "greedy"), costs=("auto", "flops"), executor=2
+    )
+    assert figures(found) == figures(alone)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        seen: list[Any] = []
+
+        def on_row(row: Any) -> None:
+            if not seen:  # one of the two goes while there is work left
+                client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
+            seen.append(row.key)
+
+        found = remat.sweep(
+            MODELS,
+            budgets=(0.3, 0.6),
+            solvers=("auto", "greedy"),
+            costs=("auto", "flops"),
+            executor=client.get_executor(),
+            on_row=on_row,
+        )
+    assert figures(found) == figures(alone)
+    assert len(seen) == len(set(seen)) == len(found.rows)
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+def test_tables_read_back(alone: Sweep, tmp_path: Path, suffix: str) -> None:
+    path = alone.save(tmp_path / f"table{suffix}")
+    assert Sweep.load(path) == alone
+
+
+def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
+    path, asked = tmp_path / "table.csv", []
+    first = remat.sweep(MODELS, budgets=0.3, output=path, on_row=asked.append)
+    assert len(asked) == len(first.rows) == 4
+    second = remat.sweep(MODELS, budgets=(0.3, 0.6), output=path, on_row=asked.append)
+    assert len(asked) == 8
+    assert [r for r in second.rows if r.row.budget == "0.3"] == list(first.rows)
+    assert not path.with_name("table.csv.partial").exists()
+    assert len(remat.sweep(MODELS, budgets=0.6, output=path).rows) == 4
+    assert len(Sweep.load(path).rows) == 8, "what was known before stays in the table"
+
+
+@pytest.mark.slow
+def test_killed_twice_and_resumed_it_is_as_if_undisturbed(tmp_path: Path) -> None:
+    undisturbed, resumed = tmp_path / "undisturbed.json", tmp_path / "resumed.json"
+
+    def run(output: Path, kill_after: int) -> int:
+        command = [sys.executable, "-m", "tests.planning.sweep_child", str(output), str(kill_after)]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+    assert run(undisturbed, 0) == 0
+    assert run(resumed, 5) == 9
+    partial_file = tmp_path / "resumed.json.partial"
+    with partial_file.open("a") as file:
+        file.write('{"model": "cut o')  # as if it died while it wrote
+    assert run(resumed, 7) == 9
+    assert run(resumed, 0) == 0
+    assert figures(Sweep.load(resumed)) == figures(Sweep.load(undisturbed))
+
+
+def test_files_of_another_version_are_refused(alone: Sweep, tmp_path: Path) -> None:
+    path = alone.save(tmp_path / "table.json")
+    path.write_text(path.read_text().replace('"remat_sweep": 1', '"remat_sweep": 2'))
+    with pytest.raises(ProblemError, match="no sweep of version 1"):
+        remat.sweep(MODELS, budgets=0.3, output=path)
+    table = tmp_path / "table.csv"
+    table.write_text("model,cost,price\na,b,1\n")
+    with pytest.raises(ProblemError, match="of another version of remat"):
+        Sweep.load(table)
+    partial_file = tmp_path / "other.csv.partial"
+    partial_file.write_text(json.dumps({"remat_sweep": 1, "remat": "0.0.1", "torch": "1.0"}) + "\n")
+    with pytest.raises(ProblemError, match="written by other versions"):
+        remat.sweep(MODELS, budgets=0.3, output=tmp_path / "other.csv")
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"models": {}}, ProblemError, "at least one"),
+        ({"models": [captured]}, ProblemError, "expected a dict"),
+        ({"models": {"m": nn.Linear(2, 2)}}, ProblemError, "model 'm' is a Linear"),
+        (
+            {"models": {"m": lambda: step()}, "executor": 2},
+            ProblemError,
+            "cannot be sent to the executor",
+        ),
+        ({"solvers": "nobody"}, SolverError, "nobody"),
+        ({"costs": "free"}, ProblemError, "free"),
+        ({"budgets": "much"}, ProblemError, "much"),
+        ({"output": "table.xlsx"}, ProblemError, r"must end in \.json, \.csv or \.parquet"),
+        ({"executor": "dask"}, ProblemError, "client"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_planned(given: Any, error: Any, told: str) -> None:
+    with pytest.raises(error, match=told):
+        remat.sweep(**{"models": {"m": broken}, **given}, on_row=lambda row: pytest.fail("asked"))

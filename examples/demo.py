@@ -70,7 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=256, help="its width (256)")
     parser.add_argument("--seq", type=int, default=256, help="tokens of each of 4 texts (256)")
     parser.add_argument("--budget", type=float, default=0.3, help="share of the activations (0.3)")
-    parser.add_argument("--picture", type=Path, default=Path("remat-demo.svg"), help="where to draw")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("remat-demo.svg"), help="where to draw"
+    )
     parser.add_argument(
         "--lower",
         choices=("inductor", "eager"),
@@ -105,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
 
     out.print(Rule("3  Let solvers compete, scored by one yardstick", align="left"))
     comparison = remat.compare(joint, SOLVERS, budgets=(asked.budget, 0.6), cost=COST)
-    out.print(comparison_table(comparison, ""))
+    out.print(comparison_table(comparison, "", width=100))
     out.print("\n".join(LEGEND) + "\n")
 
     out.print(Rule("4  Compile it, run it, measure it", align="left"))
@@ -137,7 +139,10 @@ def run(
     after = torch.compile(model, backend="remat", options=options)
     loss, grads = step(model, model, kwargs)
     found = []
-    names = ("torch.compile" if lower == "inductor" else "eager PyTorch", f"remat, budget {budget:g}")
+    names = (
+        "torch.compile" if lower == "inductor" else "eager PyTorch",
+        f"remat, budget {budget:g}",
+    )
     for label, call in zip(names, (before, after), strict=True):
         start = time.perf_counter()
         found.append(step(model, call, kwargs))

@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.errors import CommandGroup
+from remat.cli.errors import (
+    asks_for_json,
+    echo_error,
+    interruptible,
+    show_warning,
+    tell_refused_plugins,
+)
 from remat.cli.progress import QUIET, Progress
-from remat.errors import CaptureError, RematError
+from remat.errors import CaptureError, PeakWarning, RematError
 from remat.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +35,55 @@ if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
 
 
-@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
+#: Key of the context under which it is noted that the command is to print JSON.
+_AS_JSON = "remat.json"
+
+
+class _Group(click.Group):
+    """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130.
+
+    Under ``--json`` the paragraph is ``{"error": {"kind": …, "message": …}}`` on standard output, wrong
+    usage included.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **extra: Any
+    ) -> click.Context:
+        with interruptible():
+            return super().make_context(info_name, args, *more, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_AS_JSON] = asks_for_json(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with interruptible():
+            return self._invoke(ctx)
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        if str(Path.cwd()) not in sys.path:  # for package.module:function and module:Class
+            sys.path.insert(0, str(Path.cwd()))
+        with warnings.catch_warnings():
+            if not sys.warnoptions:
+                warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
+                warnings.filterwarnings("default", message="the cache of measured costs")
+                warnings.simplefilter("default", PeakWarning)
+                warnings.showwarning = show_warning
+            try:
+                return super().invoke(ctx)
+            except (RematError, click.ClickException) as error:
+                if ctx.meta[_AS_JSON]:
+                    echo_error(error)
+                elif isinstance(error, click.ClickException):
+                    raise
+                else:
+                    click.echo(f"error: {params.one_line(error)}", err=True)
+                ctx.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
+            finally:
+                tell_refused_plugins()
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="remat")
 def main() -> None:
     """Decide what a training step keeps in memory and what it computes again.
@@ -213,7 +268,9 @@ def plan(
         _tell_breaks(model, overrides, as_json=as_json, **options)
         return
     if options["run"] and options["fullgraph"]:
-        raise click.UsageError("'--run' goes together with '--no-fullgraph' or '--graph-breaks' only")
+        raise click.UsageError(
+            "'--run' goes together with '--no-fullgraph' or '--graph-breaks' only"
+        )
     if plot is not None and not options["fullgraph"]:
         raise click.UsageError(
             "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"

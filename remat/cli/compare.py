@@ -74,9 +74,12 @@ def compare(
         click.echo(comparison.to_json(), nl=False)
     elif not as_json:
         title = f"{title_of(example, joint, captured)}; cost model {comparison.cost}"
-        tables.show(tables.comparison_table(comparison, title))
+        width = tables.console().width
+        tables.show(tables.comparison_table(comparison, title, width=width))
         for note in (*tables.comparison_notes(comparison), *tables.LEGEND):
             click.echo(note)
     if failed:
-        error = RematError("no solver found a plan at any of these budgets; the reasons stand above")
+        error = RematError(
+            "no solver found a plan at any of these budgets; the reasons stand above"
+        )
         fail(error, json.loads(comparison.to_json()) if as_json else None)

@@ -5,64 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from remat.cli import params
-from remat.errors import PeakWarning, RematError
+from remat.errors import RematError
 
 #: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
 INTERRUPTED = 130
-#: Key of the context under which it is noted that the command is to print JSON.
-_AS_JSON = "remat.json"
-
-
-class CommandGroup(click.Group):
-    """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130.
-
-    Under ``--json`` the paragraph is ``{"error": {"kind": …, "message": …}}`` on standard output, wrong
-    usage included.
-    """
-
-    def make_context(
-        self, info_name: str | None, args: list[str], *more: Any, **extra: Any
-    ) -> click.Context:
-        with _interruptible():
-            return super().make_context(info_name, args, *more, **extra)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.meta[_AS_JSON] = asks_for_json(args)
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _interruptible():
-            return self._invoke(ctx)
-
-    def _invoke(self, ctx: click.Context) -> Any:
-        if str(Path.cwd()) not in sys.path:  # for package.module:function and module:Class
-            sys.path.insert(0, str(Path.cwd()))
-        with warnings.catch_warnings():
-            if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
-                warnings.filterwarnings("default", message="the cache of measured costs")
-                warnings.simplefilter("default", PeakWarning)
-                warnings.showwarning = _show_warning
-            try:
-                return super().invoke(ctx)
-            except (RematError, click.ClickException) as error:
-                if ctx.meta[_AS_JSON]:
-                    echo_error(error)
-                elif isinstance(error, click.ClickException):
-                    raise
-                else:
-                    click.echo(f"error: {params.one_line(error)}", err=True)
-                ctx.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
-            finally:
-                _tell_refused_plugins()
 
 
 def asks_for_json(args: Sequence[str]) -> bool:
@@ -93,7 +45,7 @@ def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Ctrl-C ends a command in one line; click by itself would exit with 1, as if the job had failed."""
     try:
         yield
@@ -102,12 +54,12 @@ def _interruptible() -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """A warning as one line, without the line of ours that warns."""
     click.echo(f"warning: {params.one_line(message)}", err=True)
 
 
-def _tell_refused_plugins() -> None:
+def tell_refused_plugins() -> None:
     """Plugins that were refused, one paragraph each; quiet if none was asked for."""
     registries = sys.modules.get("remat.plugins.registry")
     if registries is None:

@@ -120,8 +120,8 @@ def frontier(
         if plot is not None and made:
             click.echo(f"drawn: {plot}")
     if not made:
-        error = RematError("no solver found a frontier; the reasons stand above")
-        fail(error, _json(joint, made, failed, chosen) if as_json else None)
+        failure = RematError("no solver found a frontier; the reasons stand above")
+        fail(failure, _json(joint, made, failed, chosen) if as_json else None)
 
 
 def _json(

@@ -174,8 +174,8 @@ def sac(
             if path is not None:
                 click.echo(f"{what}: {path}")
     if not_run is not None:
-        error = CaptureError(f"the plan stands above, but no step could be run: {not_run}")
-        fail(error, found if as_json else None)
+        failure = CaptureError(f"the plan stands above, but no step could be run: {not_run}")
+        fail(failure, found if as_json else None)
 
 
 def _load(

@@ -78,12 +78,23 @@ def plan_table(plan: Plan, title: str) -> Table:
     return rows_table([("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows], title)
 
 
-def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`)."""
+#: Columns of a terminal from which on a comparison also has the share by which the step costs more.
+_WIDE = 90
+
+
+def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
+    """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`).
+
+    Args:
+        comparison: the solvers.
+        title: what stands above.
+        width: columns of the terminal. Where they are few, the step beside that without remat is left out.
+    """
+    wide = width >= _WIDE
 
     table = new_table("\n".join(line for line in (title, comparison.without) if line))
     table.add_column("solver", overflow="fold")
-    for name in ("saved", "recompute  ", "gap", "peak", "step", "time"):
+    for name in ("saved", "recompute  ", "gap", "peak", *(["step"] if wide else []), "time"):
         table.add_column(name, justify="right", no_wrap=True)
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
@@ -92,7 +103,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
         table.add_row(
             f"  {row.solver}",
-            *_cells(row),
+            *_cells(row, wide),
             style="bold" if row.best else None,
             end_section=last,
         )
@@ -140,17 +151,16 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     return table
 
 
-def _cells(row: ComparisonRow) -> list[str]:
-
+def _cells(row: ComparisonRow, wide: bool) -> list[str]:
     if row.saved_bytes is None or row.recompute_cost is None:
-        return ["–", "–  ", "–", "–", "–", "–"]
+        return ["–", "–  ", "–", "–", *(["–"] if wide else []), "–"]
     solve_s = row.solve_s or 0.0
     return [
         format_bytes(row.saved_bytes),
         format_cost(row.recompute_cost, row.unit or "") + (" *" if row.best else "  "),
         format_share(row.gap),
         format_bytes(row.peak_bytes or 0),
-        format_change(row.more),
+        *([format_change(row.more)] if wide else []),
         f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
     ]
 

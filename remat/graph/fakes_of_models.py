@@ -13,6 +13,7 @@ import torch
 
 from remat import torch_compat
 from remat.errors import CaptureError
+from remat.graph.collection import paused_collection
 from remat.graph.fake_devices import fakeable
 from remat.torch_compat import pytree
 
@@ -56,7 +57,13 @@ def as_fakes(
     target = None if device is None else fakeable(device)
     faked = Copied() if run else Faker(mode, target)
     # A run leaves the generators of all devices as they were.
-    with _quiet_dynamo(), torch.random.fork_rng() if run else mode:
+    with (
+        _quiet_dynamo(),
+        _guards_kept_once(),
+        # What a run makes of real numbers may be garbage that takes memory.
+        contextlib.nullcontext() if run else paused_collection(),
+        torch.random.fork_rng() if run else mode,
+    ):
         fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
         yield faked.module(model), fake_args, fake_kwargs
 
@@ -180,6 +187,31 @@ def _quiet_dynamo() -> Iterator[None]:
             "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
         )
         yield
+
+
+@contextlib.contextmanager
+def _guards_kept_once() -> Iterator[None]:
+    """Guards that check the same thing are equal, as their hashes are.
+
+    PyTorch 2.13 compares their stack traces too, so that its set of guards keeps every one of them and
+    compares each new one with all before it: two thirds of the time of a Mamba of 32 layers.
+    """
+    kind = torch_compat.Guard
+    compare = kind.__eq__
+
+    def equal(self: Any, other: object) -> bool:
+        return self is other or (
+            isinstance(other, kind)
+            and self.create_fn is other.create_fn
+            and self.source == other.source
+            and self.name == other.name
+        )
+
+    kind.__eq__ = equal  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__eq__ = compare  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

@@ -90,7 +90,9 @@ def graph_breaks(
 
 def _break(reason: Any) -> GraphBreak:
     first = str(reason.reason).split("\n\n")[0]
-    return GraphBreak(source=_source(reason.user_stack), reason=_explained(str(reason.reason), first))
+    return GraphBreak(
+        source=_source(reason.user_stack), reason=_explained(str(reason.reason), first)
+    )
 
 
 def _explained(text: str, first: str) -> str:

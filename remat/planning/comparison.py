@@ -16,7 +16,15 @@ from remat.planning.request import CostOption, PlanRequest
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.solvers.base import Solver
-from remat.units import AnyBudget, Budget, Peak, format_bytes, format_change, format_cost, format_share
+from remat.units import (
+    AnyBudget,
+    Budget,
+    Peak,
+    format_bytes,
+    format_change,
+    format_cost,
+    format_share,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +121,10 @@ class Comparison:
     def __str__(self) -> str:
         wide = max([len("solver"), *(len(r.solver) for r in self.rows)])
         head = f"{'saved':>9} {'recompute':>11}   {'gap':>7} {'peak':>9} {'step':>7} {'time':>9}"
-        lines = [*([self.without] if self.without else []), f"{'budget':>13} {'solver':{wide}} {head}"]
+        lines = [
+            *([self.without] if self.without else []),
+            f"{'budget':>13} {'solver':{wide}} {head}",
+        ]
         for r in self.rows:
             name = f"{r.label:>13} {r.solver:{wide}}"
             if r.saved_bytes is None or r.recompute_cost is None:

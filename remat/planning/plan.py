@@ -181,8 +181,9 @@ class Plan:
     @property
     def figures(self) -> Plan:
         """The plan without its modules, as if it had been read from a file."""
-        parts = ("_modules", "_problem", "_again", "_timeline", "_without")
-        return replace(self, **dict.fromkeys(parts))
+        return replace(
+            self, _modules=None, _problem=None, _again=None, _timeline=None, _without=None
+        )
 
     @property
     def decision(self) -> Decision:
@@ -381,9 +382,7 @@ class PlanSet(Sequence[Plan]):
 
     def _summed(self, name: str) -> int:
         """The sum of a figure over all runs of all graphs."""
-        return sum(
-            runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True)
-        )
+        return sum(runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True))
 
     @property
     def _runs(self) -> tuple[int, ...]:
@@ -409,7 +408,9 @@ class PlanSet(Sequence[Plan]):
 
     def explain(self) -> str:
         """All plans as text, under a line for their sum."""
-        return "\n\n".join([f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)])
+        return "\n\n".join(
+            [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
+        )
 
     def __repr__(self) -> str:
         shown = [f"  {plan!r}" for plan in self.plans[:MOST_SHOWN]]

@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
 #: What is meant by "without remat" wherever it stands.
-WITHOUT_REMAT = (
-    "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
-)
+WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str]]:

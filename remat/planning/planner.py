@@ -192,9 +192,7 @@ class Planner(Decider):
             choice = full.choice
             plain = replace(self.state, decision=full.decision, choice=choice, hooks=None)
             curve = _curve(split(plain))
-        return Without(
-            peak_bytes=curve.peak_bytes, recompute_cost=full.cost, curve=curve
-        )
+        return Without(peak_bytes=curve.peak_bytes, recompute_cost=full.cost, curve=curve)
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""

@@ -41,7 +41,9 @@ class BeforeAfter:
     @property
     def recomputing(self) -> float | None:
         """Share of the plan's step that is recomputing; None where the cost of the step is not known."""
-        return self.recompute_cost / (self.step_cost + self.recompute_cost) if self.step_cost else None
+        return (
+            self.recompute_cost / (self.step_cost + self.recompute_cost) if self.step_cost else None
+        )
 
     @property
     def line(self) -> str:

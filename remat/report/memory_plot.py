@@ -137,7 +137,13 @@ def step_figure(
     _budget(axes, scale, peak_budget, highest)
     _mark_peak(axes, step, scale)
     axes.legend(
-        loc="upper left", bbox_to_anchor=(-0.01, -0.14), ncols=3, frameon=False, borderpad=0
+        loc="upper left",
+        bbox_to_anchor=(-0.01, -0.14),
+        ncols=3,
+        frameon=False,
+        borderpad=0,
+        handlelength=1.6,
+        columnspacing=1.0,
     )
     _list(beside, step)
     return figure

@@ -37,7 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str) -> Result:
-    return CliRunner().invoke(main, args)
+    """A command that does not tell its stages; what it tells of them has tests of its own."""
+    return CliRunner().invoke(main, [*args, "--quiet"])
 
 
 def test_capture_writes_the_problem_that_planning_comes_down_to(folder: Path) -> None:

@@ -42,7 +42,7 @@ folder = folder_with("sac_blocks", MODELS)
 
 
 def sac(*args: str) -> Result:
-    return CliRunner().invoke(main, ["sac", *args])
+    return CliRunner().invoke(main, ["sac", *args, "--quiet"])
 
 
 def test_the_whole_way(folder: Path) -> None:

@@ -58,7 +58,11 @@ def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
     moments = range(len(simulated.memory))
     axes.fill_between(moments, plain / scale.size, color=GREY, alpha=0.4, label="no checkpointing")
     axes.plot(
-        moments, simulated.memory / scale.size, color=_PLANNED, linewidth=1.2, label="under the plan"
+        moments,
+        simulated.memory / scale.size,
+        color=_PLANNED,
+        linewidth=1.2,
+        label="under the plan",
     )
     if again:
         x, y = zip(*again, strict=True)

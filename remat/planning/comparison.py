@@ -11,8 +11,9 @@ from fractions import Fraction
 from remat.arguments import COST, as_list
 from remat.errors import RematError
 from remat.graph.joint import JointGraph
-from remat.planning.planner import Planner, Without
+from remat.planning.planner import Planner
 from remat.planning.request import CostOption, PlanRequest
+from remat.planning.without import Without
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
 from remat.solvers.base import Solver
@@ -188,6 +189,7 @@ def compare(
         if isinstance(name, str):
             known.solver_class(name)
     prepared = Planner.of(joint, requests[0])
+    without, step_cost = prepared.without, prepared.step_cost
     rows: list[ComparisonRow] = []
     higher: list[ComparisonRow] = []  # peaks above budget 1's
     ready: dict[str, Solver] = {}
@@ -201,6 +203,8 @@ def compare(
                 planner = Planner(
                     prepared.state, request.by(ready[label]), fingerprint=prepared.fingerprint
                 )
+                # One step without remat for all rows, so that none pays for it.
+                planner.without, planner.step_cost = without, step_cost
                 decided = planner.decide(request.budget)
                 p = planner.finish(decided, request.budget)
             except RematError as error:
@@ -222,7 +226,6 @@ def compare(
     on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
     lower = [r for r in rows if r not in higher]
     rows = [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows]
-    without, step_cost = prepared.without, prepared.step_cost
     rows = [_beside(r, step_cost, without) for r in rows]
     return Comparison(
         graph=joint.name,

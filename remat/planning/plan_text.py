@@ -2,19 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from remat.graph.lowering import Decision
+from remat.report.before_after import BeforeAfter
 from remat.report.explanation import counted
 from remat.units import Budget, bytes_of_share, format_bytes, format_cost
-
-if TYPE_CHECKING:
-    from remat.planning.plan import Plan
 
 #: What is meant by "without remat" wherever it stands.
 WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
 
 
-def rows_of(plan: Plan) -> list[tuple[str, str]]:
+class Figures(Protocol):
+    """What is told of a plan; see `remat.planning.plan.Plan`."""
+
+    @property
+    def saved_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def planned_peak_bytes(self) -> int: ...
+    @property
+    def without_peak_bytes(self) -> int: ...
+    @property
+    def full_bytes(self) -> int: ...
+    @property
+    def least_bytes(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def recompute_cost(self) -> int: ...
+    @property
+    def recompute_bound(self) -> int: ...
+    @property
+    def items(self) -> int: ...
+    @property
+    def solve_s(self) -> float: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def solver(self) -> str: ...
+    @property
+    def region_budget(self) -> str: ...
+    @property
+    def least_because(self) -> str: ...
+    @property
+    def recomputed(self) -> tuple[str, ...]: ...
+    @property
+    def asked(self) -> Budget: ...
+    @property
+    def decision(self) -> Decision: ...
+    @property
+    def before_after(self) -> BeforeAfter: ...
+
+
+def rows_of(plan: Figures) -> list[tuple[str, str]]:
     """The rows of a plan's table; those with nothing to say are left out."""
     rows = [
         ("region", _region(plan)),
@@ -29,7 +73,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _saved(plan: Plan) -> str:
+def _saved(plan: Figures) -> str:
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     return (
         f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
@@ -38,7 +82,7 @@ def _saved(plan: Plan) -> str:
     )
 
 
-def _recomputed(plan: Plan) -> str:
+def _recomputed(plan: Figures) -> str:
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
         bound = format_cost(plan.recompute_bound, plan.unit)
@@ -50,7 +94,7 @@ def _recomputed(plan: Plan) -> str:
     return f"{recomputed}, at no cost" if plan.recomputed else recomputed
 
 
-def _peak(plan: Plan) -> str:
+def _peak(plan: Figures) -> str:
     """The peak, beside that without remat: planned with planned, since no other step was compiled."""
     without = format_bytes(plan.without_peak_bytes)
     if not plan.planned_peak_bytes:
@@ -63,12 +107,12 @@ def _peak(plan: Plan) -> str:
     )
 
 
-def _decided_by(plan: Plan) -> str:
+def _decided_by(plan: Figures) -> str:
     over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
 
 
-def _region(plan: Plan) -> str:
+def _region(plan: Figures) -> str:
     """What the code set for its region, and how much that is; empty where it set nothing."""
     if not plan.region_budget:
         return ""
@@ -81,7 +125,7 @@ def _region(plan: Plan) -> str:
     )
 
 
-def _raised(plan: Plan) -> str:
+def _raised(plan: Figures) -> str:
     """What a share was raised to and why; empty where it was not raised."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes

@@ -20,17 +20,16 @@ What comes back is scored where it is checked, by `remat.solvers.verify`; once i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from remat.errors import PlanError, ProblemError, RematError
+from remat.errors import PlanError, RematError
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
-from remat.graph.costs.base import node_costs
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import MemoryCurve, memory_curve, saved_storages
+from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
@@ -43,6 +42,7 @@ from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
+from remat.planning.without import Without, curve_of, step_cost_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget
@@ -133,21 +133,6 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Without:
-    """A step without remat.
-
-    Attributes:
-        peak_bytes: its simulated peak; 0 where it is not known.
-        recompute_cost: cost of what runs twice in it, in the unit of the cost model.
-        curve: its memory over the step; None where it is not known.
-    """
-
-    peak_bytes: int = 0
-    recompute_cost: int = 0
-    curve: MemoryCurve | None = None
-
-
 class Planner(Decider):
     """Decides one prepared graph under any number of budgets, and makes plans of decisions."""
 
@@ -174,7 +159,7 @@ class Planner(Decider):
     @cached_property
     def step_cost(self) -> int:
         """Cost of running every operator of the step once; 0 where backward cannot be priced."""
-        return _step_cost(self.state, self.request.cost)
+        return step_cost_of(self.state, self.request.cost)
 
     @cached_property
     def without(self) -> Without:
@@ -191,7 +176,7 @@ class Planner(Decider):
         else:
             choice = full.choice
             plain = replace(self.state, decision=full.decision, choice=choice, hooks=None)
-            curve = _curve(split(plain))
+            curve = curve_of(split(plain))
         return Without(peak_bytes=curve.peak_bytes, recompute_cost=full.cost, curve=curve)
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
@@ -216,24 +201,6 @@ class Planner(Decider):
             without=without,
             step_cost=self.step_cost,
         )
-
-
-def _curve(state: State) -> MemoryCurve:
-    """Memory over a step that is split, as simulated."""
-    assert state.forward is not None
-    assert state.backward is not None
-    joint = state.joint
-    return memory_curve(state.forward, state.backward, joint.num_fwd_outputs, joint.memories)
-
-
-def _step_cost(state: State, cost: CostModel) -> int:
-    """What running every operator of a step once costs; 0 where the model cannot price backward."""
-    late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
-    try:
-        backward = sum(node_costs(state.index, state.storages, cost, late))
-    except ProblemError:  # planning never asks about backward's own operators
-        return 0
-    return sum(state.get(Costs(cost))) + backward
 
 
 @without_collection
@@ -306,7 +273,7 @@ def finish(
         snapshots=state.decision.snapshots,
         recomputed=recomputed,
         saved_bytes=saved_bytes,
-        peak_bytes=peak_bytes or _curve(state).peak_bytes,
+        peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
             recompute_cost,
@@ -334,7 +301,7 @@ def finish(
         operators=state.operators,
         forward_order=state.decision.forward_order,
         backward_order=state.decision.backward_order,
-        step_cost=_step_cost(state, cost) if step_cost is None else step_cost,
+        step_cost=step_cost_of(state, cost) if step_cost is None else step_cost,
         without_peak_bytes=0 if without is None else without.peak_bytes,
         without_recompute_cost=0 if without is None else without.recompute_cost,
         _asked=budget,

@@ -153,7 +153,10 @@ class Planner(Decider):
         if budget.on_peak:
             refuse_peak(budget, self.state.get(RegionBudget()))
             return self.peaks.within(budget)
-        found = self.decided(replace(self.deciding, budget=budget).limits(self.state))
+        limits = replace(self.deciding, budget=budget).limits(self.state)
+        found = self.decided(limits)
+        if limits.capacity == self.full_bytes:  # budget 1's: nobody need ask again
+            found = self.decisions.setdefault(self.full_bytes, found)
         return self.peaks.lowered(found) if self.peaks.above_full(found) else found
 
     @cached_property
@@ -182,6 +185,8 @@ class Planner(Decider):
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
         latest, without = self.latest, self.without
+        if latest is None or latest[0] != decided.decision:
+            latest = self.latest  # budget 1's, if it was split for its peak
         self.latest = None
         peak_bytes = None
         if agree is not None:

@@ -145,7 +145,7 @@ def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
 
 def _explain(plan: SACPlan) -> str:
     """The figures of a plan, and a line for each kind of module."""
-    fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget"
+    fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget,"
     decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
     lines = [
         f"checkpointing plan for a budget of {format_bytes(plan.budget_bytes)}",

@@ -1,4 +1,4 @@
-# make demo    plan, compare, compile and check a Llama's training step
+# make demo    a Llama's training step without remat and with it: planned, compiled, run, measured
 # make check   lint, and the quick half of the tests: within a minute, once mypy has its cache
 # make test    run all tests; ARGS="--solver=cpsat" and the like go to pytest
 # make fuzz    check N=5000 random programs; SEED=7 draws those of a run again that failed
@@ -7,7 +7,8 @@
 # make mutants plant small faults and see whether the tests find them; takes an hour
 # make format  let ruff rewrite what it can
 #
-# Each sets up .venv first, once, and again when pyproject.toml or constraints.txt change.
+# Each sets up .venv first, once, and again when pyproject.toml or constraints.txt change; the demo
+# installs there what it needs and no more.
 # TORCH and PYTHON name another version of PyTorch and another interpreter; each combination has an
 # environment of its own: make test TORCH=2.15.0 PYTHON=python3.12
 
@@ -16,6 +17,8 @@ TORCH ?=
 VENV := .venv$(TORCH:%=-torch-%)$(patsubst %,-%,$(filter-out python3,$(notdir $(PYTHON))))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What the demo installs is a part of that: where all is installed, it is there already.
+DEMO := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo)
 ARGS ?=
 N ?= 5000
 SEED ?=
@@ -30,14 +33,16 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): EXTRAS := dev
+$(VENV)/.installed-demo: EXTRAS := hf,plot
+$(STAMP) $(VENV)/.installed-demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"remat needs Python 3.11 or newer, this is {sys.version}: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/',cat) constraints.txt > $(VENV)/constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-demo: $(STAMP)
+demo: $(DEMO)
 	$(BIN)/python examples/demo.py $(ARGS)
 
 # What is listed at its end belongs into the slow half; see conftest.py.

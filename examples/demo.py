@@ -1,7 +1,8 @@
-"""The demo: plan a Llama's training step, let the solvers compete, compile, run, check.
+"""The demo: a Llama's training step before and after remat, planned, compiled, run and measured.
 
-Everything is real but small: a `transformers` Llama on the CPU, one step of forward and backward.
-The exit code is 0 only if the compiled step agrees with eager PyTorch.
+Everything is real but small: a `transformers` Llama on the CPU, one step of forward and backward. Without
+remat it is what plain ``torch.compile`` makes of it, or eager PyTorch where there is no C++ compiler. The
+exit code is 0 only if the step under the plan agrees with eager PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import shutil
 import sys
 import time
 import warnings
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +25,43 @@ from rich.rule import Rule
 from torch import nn
 
 import remat
-from remat.cli.tables import LEGEND, comparison_table, plan_table
+from remat.cli.tables import LEGEND, comparison_table, new_table, plan_table
+from remat.running.measure import measure_step
 from remat.units import format_bytes
 
 TOLERANCE = 1e-4
+#: Timed steps of each kind, of which the fastest counts; they alternate, so that noise meets both alike.
+REPEATS = 5
+#: What a fusing compiler moves is what it costs.
+COST = "roofline-fused"
+SOLVERS = ("greedy", "dp", "cut", "lagrangian", "auto")
+
+
+class Loss(nn.Module):
+    """A model of which training needs the loss alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **kwargs: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.model(**kwargs).loss
+        return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A step that was measured.
+
+    Attributes:
+        label: what ran.
+        peak_bytes: most bytes alive at once, as the allocator tells it; parameters included.
+        ms: milliseconds of forward and backward.
+    """
+
+    label: str
+    peak_bytes: int
+    ms: float
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,6 +70,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--hidden", type=int, default=256, help="its width (256)")
     parser.add_argument("--seq", type=int, default=256, help="tokens of each of 4 texts (256)")
     parser.add_argument("--budget", type=float, default=0.3, help="share of the activations (0.3)")
+    parser.add_argument(
+        "--picture", type=Path, default=Path("remat-demo.svg"), help="where to draw"
+    )
     parser.add_argument(
         "--lower",
         choices=("inductor", "eager"),
@@ -48,95 +87,119 @@ def main(argv: list[str] | None = None) -> int:
         out.print("(no Inductor in this run: the planned graphs run as they are)")
 
     size = {"layers": asked.layers, "hidden": asked.hidden, "seq": asked.seq}
-    model, args, kwargs = llama(device="cpu", **size)
+    llama_model, args, kwargs = llama(device="cpu", **size)
+    model = Loss(llama_model)
     count = sum(p.numel() for p in model.parameters())
 
-    out.print(Rule("1  Capture the training step", align="left"))
+    out.print(Rule("1  Capture the training step, without computing a number", align="left"))
     start = time.perf_counter()
     joint = remat.capture(model, args, kwargs, lower=asked.lower)
     out.print(
-        f"LlamaForCausalLM, {asked.layers} layers, {count / 1e6:.1f} M parameters: forward and "
-        f"backward are one graph of {len(joint.graph.nodes):,} nodes, traced in "
-        f"{time.perf_counter() - start:.1f} s\nwithout computing a number.\n"
+        f"LlamaForCausalLM, {asked.layers} layers, {count / 1e6:.1f} M parameters: forward and backward "
+        f"are one graph of {len(joint.graph.nodes):,} nodes, traced in {time.perf_counter() - start:.1f} s\n"
     )
 
     out.print(Rule(f"2  Plan it at {asked.budget} of the activations", align="left"))
-    out.print(plan_table(remat.plan(joint, budget=asked.budget), ""))
-    out.print()
+    plan = remat.plan(joint, budget=asked.budget, cost=COST)
+    out.print(plan_table(plan, ""))
+    plan.plot(asked.picture)
+    out.print(f"drawn: {asked.picture.resolve()}\n")
 
-    out.print(Rule("3  Let every solver compete, scored by one yardstick", align="left"))
-    comparison = remat.compare(joint, budgets=(0.1, asked.budget, 0.6))
-    out.print(comparison_table(comparison, ""))
+    out.print(Rule("3  Let solvers compete, scored by one yardstick", align="left"))
+    comparison = remat.compare(joint, SOLVERS, budgets=(asked.budget, 0.6), cost=COST)
+    out.print(comparison_table(comparison, "", width=100))
     out.print("\n".join(LEGEND) + "\n")
 
-    out.print(Rule("4  Compile it, run one step, compare with eager PyTorch", align="left"))
+    out.print(Rule("4  Compile it, run it, measure it", align="left"))
     worst = run(out, model, kwargs, budget=asked.budget, lower=asked.lower)
     if not worst <= TOLERANCE:
         out.print(
             f"\nThe step differs from eager by {worst:.1e} > {TOLERANCE:g}.", style="bold red"
         )
         return 1
-    out.print(f"\nThe step agrees with eager PyTorch: {worst:.1e} ≤ {TOLERANCE:g}.")
+    out.print(f"\nThe step agrees with eager PyTorch: {worst:.1e} ≤ {TOLERANCE:g}.\n")
+
+    out.print(Rule("What to do next", align="left"))
+    out.print(
+        'in a script:  torch.compile(model, backend="remat", options={"budget": 0.3})\n'
+        "your model:   remat plan train.py:build --budget 8GiB --plot step.svg   "
+        "(build() returns model, args, kwargs)\n"
+        "every budget: remat frontier train.py:build --plot frontier.svg         (README.md has the rest)"
+    )
     return 0
 
 
 def run(
     out: Console, model: nn.Module, kwargs: dict[str, Any], *, budget: float, lower: str
 ) -> float:
-    """Runs one step eagerly and one compiled at two budgets; the greatest relative difference."""
-    eager_bytes, loss, grads = step(model, model, kwargs)
-    held = {"eager PyTorch": (eager_bytes, None)}
-    worst = 0.0
-    for share in (1.0, budget):
-        torch._dynamo.reset()
-        compiled = torch.compile(
-            model, backend="remat", options={"budget": share, "solver": "auto", "lower": lower}
-        )
+    """Runs and measures the step without and with remat; the greatest relative difference from eager."""
+    torch.compiler.reset()
+    before: Any = torch.compile(model) if lower == "inductor" else model
+    options = {"budget": budget, "cost": COST, "lower": lower}
+    after = torch.compile(model, backend="remat", options=options)
+    loss, grads = step(model, model, kwargs)
+    found = []
+    names = (
+        "torch.compile" if lower == "inductor" else "eager PyTorch",
+        f"remat, budget {budget:g}",
+    )
+    for label, call in zip(names, (before, after), strict=True):
         start = time.perf_counter()
-        nbytes, own_loss, own_grads = step(model, compiled, kwargs)
-        held[f"remat, budget {share:g}"] = (nbytes, remat.plans()[-1].saved_bytes)
-        out.print(f"compiled and run at budget {share:g} in {time.perf_counter() - start:.1f} s")
-        absolute = {"loss": (own_loss - loss).abs().item()}
-        relative = {"loss": absolute["loss"] / loss.abs().item()}
-        absolute["gradients"] = max((own_grads[k] - g).abs().max().item() for k, g in grads.items())
-        relative["gradients"] = max(
-            ((own_grads[k] - g).norm() / g.norm().clamp_min(1e-30)).item() for k, g in grads.items()
-        )
-        for name, value in absolute.items():
-            out.print(
-                f"  greatest difference of {name:9} {value:.1e} absolute, {relative[name]:.1e} relative"
-            )
-        worst = max(worst, *relative.values())
-    out.print("\nheld from forward to backward, beyond inputs, outputs and parameters:")
-    for name, (nbytes, planned) in held.items():
-        note = "" if planned is None else f"   planned: {format_bytes(planned)}"
-        share = f"{nbytes / eager_bytes:6.1%} of eager" if eager_bytes else ""
-        out.print(f"  {name:18} {format_bytes(nbytes):>9}  {share}{note}")
-    return worst
+        found.append(step(model, call, kwargs))
+        out.print(f"{label}: compiled and run in {time.perf_counter() - start:.1f} s")
+    plan = remat.plans()[-1]
+    show(out, [*measured(model, dict(zip(names, (before, after), strict=True)), kwargs)], plan)
+    own_loss, own_grads = found[1]
+    return max(
+        ((own_loss - loss).abs() / loss.abs()).item(),
+        *(((own_grads[k] - g).norm() / g.norm().clamp_min(1e-30)).item() for k, g in grads.items()),
+    )
+
+
+def measured(model: nn.Module, calls: dict[str, Any], kwargs: dict[str, Any]) -> list[Ran]:
+    """Peak and time of one step of each."""
+    held = [*model.parameters(), *model.buffers()]
+    model.zero_grad()
+    peaks = {
+        name: measure_step(call, (), kwargs, resident=held, by="allocator").peak_bytes
+        for name, call in calls.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(REPEATS):
+        for name, call in calls.items():
+            model.zero_grad()
+            start = time.perf_counter()
+            call(**kwargs).backward()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return [Ran(label=name, peak_bytes=peaks[name], ms=min(times[name])) for name in calls]
+
+
+def show(out: Console, ran: list[Ran], plan: remat.Plan) -> None:
+    """Measured before and after, and what was known before anything ran."""
+    before, after = ran
+    table = new_table()
+    for name in ("measured", "peak", "step"):
+        table.add_column(name, justify="left" if name == "measured" else "right")
+    for one in ran:
+        table.add_row(one.label, format_bytes(one.peak_bytes), f"{one.ms:.1f} ms")
+    peak, ms = after.peak_bytes / before.peak_bytes - 1, after.ms / before.ms - 1
+    table.add_row("change", f"{peak:+.0%}", f"{ms:+.0%}", style="bold")
+    out.print(table)
+    out.print(
+        f"planned: {format_bytes(plan.saved_bytes)} kept, a peak of {format_bytes(plan.peak_bytes)} "
+        f"known before it ran; times of step are this machine's, those of the plan an H100's"
+    )
 
 
 def step(
     model: nn.Module, call: Any, kwargs: dict[str, Any]
-) -> tuple[int, torch.Tensor, dict[str, torch.Tensor]]:
-    """One step: the bytes that autograd holds between forward and backward, loss, gradients."""
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss and gradients of one step."""
     model.zero_grad()
-    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    known |= {t.untyped_storage().data_ptr() for t in kwargs.values()}
-    held: dict[int, int] = {}
-
-    def pack(t: torch.Tensor) -> torch.Tensor:
-        storage = t.untyped_storage()
-        if storage.data_ptr() not in known:
-            held[storage.data_ptr()] = storage.nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        result = call(**kwargs)
-    held.pop(result.logits.untyped_storage().data_ptr(), None)
-    held.pop(result.loss.untyped_storage().data_ptr(), None)
-    result.loss.backward()
+    loss = call(**kwargs)
+    loss.backward()
     grads = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
-    return sum(held.values()), result.loss.detach().clone(), grads
+    return loss.detach().clone(), grads
 
 
 def has_compiler() -> bool:

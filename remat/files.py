@@ -16,6 +16,9 @@ from remat.errors import ProblemError, RematError
 
 T = TypeVar("T")
 
+#: Bytes of a saved record beyond which it is not read.
+MAX_RECORD_BYTES = 2**30
+
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file under another name first, so that nobody ever sees half of it; text as UTF-8.
@@ -116,6 +119,37 @@ def read_record(
     try:
         return _record(kind, data, form, known)  # type: ignore[no-any-return]
     except ValueError as wrong:  # a ProblemError of the dataclass itself, too
+        raise error(str(wrong)) from None
+
+
+def save_record(
+    record: Any, path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
+) -> None:
+    """Writes the JSON of a dataclass with a ``form`` to a file, whole or not at all.
+
+    Raises:
+        RematError: of the class ``error``; the file cannot be written, and what was there is as it was.
+    """
+    try:
+        write_whole(Path(path), write_record(record))
+    except OSError as wrong:
+        raise error(
+            f"{record.form.what} '{os.fspath(path)}' cannot be written: {wrong.strerror}"
+        ) from wrong
+
+
+def load_record(
+    kind: type[T], path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
+) -> T:
+    """Reads what `save_record` wrote.
+
+    Raises:
+        RematError: of the class ``error``; there is no such file, or it holds something else.
+    """
+    form: Form = kind.form  # type: ignore[attr-defined]
+    try:
+        return read_as(form.what, path, lambda text: read_record(kind, text), MAX_RECORD_BYTES)
+    except ProblemError as wrong:
         raise error(str(wrong)) from None
 
 

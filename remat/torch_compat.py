@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.backends.common import aot_autograd
-    from torch._dynamo.eval_frame import innermost_fn
+    from torch._dynamo.eval_frame import explain, innermost_fn
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd import descriptors
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         estimate_runtime,
         min_cut_rematerialization_partition,
     )
-    from torch._guards import CompileContext, TracingContext, active_fake_mode
+    from torch._guards import CompileContext, Guard, TracingContext, active_fake_mode
     from torch._higher_order_ops.auto_functionalize import get_mutable_args
     from torch._higher_order_ops.effects import _get_effect as get_effect
     from torch._inductor import config as inductor_config

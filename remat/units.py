@@ -16,6 +16,10 @@ _UNITS = {
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
+_PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
+_COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
+#: Units that carry a prefix of their own.
+_PREFIXED = re.compile("[fpnuµmkMGT](J|s|W|Wh|Ws|g|B|FLOP|op)")
 _FORMS = (
     "expected a number from 0 to 1 (share of the activations), an int above 1 (bytes), "
     "text like '8GiB' or '512MB', or remat.Peak of any of these (the step's peak; as text 'peak:40GiB')"
@@ -214,18 +218,27 @@ def format_bytes(n: float) -> str:
 
 def format_cost(cost: float, unit: str) -> str:
     """A cost for people; picoseconds as seconds or parts of them."""
+    return _scaled(cost, tuple((name, float(size)) for name, size in scales_of(unit)[:-1]), unit)
+
+
+def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
+    """The names of a unit's multiples, with how many units each is, the largest first, itself last.
+
+    A unit that has a prefix already, as pJ does, gets no second one: there is no MpJ.
+    """
     if unit == "ps":
-        return _scaled(cost, (("s", 1e12), ("ms", 1e9), ("µs", 1e6), ("ns", 1e3)), "ps")
-    scales = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
-    return _scaled(cost, tuple((f"{prefix}{unit}", scale) for prefix, scale in scales), unit)
+        return _PS
+    if _PREFIXED.fullmatch(unit):
+        return ((unit, 1),)
+    return tuple((f"{prefix}{unit}", size) for prefix, size in _COUNTS)
 
 
 def _scaled(number: float, units: tuple[tuple[str, float], ...], unit: str) -> str:
-    """Four digits, and the largest unit that a number reaches."""
+    """Four digits, and the largest unit that a number reaches; all digits in the unit itself."""
     for name, scale in units:
         if number >= scale:
             return f"{number / scale:.4g} {name}"
-    return f"{number:.0f} {unit}"
+    return f"{number:,.0f} {unit}"
 
 
 def format_share(share: float | None) -> str:
@@ -233,3 +246,8 @@ def format_share(share: float | None) -> str:
     if share is None:
         return "–"
     return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"
+
+
+def format_change(share: float | None) -> str:
+    """What is added to something, as a share of it, for people: "+4.1%"; a dash where it is not known."""
+    return "–" if share is None else f"{share:+.1%}"

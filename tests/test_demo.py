@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import logging
 import math
@@ -14,37 +13,46 @@ from pathlib import Path
 
 import pytest
 
-import remat
-
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = ("--layers", "1", "--hidden", "64", "--seq", "32", "--lower", "eager")
 
 
-def test_the_demo_agrees_with_eager_and_holds_what_it_planned() -> None:
+def test_the_demo_tells_the_step_before_and_after(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / "demo.py"), *SMALL],
         capture_output=True,
         text=True,
-        env={**os.environ, "NO_COLOR": "1"},
+        env={**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "The step agrees with eager PyTorch" in done.stdout
-    rows = [line.split() for line in done.stdout.splitlines() if "planned:" in line]
-    assert len(rows) == 2
-    for row in rows:  # "remat, budget 0.3  12.3 KiB  20.3% of eager  planned: 12.3 KiB"
-        at = row.index("planned:")
-        assert row[at + 1 : at + 3] == row[3:5]
+    rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines()}
+    for name in ("eager PyTorch", "remat, budget 0.3"):
+        number, unit = rows[name][-2:]
+        assert float(number) > 0
+        assert unit == "ms"
+    assert rows["change"][1].startswith("-"), "less memory, as the allocator tells it"
+    picture = tmp_path / "remat-demo.svg"
+    assert f"drawn: {picture}" in done.stdout
+    assert "<svg" in picture.read_text()
+    steps = done.stdout.partition("What to do next")[2].splitlines()[1:]
+    assert len(steps) == 3
 
 
 @pytest.mark.parametrize("worst", [1.0, math.nan])
 def test_the_demo_fails_when_the_step_differs(
-    worst: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    worst: float,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    monkeypatch.setattr(remat, "compare", functools.partial(remat.compare, solvers=("greedy",)))
+    monkeypatch.chdir(tmp_path)
     demo = importlib.import_module("demo")
+    monkeypatch.setattr(demo, "SOLVERS", ("greedy",))
     monkeypatch.setattr(demo, "run", lambda *args, **kwargs: worst)
     try:
         with warnings.catch_warnings():

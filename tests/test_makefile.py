@@ -45,3 +45,21 @@ def test_the_version_of_pytorch_replaces_the_one_of_the_constraints() -> None:
     after = said.stdout.splitlines()
     assert [x for x in after if x.startswith("torch")] == ["torch==2.15.0"]
     assert set(before) - set(after) == {"torch==2.13.0"}
+
+
+def test_the_demo_installs_what_it_needs_and_no_more(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+
+    def would_install(*arguments: str) -> list[str]:
+        command = ["make", "--dry-run", *arguments]
+        said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return [line for line in said.stdout.splitlines() if "pip install" in line]
+
+    (demo,) = would_install("demo")
+    assert demo.endswith("-e '.[hf,plot]'")
+    (everything,) = would_install("test")
+    assert everything.endswith("-e '.[dev]'")
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / ".installed").touch()
+    assert would_install("demo") == [], "where all is installed, so is that"

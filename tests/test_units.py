@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.errors import BudgetError
-from remat.units import Budget, Peak, format_bytes
+from remat.units import Budget, Peak, format_bytes, format_cost
 
 
 @pytest.mark.parametrize(
@@ -204,3 +204,17 @@ def test_texts_that_are_no_peak(text: str) -> None:
 )
 def test_budgets_for_people(written: Any, label: str) -> None:
     assert Budget.parse(written).label == label
+
+
+@pytest.mark.parametrize(
+    ("cost", "unit", "text"),
+    [
+        (5_000_000, "pJ", "5,000,000 pJ"),
+        (5_000_000, "J", "5 MJ"),
+        (5_000_000, "ps", "5 µs"),
+        (5_000_000, "FLOP", "5 MFLOP"),
+        (12, "mWh", "12 mWh"),
+    ],
+)
+def test_a_unit_with_a_prefix_gets_no_second_one(cost: int, unit: str, text: str) -> None:
+    assert format_cost(cost, unit) == text

@@ -1,8 +1,11 @@
 """The command ``remat``."""
 
 try:
+    from remat.cli import compare as _compare  # noqa: F401 - its command registers itself
+    from remat.cli import diff as _diff  # noqa: F401 - its command registers itself
     from remat.cli import frontier as _frontier  # noqa: F401 - its command registers itself
     from remat.cli import instances as _instances  # noqa: F401 - its commands register themselves
+    from remat.cli import lists as _lists  # noqa: F401 - its commands register themselves
     from remat.cli import opt as _opt  # noqa: F401 - its command registers itself
     from remat.cli import reduce as _reduce  # noqa: F401 - its command registers itself
     from remat.cli import repro as _repro  # noqa: F401 - its command registers itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -16,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.progress import Progress
+from remat.cli.errors import (
+    asks_for_json,
+    echo_error,
+    interruptible,
+    show_warning,
+    tell_refused_plugins,
+)
+from remat.cli.progress import QUIET, Progress
 from remat.errors import CaptureError, PeakWarning, RematError
 from remat.version import __version__
 
@@ -27,24 +35,29 @@ if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
 
 
-#: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
-INTERRUPTED = 130
-
-
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as one line, without the line of ours that warns."""
-    click.echo(f"warning: {params.one_line(message)}", err=True)
+#: Key of the context under which it is noted that the command is to print JSON.
+_AS_JSON = "remat.json"
 
 
 class _Group(click.Group):
-    """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130."""
+    """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130.
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with _interruptible():
-            return super().make_context(*args, **kwargs)
+    Under ``--json`` the paragraph is ``{"error": {"kind": …, "message": …}}`` on standard output, wrong
+    usage included.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], *more: Any, **extra: Any
+    ) -> click.Context:
+        with interruptible():
+            return super().make_context(info_name, args, *more, **extra)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_AS_JSON] = asks_for_json(args)
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _interruptible():
+        with interruptible():
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> Any:
@@ -55,24 +68,19 @@ class _Group(click.Group):
                 warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
                 warnings.filterwarnings("default", message="the cache of measured costs")
                 warnings.simplefilter("default", PeakWarning)
-                warnings.showwarning = _show_warning
+                warnings.showwarning = show_warning
             try:
                 return super().invoke(ctx)
-            except RematError as error:
-                click.echo(f"error: {params.one_line(error)}", err=True)
-                ctx.exit(1)
+            except (RematError, click.ClickException) as error:
+                if ctx.meta[_AS_JSON]:
+                    echo_error(error)
+                elif isinstance(error, click.ClickException):
+                    raise
+                else:
+                    click.echo(f"error: {params.one_line(error)}", err=True)
+                ctx.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
             finally:
-                _tell_refused_plugins()
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command in one line; click by itself would exit with 1, as if the job had failed."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
+                tell_refused_plugins()
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -104,7 +112,25 @@ cost_option = click.option(
     show_default=True,
     help="cost model: see `remat costs`; roofline-fused:a100 names a device",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="print JSON, for machines")
+
+
+def _note_quiet(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    ctx.meta[QUIET] = value
+
+
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_note_quiet,
+    help="do not tell on standard error what is being done",
+)
+json_option = options(
+    click.option("--json", "as_json", is_flag=True, help="print JSON, for machines; errors too"),
+    quiet_option,
+)
 budget_option = click.option(
     "--budget",
     metavar="BUDGET",
@@ -166,11 +192,11 @@ model_arguments = options(
 #: Arguments and options of every command that captures a model.
 capture_options = options(model_arguments, cost_option, tracing_options, json_option)
 #: Those of every command that plans one.
-_model_options = options(capture_options, time_limit_option, reread_option)
+model_options = options(capture_options, time_limit_option, reread_option)
 
 
 @main.command()
-@_model_options
+@model_options
 @budget_option
 @solver_option
 @click.option(
@@ -197,6 +223,17 @@ _model_options = options(capture_options, time_limit_option, reread_option)
     help="with --no-fullgraph: run forward once on real tensors, to take branches that depend on numbers",
 )
 @click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
+@click.option(
+    "--plot",
+    type=params.PictureFile(),
+    help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
+)
+@click.option(
+    "--graph-breaks",
+    "only_breaks",
+    is_flag=True,
+    help="plan nothing: list where the model breaks into graphs, each with the reason and the line",
+)
 def plan(
     model: str,
     overrides: tuple[str, ...],
@@ -208,6 +245,8 @@ def plan(
     save: Path | None,
     hooks: str | None,
     explain: bool,
+    plot: Path | None,
+    only_breaks: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -225,140 +264,80 @@ def plan(
         hooks=hooks,
         reread_inputs=reread_inputs,
     )
+    if only_breaks:
+        _tell_breaks(model, overrides, as_json=as_json, **options)
+        return
     if options["run"] and options["fullgraph"]:
-        raise click.UsageError("'--run' goes together with '--no-fullgraph' only")
+        raise click.UsageError(
+            "'--run' goes together with '--no-fullgraph' or '--graph-breaks' only"
+        )
+    if plot is not None and not options["fullgraph"]:
+        raise click.UsageError(
+            "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
+        )
     with Progress() as progress:
         example, joints, captured = capture_graphs(progress, model, overrides, **options)
         progress.step("planning")
         made: Plan | PlanSet = (
-            plan_graph(joints[0], request) if len(joints) == 1 else plan_graphs(joints, request)
+            plan_graph(joints[0], request, on_step=progress.detail)
+            if len(joints) == 1
+            else plan_graphs(joints, request)
         )
+        if plot is not None and isinstance(made, Plan):
+            progress.step("drawing")
+            made.plot(plot)
     if save is not None:
         params.write(save, made.to_json(), "plan")
     if as_json:
         click.echo(made.to_json(), nl=False)
         return
     for joint, one in zip(joints, [made] if isinstance(made, Plan) else made, strict=True):
-        tables.show(tables.plan_table(one, _title(example, joint, captured)))
+        tables.show(tables.plan_table(one, title_of(example, joint, captured)))
     if not isinstance(made, Plan):
         click.echo(made.explain().partition("\n")[0])
     if explain:
         click.echo("\n" + made.explain())
-    if save is not None:
-        click.echo(f"plan written to {save}")
+    for what, path in (("drawn:", plot), ("plan written to", save)):
+        if path is not None:
+            click.echo(f"{what} {path}")
 
 
-@main.command()
-@_model_options
-@click.option(
-    "--solvers",
-    type=params.ListOf(params.SOLVER_NAME),
-    help="solvers to compare, with commas; by default all that can run here",
-)
-@click.option(
-    "--budgets",
-    type=params.ListOf(click.STRING),
-    metavar="BUDGET,…",
-    default="0.2,0.5,0.8",
-    show_default=True,
-    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB, peak:0.5",
-)
-def compare(
+def _tell_breaks(
     model: str,
     overrides: tuple[str, ...],
-    solvers: tuple[str, ...] | None,
-    budgets: tuple[str, ...],
-    cost: str,
-    time_limit: float | None,
-    reread_inputs: bool,
+    *,
     as_json: bool,
+    run: bool,
+    device: str | None,
+    lower: str,
+    fullgraph: bool,
     **options: Any,
 ) -> None:
-    """Plan MODEL with several solvers at several budgets, side by side.
+    """Lists where MODEL breaks into graphs."""
+    from remat.cli.models import load
+    from remat.graph.graph_breaks import graph_breaks
 
-    The best of each budget carry a star. The gap is the share of the cost above a proven bound.
-    """
-    from remat import api
-    from remat.cli import tables
-    from remat.planning.comparison import ComparisonRow
-    from remat.planning.comparison import compare as run_all
-
-    common: dict[str, Any] = {
-        "cost": cost,
-        "time_limit": time_limit,
-        "reread_inputs": reread_inputs,
-    }
-    asked = [plan_request(budget=budget, **common).budget for budget in budgets]
-    names = api.solver_names() if solvers is None else solvers
-    with Progress() as progress:
-        example, joint, captured = capture_model(progress, model, overrides, **options)
-        total, done = len(names) * len(budgets), 0
-
-        def count(row: ComparisonRow) -> None:
-            nonlocal done
-            done += 1
-            progress.step(f"comparing: {done} of {total} plans, last {row.solver} at {row.budget}")
-
-        progress.step(f"comparing: 0 of {total} plans")
-        comparison = run_all(joint, names, asked, on_row=count, **common)
+    with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
+        progress.step(f"building {model}")
+        example = load(model, overrides, **options)
+        progress.step("looking for graph breaks")
+        try:
+            found = graph_breaks(
+                example.model, example.args, example.kwargs, device=device, run=run
+            )
+        except CaptureError as error:
+            if "run=True" not in error.remedies:
+                raise
+            raise CaptureError(
+                f"{error.reason}. Such branches are found by running forward once: remat plan {model} "
+                "--graph-breaks --run, with a MODEL of real tensors"
+            ) from error
     if as_json:
-        click.echo(comparison.to_json(), nl=False)
-    else:
-        title = f"{_title(example, joint, captured)}; cost model {comparison.cost}"
-        tables.show(tables.comparison_table(comparison, title))
-        for note in (*tables.comparison_notes(comparison), *tables.LEGEND):
-            click.echo(note)
-    if all(row.reason is not None for row in comparison.rows):
-        raise RematError("no solver found a plan at any of these budgets; the reasons stand above")
-
-
-@main.command()
-@json_option
-def solvers(as_json: bool) -> None:
-    """List the solvers, and why those that cannot run here cannot."""
-    from remat.cli import listings
-    from remat.plugins.registry import registry
-
-    rows = listings.solver_rows()
-    _list(as_json, {"solvers": rows}, refused=[str(problem) for problem in registry().problems])
-
-
-@main.command()
-@click.option("--pipeline", is_flag=True, help="print the pipeline that plans come about by")
-@json_option
-def passes(pipeline: bool, as_json: bool) -> None:
-    """List the passes and analyses, with the options that a pipeline can give them."""
-    from remat.cli import listings
-
-    if pipeline:
-        from remat.api import default_pipeline
-
-        text = str(default_pipeline())
-        click.echo(json.dumps({"pipeline": text}) if as_json else text)
+        echo_json(dataclasses.asdict(found))
         return
-    _list(as_json, {"passes": listings.pass_rows(), "analyses": listings.analysis_rows()})
-
-
-@main.command()
-@json_option
-def costs(as_json: bool) -> None:
-    """List the cost models, and the devices that they know."""
-    from remat.cli import listings
-
-    _list(as_json, {"costs": listings.cost_rows()})
-
-
-def _list(as_json: bool, rows: dict[str, Any], **more: Any) -> None:
-    """Prints lists, each as a table of its own, or all as JSON with what else there is to know."""
-    from remat.cli import tables
-
-    if as_json:
-        echo_json(rows | more)
-        return
-    for k, (what, of) in enumerate(rows.items()):
-        if k:
-            click.echo()
-        tables.show(tables.listing(what, of))
+    click.echo(f"{example.title}: {found.summary}")
+    for k, one in enumerate(found.breaks, 1):
+        click.echo(f"{k:>3}  {one.source or 'unknown line'}\n     {one.reason}")
 
 
 def plan_request(**options: Any) -> PlanRequest:
@@ -451,19 +430,10 @@ def capture_graphs(
     return example, joints, time.perf_counter() - start
 
 
-def _title(example: Example, joint: JointGraph, captured_s: float) -> str:
+def title_of(example: Example, joint: JointGraph, captured_s: float) -> str:
     nodes = len(joint.graph.nodes)
     return f"{example.title}: {nodes:,} nodes, captured in {captured_s:.1f} s"
 
 
 def echo_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2))
-
-
-def _tell_refused_plugins() -> None:
-    """Plugins that were refused, one paragraph each; quiet if none was asked for."""
-    registries = sys.modules.get("remat.plugins.registry")
-    if registries is None:
-        return
-    for problem in registries.registry().problems:
-        click.echo(f"warning: {params.one_line(problem)}", err=True)

@@ -19,6 +19,7 @@ from remat.cli.commands import (
     reread_option,
     time_limit_option,
 )
+from remat.cli.errors import fail
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
@@ -91,11 +92,12 @@ def frontier(
         failed: dict[str, str] = {}
         for request in requests:
             name = request.solver.name
+            progress.step(f"planning at all budgets with {name}")
             try:
                 planner = Planner.of(
                     joint,
                     request,
-                    on_step=lambda text, name=name: progress.step(f"{name}: {text}"),  # type: ignore[misc]
+                    on_step=progress.detail,
                 )
                 made.append(Frontier.of(planner, by))
             except RematError as error:
@@ -109,16 +111,17 @@ def frontier(
         if plot is not None and made:
             progress.step("drawing")
             made[0].plot(plot, chosen=chosen, others=made[1:])
-    if as_json:
+    if as_json and made:
         echo_json(_json(joint, made, failed, chosen))
-    else:
+    elif not as_json:
         _show(f"{example.title}: {len(joint.graph.nodes):,} nodes", captured_s, made, chosen)
         for name, reason in failed.items():
             click.echo(f"{name}: no frontier: {reason}")
         if plot is not None and made:
             click.echo(f"drawn: {plot}")
     if not made:
-        raise RematError("no solver found a frontier; the reasons stand above")
+        failure = RematError("no solver found a frontier; the reasons stand above")
+        fail(failure, _json(joint, made, failed, chosen) if as_json else None)
 
 
 def _json(

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from remat.cli import params
-from remat.cli.commands import INTERRUPTED, echo_json, json_option, main
+from remat.cli.commands import echo_json, json_option, main
+from remat.cli.errors import INTERRUPTED
 from remat.cli.progress import Progress
 from remat.cli.repro import replay
 from remat.errors import RematError
@@ -95,7 +96,8 @@ def reduce_(
         else:
             assert recorded is not None
             fails = _fails_alike(recorded)
-        found = reduce(joint, fails, progress=progress.step)
+        progress.step("reducing")
+        found = reduce(joint, fails, progress=progress.detail)
     text = print_joint(found.joint)
     if recorded is None:
         params.write(target, text, "joint graph")

@@ -19,6 +19,7 @@ from remat.cli.commands import (
     seq_option,
     time_limit_option,
 )
+from remat.cli.errors import fail
 from remat.cli.example import Example
 from remat.cli.models import load, users_code
 from remat.cli.progress import Progress
@@ -163,16 +164,18 @@ def sac(
                     checked = checkpointing.check(example.model, plan, example.args, example.kwargs)
             except RematError as error:
                 not_run = error
-    if as_json:
-        measured = None if checked is None else asdict(checked)
-        echo_json({"plan": json.loads(plan.to_json()), "code": plan.code(), "measured": measured})
-    else:
+    measured = None if checked is None else asdict(checked)
+    found = {"plan": json.loads(plan.to_json()), "code": plan.code(), "measured": measured}
+    if as_json and not_run is None:
+        echo_json(found)
+    elif not as_json:
         _show(example, plan, checked)
         for what, path in (("drawn", plot), ("plan", output)):
             if path is not None:
                 click.echo(f"{what}: {path}")
     if not_run is not None:
-        raise CaptureError(f"the plan stands above, but no step could be run: {not_run}")
+        failure = CaptureError(f"the plan stands above, but no step could be run: {not_run}")
+        fail(failure, found if as_json else None)
 
 
 def _load(

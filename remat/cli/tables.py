@@ -9,13 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from remat.units import format_bytes, format_cost, format_share
+from remat.units import format_bytes, format_change, format_cost, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from remat.planning.comparison import Comparison, ComparisonRow
-    from remat.planning.frontier import Frontier, FrontierPoint
+    from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LEGEND = (
     "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
     "gap: at most this much of the cost is more than any plan needs; it stays open where nothing is proven",
+    "step: modelled, beside the step without remat, which is the plan of auto at budget 1",
 )
 
 
@@ -77,12 +78,23 @@ def plan_table(plan: Plan, title: str) -> Table:
     return rows_table([("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows], title)
 
 
-def comparison_table(comparison: Comparison, title: str) -> Table:
-    """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`)."""
+#: Columns of a terminal from which on a comparison also has the share by which the step costs more.
+_WIDE = 90
 
-    table = new_table(title)
+
+def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
+    """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`).
+
+    Args:
+        comparison: the solvers.
+        title: what stands above.
+        width: columns of the terminal. Where they are few, the step beside that without remat is left out.
+    """
+    wide = width >= _WIDE
+
+    table = new_table("\n".join(line for line in (title, comparison.without) if line))
     table.add_column("solver", overflow="fold")
-    for name in ("saved", "recompute  ", "gap", "peak", "time"):
+    for name in ("saved", "recompute  ", "gap", "peak", *(["step"] if wide else []), "time"):
         table.add_column(name, justify="right", no_wrap=True)
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
@@ -91,7 +103,7 @@ def comparison_table(comparison: Comparison, title: str) -> Table:
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
         table.add_row(
             f"  {row.solver}",
-            *_cells(row),
+            *_cells(row, wide),
             style="bold" if row.best else None,
             end_section=last,
         )
@@ -122,7 +134,7 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     for name in columns if found.by == "bytes" else reversed(columns[1:]):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for point in thinned(found, rows):
+    for point in found.thinned(rows):
         is_knee = point == found.knee()
         share = point.saved_bytes / found.full_bytes if found.full_bytes else 1.0
         cells = [
@@ -139,26 +151,16 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     return table
 
 
-def thinned(found: Frontier, rows: int) -> list[FrontierPoint]:
-    """At most so many points, at least three: evenly over the frontier, its ends and its knee kept."""
-    points, rows = found.points, max(3, rows)
-    if len(points) <= rows:
-        return list(points)
-    last = len(points) - 1
-    kept = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(found.knee())}
-    return [points[i] for i in sorted(kept)]
-
-
-def _cells(row: ComparisonRow) -> list[str]:
-
+def _cells(row: ComparisonRow, wide: bool) -> list[str]:
     if row.saved_bytes is None or row.recompute_cost is None:
-        return ["–", "–  ", "–", "–", "–"]
+        return ["–", "–  ", "–", "–", *(["–"] if wide else []), "–"]
     solve_s = row.solve_s or 0.0
     return [
         format_bytes(row.saved_bytes),
         format_cost(row.recompute_cost, row.unit or "") + (" *" if row.best else "  "),
         format_share(row.gap),
         format_bytes(row.peak_bytes or 0),
+        *([format_change(row.more)] if wide else []),
         f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
     ]
 

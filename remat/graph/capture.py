@@ -7,10 +7,7 @@ chosen lowering: what is captured is what a partitioner is handed when the model
 from __future__ import annotations
 
 import contextlib
-import copy
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -21,7 +18,7 @@ from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance, why_not_callable
 from remat.graph.capture_errors import CapturedError, NothingToDifferentiateError, explain
-from remat.graph.fake_devices import fakeable
+from remat.graph.fakes_of_models import as_fakes
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
 from remat.torch_compat import pytree
@@ -99,22 +96,10 @@ def capture(
         raise CaptureError(f"model is a {type(model).__name__}; expected a module or a function")
     args, kwargs = read_call(args, kwargs)
     name = getattr(model, "__name__", type(model).__name__)
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    tensors = _tensors_of(model, args, kwargs)
-    if run:
-        _check_numbers(name, tensors, fullgraph, device)
-    mode: Any = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
-    if mode is None:
-        mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    target = None if device is None else fakeable(device)
-    faked = _Copied() if run else _Faker(mode, target)
     sink: list[JointGraph] = []
     backend = _Backend(sink, lower, name, stop=fullgraph, run=run)
-    # A run leaves the generators of all devices as they were.
-    with _quiet_dynamo(), torch.random.fork_rng() if run else mode:
-        fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
-        fake_model = faked.module(model)
+    faked = as_fakes(model, args, kwargs, fullgraph=fullgraph, device=device, run=run)
+    with faked as (fake_model, fake_args, fake_kwargs):
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
         try:
             backend.note_returned(compiled(*fake_args, **fake_kwargs))
@@ -127,104 +112,6 @@ def capture(
             + ("" if fullgraph else "; nor is it compiled where a graph breaks inside of a loop")
         )
     return sink[0] if fullgraph else sink
-
-
-class _Faker:
-    """Turns tensors and modules into fake ones, each tensor once."""
-
-    def __init__(self, mode: Any, device: torch.device | None) -> None:
-        self._mode = mode
-        self._device = device
-        self._memo: dict[int, Any] = {}
-        self._kept: list[Any] = []  # ids are only good while their objects live
-
-    def __call__(self, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in self._memo:
-            self._kept.append(value)
-            self._memo[id(value)] = self._fake(value)
-        return self._memo[id(value)]
-
-    def _fake(self, value: torch.Tensor) -> torch.Tensor:
-        if hasattr(value, "fake_mode"):
-            device = self._device or value.device
-            if device == value.device:
-                return value
-        else:
-            device = self._device or (
-                torch.device("cpu") if value.device.type == "meta" else value.device
-            )
-        with self._mode, torch.no_grad():
-            if device == value.device:
-                fake = self._mode.from_tensor(value, static_shapes=True)
-            else:
-                fake = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device=device
-                )
-        if isinstance(value, torch.nn.Parameter):
-            return torch.nn.Parameter(fake, requires_grad=value.requires_grad)
-        if fake.requires_grad != value.requires_grad and fake.is_leaf:
-            fake.requires_grad_(value.requires_grad)
-        return fake  # type: ignore[no-any-return]
-
-    def module(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """The module over fake tensors: its structure is copied, its weights never are."""
-        if not isinstance(model, torch.nn.Module):
-            return model
-        memo: dict[int, Any] = {}
-        for module in model.modules():
-            for tensors in (
-                torch_compat.parameters_of(module),
-                torch_compat.buffers_of(module),
-                module.__dict__,
-            ):
-                for tensor in tensors.values():
-                    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or hasattr(
-                        tensor, "fake_mode"
-                    ):
-                        memo[id(tensor)] = self(tensor)
-        try:
-            return copy.deepcopy(model, memo)
-        except Exception as error:
-            raise CaptureError(
-                f"'{type(model).__name__}' cannot be copied to trace it without its weights "
-                f"({type(error).__name__}: {error}); build it under torch.device('meta')"
-            ) from error
-
-
-class _Copied(_Faker):
-    """Copies what a run may overwrite: inputs and buffers. Parameters are the model's own."""
-
-    def __init__(self) -> None:
-        super().__init__(None, None)
-
-    def _fake(self, value: torch.Tensor) -> torch.Tensor:
-        if isinstance(value, torch.nn.Parameter):
-            return value
-        return value.detach().clone().requires_grad_(value.requires_grad)
-
-
-def _check_numbers(
-    name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
-) -> None:
-    """Refuses a run that cannot be one."""
-    if fullgraph:
-        raise CaptureError(
-            f"'{name}' is to be captured as one graph, in which no branch is taken from a run: pass "
-            "fullgraph=False with run=True"
-        )
-    if device is not None:
-        raise CaptureError(
-            f"device is {str(device)!r}, but run=True runs the model where it lies; move the model and "
-            "its inputs there instead"
-        )
-    empty = [t for t in tensors if hasattr(t, "fake_mode") or t.device.type == "meta"]
-    if empty:
-        raise CaptureError(
-            f"'{name}' cannot be run: {len(empty)} of its {len(tensors)} tensors have no numbers (meta "
-            "or fake). Build the model and its inputs for real, or capture without run=True"
-        )
 
 
 def _dropped(_: torch.Tensor) -> None:
@@ -363,48 +250,3 @@ def _partitioner_of(take: Callable[..., Any]) -> Any:
             return None
 
     return Partitioner()
-
-
-@contextlib.contextmanager
-def _quiet_dynamo() -> Iterator[None]:
-    """Captures do not count as recompilations, and what a model logs is no graph break."""
-    config = torch_compat.dynamo_config
-    names = ("debug", "info", "warning", "warning_once")
-    loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
-    with (
-        warnings.catch_warnings(),
-        _without_traces_of_operators(),
-        config.patch(
-            recompile_limit=1_000_000,
-            accumulated_recompile_limit=1_000_000,
-            suppress_errors=False,
-            ignore_logging_functions={*config.ignore_logging_functions, *loggers},
-        ),
-    ):
-        # Dynamo looks at .grad of what one graph hands to the next.
-        warnings.filterwarnings(
-            "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
-        )
-        yield
-
-
-@contextlib.contextmanager
-def _without_traces_of_operators() -> Iterator[None]:
-    """An operator that refuses its arguments is told in our error; the log of it only hides that."""
-    log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
-
-    def other(record: logging.LogRecord) -> bool:
-        return record.levelno != logging.ERROR or "run meta for" not in str(record.msg)
-
-    log.addFilter(other)
-    try:
-        yield
-    finally:
-        log.removeFilter(other)
-
-
-def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-    if isinstance(model, torch.nn.Module):
-        found += [*model.parameters(), *model.buffers()]
-    return found

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def paused_collection() -> Iterator[None]:
+    """Pauses the collector inside of a ``with`` block; see `without_collection`."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def without_collection(function: Callable[P, T]) -> Callable[P, T]:
@@ -21,12 +35,7 @@ def without_collection(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def paused(*args: P.args, **kwargs: P.kwargs) -> T:
-        if not gc.isenabled():
+        with paused_collection():
             return function(*args, **kwargs)
-        gc.disable()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            gc.enable()
 
     return paused

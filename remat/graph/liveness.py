@@ -8,7 +8,8 @@ step; saved tensors and tangents end at their last use in backward, as AOTAutogr
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -110,6 +111,36 @@ class Timeline:
     @property
     def peak(self) -> PeakMoment:
         return peak_of(self.nbytes(), self.moments, self.boundary)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCurve:
+    """Bytes alive at each moment of a step, and nothing about what they are.
+
+    Attributes:
+        nbytes: of each moment.
+        boundary: number of forward's moments.
+    """
+
+    nbytes: Sequence[int]
+    boundary: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most bytes alive at once."""
+        return max(self.nbytes)
+
+
+def memory_curve(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    num_fwd_outputs: int,
+    memories: Memories | None = None,
+) -> MemoryCurve:
+    """What is alive over a step, as `simulate_peak` finds it."""
+    step = StepWalk(forward, backward, num_fwd_outputs, memories)
+    sums = sums_of((x[2:] for x in step.lifetimes()), len(step.moments))
+    return MemoryCurve(nbytes=array("q", sums), boundary=step.boundary)
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:

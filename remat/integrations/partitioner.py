@@ -56,6 +56,7 @@ from remat.planning.request import (
 )
 from remat.planning.saved_plans import SavedPlan
 from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
+from remat.units import format_bytes
 from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
@@ -225,6 +226,13 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def _list(self, made: Plan) -> None:
         """Adds a plan to `plans`."""
         self.made = made
+        _LOG.info(
+            "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
+            made.graph,
+            made.asked.label,
+            format_bytes(made.planned_saved_bytes or made.saved_bytes),
+            made.before_after.line,
+        )
         with _LOCK:
             _PLANS.append((weakref.ref(made), made.figures))
 

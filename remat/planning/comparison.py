@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 
 from remat.arguments import COST, as_list
@@ -13,9 +13,19 @@ from remat.errors import RematError
 from remat.graph.joint import JointGraph
 from remat.planning.planner import Planner
 from remat.planning.request import CostOption, PlanRequest
+from remat.planning.without import Without
 from remat.plugins.registry import registry
+from remat.report.before_after import BeforeAfter
 from remat.solvers.base import Solver
-from remat.units import AnyBudget, Budget, Peak, format_bytes, format_cost, format_share
+from remat.units import (
+    AnyBudget,
+    Budget,
+    Peak,
+    format_bytes,
+    format_change,
+    format_cost,
+    format_share,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,8 @@ class ComparisonRow:
         unit: unit of the costs.
         best: whether no other solver has a lower cost at this budget, or the same one with fewer
             bytes saved.
+        more: share by which the modelled step costs more than without remat; None without a plan, and
+            where the cost of the step is not known.
         reason: why there is no plan.
     """
 
@@ -51,6 +63,7 @@ class ComparisonRow:
     plan_s: float | None = None
     unit: str | None = None
     best: bool = False
+    more: float | None = None
     reason: str | None = None
 
     @property
@@ -78,20 +91,41 @@ class Comparison:
         graph: name of the joint graph.
         cost: cost model.
         rows: by budget, then by solver, in the order asked for.
+        unit: unit of all costs.
+        step_cost: cost of running every operator of the step once; 0 where it is not known.
+        without_peak_bytes: simulated peak of the step without remat, which is that of the plan of ``auto``
+            at budget 1.
+        without_recompute_cost: cost of what runs twice in that plan.
     """
 
     graph: str
     cost: str
     rows: tuple[ComparisonRow, ...]
+    unit: str = ""
+    step_cost: int = 0
+    without_peak_bytes: int = 0
+    without_recompute_cost: int = 0
+
+    @property
+    def without(self) -> str:
+        """The step without remat in one line; empty where it is not known."""
+        if not self.without_peak_bytes or not self.step_cost:
+            return ""
+        step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
+        return f"without remat: peak {format_bytes(self.without_peak_bytes)}, step {step} modelled"
 
     def to_json(self) -> str:
+        figures = {f.name: getattr(self, f.name) for f in fields(self)}
         rows = [asdict(r) | {"gap": r.gap} for r in self.rows]
-        return json.dumps({"graph": self.graph, "cost": self.cost, "rows": rows}, indent=2) + "\n"
+        return json.dumps(figures | {"rows": rows}, indent=2) + "\n"
 
     def __str__(self) -> str:
         wide = max([len("solver"), *(len(r.solver) for r in self.rows)])
-        head = f"{'saved':>9} {'recompute':>11}   {'gap':>7} {'peak':>9} {'time':>9}"
-        lines = [f"{'budget':>13} {'solver':{wide}} {head}"]
+        head = f"{'saved':>9} {'recompute':>11}   {'gap':>7} {'peak':>9} {'step':>7} {'time':>9}"
+        lines = [
+            *([self.without] if self.without else []),
+            f"{'budget':>13} {'solver':{wide}} {head}",
+        ]
         for r in self.rows:
             name = f"{r.label:>13} {r.solver:{wide}}"
             if r.saved_bytes is None or r.recompute_cost is None:
@@ -100,7 +134,8 @@ class Comparison:
             lines.append(
                 f"{name} {format_bytes(r.saved_bytes):>9} "
                 f"{format_cost(r.recompute_cost, r.unit or ''):>11} {'*' if r.best else ' '} "
-                f"{format_share(r.gap):>7} {format_bytes(r.peak_bytes or 0):>9} {r.solve_s or 0:>7.2f} s"
+                f"{format_share(r.gap):>7} {format_bytes(r.peak_bytes or 0):>9} {format_change(r.more):>7} "
+                f"{r.solve_s or 0:>7.2f} s"
             )
         return "\n".join(lines)
 
@@ -155,6 +190,7 @@ def compare(
             known.solver_class(name)
     prepared = Planner.of(joint, requests[0])
     requests = [request.on(joint) for request in requests]
+    without, step_cost = prepared.without, prepared.step_cost
     rows: list[ComparisonRow] = []
     higher: list[ComparisonRow] = []  # peaks above budget 1's
     ready: dict[str, Solver] = {}
@@ -168,6 +204,8 @@ def compare(
                 planner = Planner(
                     prepared.state, request.by(ready[label]), fingerprint=prepared.fingerprint
                 )
+                # One step without remat for all rows, so that none pays for it.
+                planner.without, planner.step_cost = without, step_cost
                 decided = planner.decide(request.budget)
                 p = planner.finish(decided, request.budget)
             except RematError as error:
@@ -189,7 +227,31 @@ def compare(
     on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
     lower = [r for r in rows if r not in higher]
     rows = [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows]
-    return Comparison(graph=joint.name, cost=str(requests[0].cost), rows=mark_best(rows))
+    rows = [_beside(r, step_cost, without) for r in rows]
+    return Comparison(
+        graph=joint.name,
+        cost=str(requests[0].cost),
+        rows=mark_best(rows),
+        unit=requests[0].cost.unit,
+        step_cost=step_cost,
+        without_peak_bytes=without.peak_bytes,
+        without_recompute_cost=without.recompute_cost,
+    )
+
+
+def _beside(row: ComparisonRow, step_cost: int, without: Without) -> ComparisonRow:
+    """A row beside the step without remat."""
+    if row.recompute_cost is None:
+        return row
+    figures = BeforeAfter(
+        peak_bytes=row.peak_bytes or 0,
+        without_peak_bytes=without.peak_bytes,
+        step_cost=step_cost,
+        recompute_cost=row.recompute_cost,
+        without_recompute_cost=without.recompute_cost,
+        unit=row.unit or "",
+    )
+    return replace(row, more=figures.more)
 
 
 def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:

@@ -10,7 +10,7 @@ from typing import Self
 from remat.errors import ProblemError, unwarned
 from remat.graph import ops
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import simulate_peak
+from remat.graph.liveness import MemoryCurve, memory_curve
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import State
@@ -80,6 +80,8 @@ class Decider:
         self.deciding = request.deciding()
         self.decisions: dict[int, Decided] = {}
         self._peaks: dict[Decision, int] = {}
+        #: Memory over budget 1's step, once it was simulated.
+        self.full_curve: MemoryCurve | None = None
         #: What was split last; without hooks, `finish` need not do it again.
         self.latest: tuple[Decision, State] | None = None
         self.on_step = on_step or (lambda _: None)
@@ -195,9 +197,10 @@ class Decider:
             assert done.forward is not None
             assert done.backward is not None
             outputs = done.joint.num_fwd_outputs
-            self._peaks[key] = simulate_peak(
-                done.forward, done.backward, outputs, done.joint.memories
-            ).nbytes
+            curve = memory_curve(done.forward, done.backward, outputs, done.joint.memories)
+            self._peaks[key] = curve.peak_bytes
+            if decided is self.decisions.get(self.full_bytes):
+                self.full_curve = curve
         return self._peaks[key]
 
     def split(self, decided: Decided) -> State:

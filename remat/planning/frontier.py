@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
-from remat.files import Form, write_record
+from remat.files import Form, save_record, write_record
 from remat.graph import ops
 from remat.planning.decider import Decided
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
-from remat.units import Budget, format_bytes
+from remat.units import Budget, format_bytes, format_cost
 
+#: Points that the text of a frontier names, so that it stays on one screen.
+MOST_SHOWN = 16
 #: What a frontier goes by: the field of its points, and the label of their axis.
 _BY = {
     "bytes": ("saved_bytes", "saved by forward for backward"),
@@ -37,7 +39,7 @@ class FrontierPoint:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Frontier:
     """The best plans over all budgets: less cost only for more bytes, or for a higher peak.
 
@@ -211,3 +213,34 @@ class Frontier:
     def to_json(self) -> str:
         """The frontier as JSON, without its plans."""
         return write_record(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json` to a file, whole or not at all: figures, from which no plan can be made again.
+
+        Raises:
+            PlanError: the file cannot be written; what was there before is as it was.
+        """
+        save_record(self, path, error=PlanError)
+
+    def thinned(self, rows: int) -> list[FrontierPoint]:
+        """At most so many points, at least three: evenly over the frontier, its ends and its knee kept."""
+        points, rows = self.points, max(3, rows)
+        if len(points) <= rows:
+            return list(points)
+        last = len(points) - 1
+        kept = {last * i // (rows - 2) for i in range(rows - 1)} | {points.index(self.knee())}
+        return [points[i] for i in sorted(kept)]
+
+    def __repr__(self) -> str:
+        knee, shown = self.knee(), self.thinned(MOST_SHOWN)
+        lines = [
+            f"<frontier of {self.graph} by {self.by}: {len(self.points)} points of {self.solver}, cost model "
+            f"{self.cost}"
+        ]
+        lines += [
+            f"  {format_bytes(p.saved_bytes):>9} saved  {format_cost(p.recompute_cost, self.unit):>9} "
+            f"recomputed  {format_bytes(p.peak_bytes):>9} peak{'  knee' if p == knee else ''}"
+            for p in shown
+        ]
+        rest = len(self.points) - len(shown)
+        return "\n".join([*lines, *([f"  and {rest} more between them"] if rest else [])]) + ">"

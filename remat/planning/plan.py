@@ -12,14 +12,19 @@ from typing import ClassVar, overload
 from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
-from remat.files import Form, read_record, write_record
+from remat.files import Form, load_record, read_record, save_record, write_record
 from remat.graph.fused_liveness import predict_peak
-from remat.graph.liveness import Timeline, own_outputs, timeline
+from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision
 from remat.graph.refills import told
-from remat.report.explanation import counted, explain
+from remat.planning.plan_text import rows_of
+from remat.report.before_after import BeforeAfter
+from remat.report.explanation import explain
 from remat.solvers.graph_problem import GraphProblem
-from remat.units import Budget, bytes_of_share, format_bytes, format_cost
+from remat.units import Budget, format_bytes, format_cost
+
+#: Plans that the text of a set names one by one, so that it stays on one screen.
+MOST_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
@@ -75,6 +80,13 @@ class Plan:
             instead of a share and beside bytes; empty where it set none.
         least_because: why no plan saves less than ``least_bytes``, where a share of less was raised
             to that; else empty.
+        step_cost: cost of running every operator of the step once, forward and backward, in ``unit``;
+            the step under this plan costs that and ``recompute_cost``. 0 where it is not known: in
+            files written before it was recorded, and where the cost model cannot price backward.
+        without_peak_bytes: simulated peak of the step without remat, which is that of the same solver's
+            plan at budget 1; to be compared with the peak that was planned. 0 where it is not known:
+            in such files, and for pipelines.
+        without_recompute_cost: what that plan recomputes, in ``unit``.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
@@ -111,11 +123,15 @@ class Plan:
     planned_saved_bytes: int = 0
     planned_peak_bytes: int = 0
     tuned: str = ""
+    step_cost: int = 0
+    without_peak_bytes: int = 0
+    without_recompute_cost: int = 0
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
     _again: Callable[[], Plan] | None = None
     _timeline: Timeline | None = None
+    _without: MemoryCurve | None = None
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
         """The plan with the figures of the step as it was compiled."""
@@ -168,7 +184,9 @@ class Plan:
     @property
     def figures(self) -> Plan:
         """The plan without its modules, as if it had been read from a file."""
-        return replace(self, _modules=None, _problem=None, _again=None, _timeline=None)
+        return replace(
+            self, _modules=None, _problem=None, _again=None, _timeline=None, _without=None
+        )
 
     @property
     def decision(self) -> Decision:
@@ -182,7 +200,8 @@ class Plan:
     def __repr__(self) -> str:
         return (
             f"<plan for {self.graph}: {format_bytes(self.saved_bytes)} saved, "
-            f"{format_cost(self.recompute_cost, self.unit)} recomputed, by {self.solver}>"
+            f"{format_cost(self.recompute_cost, self.unit)} recomputed, by {self.solver}; "
+            f"peak {self.before_after.line}>"
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -214,6 +233,23 @@ class Plan:
         """
         return read_record(cls, text, error=PlanError)
 
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json` to a file, whole or not at all.
+
+        Raises:
+            PlanError: the file cannot be written; what was there before is as it was.
+        """
+        save_record(self, path, error=PlanError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Reads the file that `save` wrote.
+
+        Raises:
+            PlanError: there is no such file, or it holds no plan.
+        """
+        return load_record(cls, path, error=PlanError)
+
     def explain(self) -> str:
         """The plan as text: its figures, each kept activation, and what is recomputed and why.
 
@@ -243,69 +279,29 @@ class Plan:
     @property
     def rows(self) -> list[tuple[str, str]]:
         """Its figures for people: the name of each, and what there is to say."""
-        share = f" ({self.saved_bytes / self.full_bytes:.0%} of" if self.full_bytes else " (of"
-        saved = (
-            f"{format_bytes(self.saved_bytes)}{share} {format_bytes(self.full_bytes)} that the "
-            f"runtime-optimal partition saves; {format_bytes(self.capacity)} allowed, "
-            f"{format_bytes(self.least_bytes)} the least possible)"
-        )
-        recomputed = counted(len(self.recomputed), "node") if self.recomputed else "nothing"
-        if self.recompute_cost:
-            bound = format_cost(self.recompute_bound, self.unit)
-            views = "" if self.decision.is_ordered else ", views included"
-            recomputed += (
-                f"{views}, {format_cost(self.recompute_cost, self.unit)} (no plan within the "
-                f"budget needs less than {bound})"
-            )
-        elif self.recomputed:
-            recomputed += ", at no cost"
-        compiled = ""
-        if self.planned_peak_bytes:
-            compiled = f"; as compiled, {format_bytes(self.planned_peak_bytes)} simulated before"
-        decided = f" over {self.items} items in {self.solve_s:.3f} s" if self.items else ""
-        rows = [
-            ("region", self._region()),
-            ("saved", saved),
-            ("raised", self._raised()),
-            ("recomputed", recomputed),
-            ("peak", f"{format_bytes(self.peak_bytes)}, inputs and parameters included{compiled}"),
-            (
-                "decided by",
-                self.solver + decided + ("" if self.deterministic else "; a clock ended it"),
-            ),
-            ("chosen", self.tuned),
-        ]
-        return [(name, text) for name, text in rows if text]
+        return rows_of(self)
 
-    def _region(self) -> str:
-        """What the code set for its region, and how much that is; empty where it set nothing."""
-        if not self.region_budget:
-            return ""
-        share = Budget.parse(self.region_budget)
-        own = share.capacity(full=max(self.full_bytes, self.least_bytes), least=self.least_bytes)
-        return (
-            f"the code sets {self.region_budget} for the whole graph by "
-            f"region_activation_memory_budget, {format_bytes(own)}; it holds "
-            f"{'beside' if self.asked.share is None else 'instead of'} the budget"
-        )
-
-    def _raised(self) -> str:
-        """What a share was raised to and why; empty where it was not raised."""
-        share = Budget.parse(self.region_budget) if self.region_budget else self.asked
-        full, least = max(self.full_bytes, self.least_bytes), self.least_bytes
-        known = self.least_because and share.share is not None and self.capacity == least
-        if not known or not share.below(full=full, least=least):
-            return ""
-        return (
-            f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
-            f"{format_bytes(least)} is the least possible, because {self.least_because}"
+    @property
+    def before_after(self) -> BeforeAfter:
+        """The step without remat and under this plan, both as planned."""
+        return BeforeAfter(
+            peak_bytes=self.planned_peak_bytes or self.peak_bytes,
+            without_peak_bytes=self.without_peak_bytes,
+            step_cost=self.step_cost,
+            recompute_cost=self.recompute_cost,
+            without_recompute_cost=self.without_recompute_cost,
+            unit=self.unit,
         )
 
     def _input_told(self, name: str) -> str:
         return name if self._modules is None else told(self._modules[0].graph, name)
 
     def plot(self, path: str | Path) -> None:
-        """Draws memory over the step and what fills its peak, as ``.svg`` or ``.png``.
+        """Draws memory over the step, beside that without remat, and what fills its peak.
+
+        As ``.svg`` or ``.png``. A budget on the peak is a line; one on saved bytes is not, since it bounds
+        less than what is drawn. The step without remat is drawn in grey: as a curve where the plan was
+        just made, else as a line at its peak; of a compiled step, it is as simulated.
 
         Raises:
             PlanError: the plan was read from a file, or the picture cannot be written.
@@ -319,12 +315,13 @@ class Plan:
             self.timeline,
             path,
             title=f"{self.graph}, budget {shown}",
-            saved_budget=None if asked.on_peak else self.capacity,
             peak_budget=asked.peak_bytes,
+            without=self._without,
+            without_peak_bytes=self.without_peak_bytes,
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PlanSet(Sequence[Plan]):
     """The plans of all graphs of one step, under one budget.
 
@@ -338,6 +335,8 @@ class PlanSet(Sequence[Plan]):
         budget: the budget as it was asked for; empty in such files.
         runs: how often each graph runs in a step; empty in such files. Where one runs several times, the peak
             of the step is not known: 0.
+        without_peak_bytes: simulated peak of the step without remat, every graph planned at budget 1; 0
+            where it is not known.
     """
 
     form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
@@ -348,6 +347,7 @@ class PlanSet(Sequence[Plan]):
     peak_bytes: int = 0
     budget: str = ""
     runs: tuple[int, ...] = ()
+    without_peak_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -368,7 +368,24 @@ class PlanSet(Sequence[Plan]):
     @property
     def recompute_cost(self) -> int:
         """Summed cost of what runs twice, in the unit of the plans."""
-        return sum(runs * p.recompute_cost for runs, p in zip(self._runs, self.plans, strict=True))
+        return self._summed("recompute_cost")
+
+    @property
+    def before_after(self) -> BeforeAfter:
+        """The step without remat and under these plans."""
+        known = all(p.step_cost for p in self.plans)
+        return BeforeAfter(
+            peak_bytes=self.peak_bytes,
+            without_peak_bytes=self.without_peak_bytes,
+            step_cost=self._summed("step_cost") if known else 0,
+            recompute_cost=self.recompute_cost,
+            without_recompute_cost=self._summed("without_recompute_cost"),
+            unit=self.plans[0].unit,
+        )
+
+    def _summed(self, name: str) -> int:
+        """The sum of a figure over all runs of all graphs."""
+        return sum(runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True))
 
     @property
     def _runs(self) -> tuple[int, ...]:
@@ -394,17 +411,29 @@ class PlanSet(Sequence[Plan]):
 
     def explain(self) -> str:
         """All plans as text, under a line for their sum."""
+        return "\n\n".join(
+            [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
+        )
+
+    def __repr__(self) -> str:
+        shown = [f"  {plan!r}" for plan in self.plans[:MOST_SHOWN]]
+        rest = len(self) - len(shown)
+        shown += [f"  and {rest} more"] if rest else []
+        return "\n".join([f"<plans for {len(self)} graphs: {self._head}", *shown]) + ">"
+
+    @property
+    def _head(self) -> str:
+        """Their sums in one line."""
         unit = self.plans[0].unit
         on_peak = self.budget and Budget.parse(self.budget).on_peak
         allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"
-        peak = f"; peak of the step {format_bytes(self.peak_bytes)}" if self.peak_bytes else ""
+        peak = f"; peak of the step {self.before_after.line}" if self.peak_bytes else ""
         peak += f" (budget {Budget.parse(self.budget).label})" if on_peak else ""
-        head = (
-            f"{len(self)} graphs: {format_bytes(self.saved_bytes)} saved{allowed}, "
+        return (
+            f"{format_bytes(self.saved_bytes)} saved{allowed}, "
             f"{format_bytes(self.passed_bytes)} of it passed from graph to graph; "
             f"{format_cost(self.recompute_cost, unit)} recomputed{peak}"
         )
-        return "\n\n".join([head, *(p.explain() for p in self.plans)])
 
     def to_json(self) -> str:
         """The plans as JSON, without their modules; `torch.compile` takes it as ``options["plan"]``."""
@@ -418,3 +447,20 @@ class PlanSet(Sequence[Plan]):
             PlanError: the text is no set of plans, cut off, of a newer version, or has wrong fields.
         """
         return read_record(cls, text, error=PlanError)
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json` to a file, whole or not at all.
+
+        Raises:
+            PlanError: the file cannot be written; what was there before is as it was.
+        """
+        save_record(self, path, error=PlanError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> PlanSet:
+        """Reads the file that `save` wrote.
+
+        Raises:
+            PlanError: there is no such file, or it holds no set of plans.
+        """
+        return load_record(cls, path, error=PlanError)

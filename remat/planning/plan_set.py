@@ -158,6 +158,8 @@ def _finished(
         for p, plan in zip(planners, plans, strict=True)
     ]
     once = not _repeats([h.joint for h in halves])
+    without = [p.without for p in planners]
+    known = once and request.hooks is None and all(w.peak_bytes for w in without)
     return PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),
@@ -165,6 +167,9 @@ def _finished(
         peak_bytes=max(map(max, highest_of_graphs(halves))) if once else 0,
         budget=str(request.budget),
         runs=tuple(h.joint.runs for h in halves),
+        without_peak_bytes=max(PeakOfGraphs(planners).highest([p.full for p in planners]))
+        if known
+        else 0,
     )
 
 

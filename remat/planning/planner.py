@@ -19,16 +19,17 @@ What comes back is scored where it is checked, by `remat.solvers.verify`; once i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from remat.errors import PlanError
+from remat.errors import PlanError, RematError
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import saved_storages, simulate_peak
+from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
@@ -41,6 +42,7 @@ from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
+from remat.planning.without import Without, curve_of, step_cost_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget
@@ -52,6 +54,7 @@ def plan_graph(
     *,
     in_place: bool = False,
     agree: Pass | None = None,
+    on_step: Callable[[str], None] | None = None,
 ) -> Plan:
     """Plans one joint graph: by a saved plan that was made for it, by a pipeline, or by deciding.
 
@@ -60,6 +63,7 @@ def plan_graph(
         request: how to plan it.
         in_place: work on this graph instead of on a copy.
         agree: a pass that runs on a decision before it is carried out.
+        on_step: called with a line of text before each step of deciding.
 
     Raises:
         BudgetError: no plan is within the budget.
@@ -73,7 +77,9 @@ def plan_graph(
     if isinstance(request.plan, Plan):
         return _apply(joint, request.plan, request, in_place=in_place)
     if request.pipeline is None:
-        planner = Planner.of(joint, request, fingerprint=fingerprint, in_place=in_place)
+        planner = Planner.of(
+            joint, request, fingerprint=fingerprint, in_place=in_place, on_step=on_step
+        )
         decided = planner.decide(request.budget)
         planner.peaks.warn(decided, request.budget)
         return planner.finish(decided, request.budget, agree)
@@ -120,6 +126,10 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         cost=request.plan_costs[plan.cost],
         budget=plan.asked,
         fingerprint=plan.fingerprint,
+        without=Without(
+            peak_bytes=plan.without_peak_bytes, recompute_cost=plan.without_recompute_cost
+        ),
+        step_cost=plan.step_cost or None,
     )
 
 
@@ -143,12 +153,41 @@ class Planner(Decider):
         if budget.on_peak:
             refuse_peak(budget, self.state.get(RegionBudget()))
             return self.peaks.within(budget)
-        found = self.decided(replace(self.deciding, budget=budget).limits(self.state))
+        limits = replace(self.deciding, budget=budget).limits(self.state)
+        found = self.decided(limits)
+        if limits.capacity == self.full_bytes:  # budget 1's: nobody need ask again
+            found = self.decisions.setdefault(self.full_bytes, found)
         return self.peaks.lowered(found) if self.peaks.above_full(found) else found
+
+    @cached_property
+    def step_cost(self) -> int:
+        """Cost of running every operator of the step once; 0 where backward cannot be priced."""
+        return step_cost_of(self.state, self.request.cost)
+
+    @cached_property
+    def without(self) -> Without:
+        """The step without remat: at budget 1, and without hooks on what is saved.
+
+        Nothing is known of it where the solver has no plan at budget 1.
+        """
+        try:
+            full = self.full
+        except RematError:
+            return Without()
+        if self.request.hooks is None and self.peak(full) and self.full_curve is not None:
+            curve = self.full_curve
+        else:
+            choice = full.choice
+            plain = replace(self.state, decision=full.decision, choice=choice, hooks=None)
+            curve = curve_of(split(plain))
+        return Without(peak_bytes=curve.peak_bytes, recompute_cost=full.cost, curve=curve)
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
-        latest, self.latest = self.latest, None
+        latest, without = self.latest, self.without
+        if latest is None or latest[0] != decided.decision:
+            latest = self.latest  # budget 1's, if it was split for its peak
+        self.latest = None
         peak_bytes = None
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
@@ -164,6 +203,8 @@ class Planner(Decider):
             budget=budget,
             fingerprint=self.fingerprint,
             peak_bytes=peak_bytes,
+            without=without,
+            step_cost=self.step_cost,
         )
 
 
@@ -175,6 +216,8 @@ def finish(
     budget: Budget,
     fingerprint: str,
     peak_bytes: int | None = None,
+    without: Without | None = None,
+    step_cost: int | None = None,
 ) -> Plan:
     """Scores and verifies a partitioned state: the end of every way to a plan.
 
@@ -184,6 +227,8 @@ def finish(
         budget: the budget as it was asked for.
         fingerprint: digest of the joint graph as it was captured.
         peak_bytes: the simulated peak, where it is known.
+        without: the step without remat, where it is known.
+        step_cost: cost of running every operator once, where it is known.
 
     Raises:
         PlanError: a rule of the verifier is broken.
@@ -234,8 +279,7 @@ def finish(
         snapshots=state.decision.snapshots,
         recomputed=recomputed,
         saved_bytes=saved_bytes,
-        peak_bytes=peak_bytes
-        or simulate_peak(state.forward, state.backward, n, state.joint.memories).nbytes,
+        peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
             recompute_cost,
@@ -263,7 +307,11 @@ def finish(
         operators=state.operators,
         forward_order=state.decision.forward_order,
         backward_order=state.decision.backward_order,
+        step_cost=step_cost_of(state, cost) if step_cost is None else step_cost,
+        without_peak_bytes=0 if without is None else without.peak_bytes,
+        without_recompute_cost=0 if without is None else without.recompute_cost,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,
+        _without=None if without is None else without.curve,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import ProblemError
-from remat.report.pictures import INK, RED, Scale, figure_of, shortened, write_picture
+from remat.report.pictures import INK, RED, Scale, byte_ticks, figure_of, shortened, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -110,6 +110,7 @@ def frontier_figure(
     figure, axes = figure_of((10.5, 5.0), (0.075, 0.12, 0.6, 0.7), title)
     axes.set_xlim(0, right / x.size or 1)
     axes.set_ylim(0, top / y.size or 1)
+    axes.set_xticks(byte_ticks(right / x.size))
     _set_scales(axes, points, x, y)
     _bound(axes, curves[0].bound, x, y)
     for number, curve in enumerate(curves):

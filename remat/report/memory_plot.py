@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from remat.graph.liveness import Lifetime, StorageKind, Timeline
-from remat.report.pictures import INK, RED, Scale, figure_of, shortened, write_picture
+from remat.graph.liveness import Lifetime, MemoryCurve, StorageKind, Timeline
+from remat.report.pictures import (
+    GREY,
+    INK,
+    RED,
+    Scale,
+    byte_ticks,
+    figure_of,
+    shortened,
+    write_picture,
+)
 from remat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,6 +38,8 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
 )
 #: Columns of the picture: a step with more moments is drawn by the highest moment of each column.
 _COLUMNS = 1200
+#: The height of the picture, beside the highest peak in it.
+_ROOM = 1.16
 _LINES = 8
 
 
@@ -77,8 +89,9 @@ def draw_step(
     path: str | Path,
     *,
     title: str,
-    saved_budget: int | None = None,
     peak_budget: int | None = None,
+    without: MemoryCurve | None = None,
+    without_peak_bytes: int = 0,
 ) -> None:
     """Draws a step to a file, whole or not at all.
 
@@ -86,8 +99,9 @@ def draw_step(
         step: the step.
         path: ends with ``.svg`` or ``.png``.
         title: what is drawn.
-        saved_budget: bytes that may be saved: a line that far above parameters and inputs.
         peak_budget: bytes that may be alive: a line at that height.
+        without: memory over the step without remat, drawn in grey; each half as wide as the step's own.
+        without_peak_bytes: peak without remat, a grey line where there is no curve; 0 where not known.
 
     Raises:
         ProblemError: the path has another suffix.
@@ -95,7 +109,13 @@ def draw_step(
     """
     write_picture(
         path,
-        lambda: step_figure(step, title=title, saved_budget=saved_budget, peak_budget=peak_budget),
+        lambda: step_figure(
+            step,
+            title=title,
+            peak_budget=peak_budget,
+            without=without,
+            without_peak_bytes=without_peak_bytes,
+        ),
     )
 
 
@@ -103,24 +123,33 @@ def step_figure(
     step: Timeline,
     *,
     title: str,
-    saved_budget: int | None = None,
     peak_budget: int | None = None,
+    without: MemoryCurve | None = None,
+    without_peak_bytes: int = 0,
 ) -> Figure:
     """The picture of `draw_step` as a figure of its own; nothing global is touched."""
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.2, 0.53, 0.66), title)
     beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
-    scale = Scale.of(step.peak.nbytes, "B")
-    _stack(axes, step, scale)
-    _budget(axes, step, scale, saved_budget, peak_budget)
+    highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
+    scale = Scale.of(highest, "B")
+    _stack(axes, step, scale, highest)
+    _without(axes, step, scale, without, without_peak_bytes)
+    _budget(axes, scale, peak_budget, highest)
     _mark_peak(axes, step, scale)
     axes.legend(
-        loc="upper left", bbox_to_anchor=(-0.01, -0.14), ncols=3, frameon=False, borderpad=0
+        loc="upper left",
+        bbox_to_anchor=(-0.01, -0.14),
+        ncols=3,
+        frameon=False,
+        borderpad=0,
+        handlelength=1.6,
+        columnspacing=1.0,
     )
     _list(beside, step)
     return figure
 
 
-def _stack(axes: Axes, step: Timeline, scale: Scale) -> None:
+def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int) -> None:
     """Bytes of each kind over the moments of the step."""
     chosen = _columns(step)
     rows = [
@@ -137,7 +166,9 @@ def _stack(axes: Axes, step: Timeline, scale: Scale) -> None:
     )
     last = max(1, len(step.moments) - 1)
     axes.set_xlim(0, last)
-    axes.set_ylim(0, 1.16 * step.peak.nbytes / scale.size or 1)
+    top = _ROOM * highest / scale.size or 1
+    axes.set_ylim(0, top)
+    axes.set_yticks(byte_ticks(top))
     axes.set_xlabel("operators run")
     axes.set_ylabel(f"bytes alive, {scale.unit}")
     axes.axvline(step.boundary - 0.5, color=INK, linewidth=0.8)
@@ -148,7 +179,10 @@ def _stack(axes: Axes, step: Timeline, scale: Scale) -> None:
 
 def _columns(step: Timeline) -> list[int]:
     """The moments that are drawn: all, or the highest of each column."""
-    sums = step.nbytes()
+    return _highest(step.nbytes())
+
+
+def _highest(sums: Sequence[int]) -> list[int]:
     n = len(sums)
     if n <= _COLUMNS:
         return list(range(n))
@@ -156,23 +190,38 @@ def _columns(step: Timeline) -> list[int]:
     return [max(range(a, b), key=sums.__getitem__) for a, b in pairwise(edges)]
 
 
-def _budget(
-    axes: Axes, step: Timeline, scale: Scale, saved_budget: int | None, peak_budget: int | None
+def _without(
+    axes: Axes, step: Timeline, scale: Scale, curve: MemoryCurve | None, peak_bytes: int
 ) -> None:
-    """A line at each budget that is not far above the picture."""
-    resident = step.nbytes(StorageKind.INPUT)[0]
-    for nbytes, base, what in (
-        (saved_budget, resident, "saved"),
-        (peak_budget, 0, "alive at once"),
-    ):
-        if nbytes is not None and nbytes + base <= 1.16 * step.peak.nbytes:
-            axes.axhline(
-                (nbytes + base) / scale.size,
-                color=RED,
-                linewidth=1,
-                linestyle="--",
-                label=f"budget: {format_bytes(nbytes)} {what}",
-            )
+    """The step without remat, in grey: each half is stretched to the width of the plan's."""
+    label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
+    style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
+    if curve is None:
+        if peak_bytes:
+            axes.axhline(peak_bytes / scale.size, linestyle=":", **style)
+        return
+    n, middle = len(curve.nbytes), curve.boundary
+    own, last = step.boundary, max(1, len(step.moments) - 1)
+    chosen = _highest(curve.nbytes)
+    at = [
+        i * own / max(1, middle)
+        if i < middle
+        else own + (i - middle) * max(0, last - own) / max(1, n - 1 - middle)
+        for i in chosen
+    ]
+    axes.plot(at, [curve.nbytes[i] / scale.size for i in chosen], **style)
+
+
+def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> None:
+    """A line at a budget on the peak that is not far above the picture."""
+    if peak_budget is not None and peak_budget <= _ROOM * highest:
+        axes.axhline(
+            peak_budget / scale.size,
+            color=RED,
+            linewidth=1,
+            linestyle="--",
+            label=f"budget: {format_bytes(peak_budget)} alive at once",
+        )
 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
 from remat.files import write_whole
+from remat.units import scales_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,16 +18,14 @@ if TYPE_CHECKING:
 
 #: Formats of a picture, by suffix.
 FORMATS = (".svg", ".png")
-RED, INK = "#b3261e", "#333333"
+RED, INK, GREY = "#b3261e", "#333333", "#8a8f96"
 _SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "remat",
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "font.size": 9,
     "font.family": "DejaVu Sans",  # comes with Matplotlib: the same picture everywhere
 }
 _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-_PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
-_COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +38,24 @@ class Scale:
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
         """The scale on which numbers up to ``most`` of a unit are short: bytes are ``"B"``."""
-        units = {"B": _BYTES, "ps": _PS}.get(unit, _COUNTS)
+        units = _BYTES if unit == "B" else scales_of(unit)
         name, size = next(((n, s) for n, s in units if most >= s), units[-1])
-        return cls(size=size, unit=f"{name}{unit}" if units is _COUNTS else name)
+        return cls(size=size, unit=name)
 
     def text(self, amount: float) -> str:
         return f"{amount / self.size:.3g} {self.unit}"
+
+
+#: Steps between ticks of bytes, in a binary unit: whole numbers of the next smaller unit too.
+_STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
+#: Ticks of an axis above 0, at most.
+_TICKS = 6
+
+
+def byte_ticks(most: float) -> list[float]:
+    """Round numbers from 0 to at most ``most``, both in a binary unit: 0, 50, 100 and 150 for 170."""
+    step = next((s for s in _STEPS if most / s <= _TICKS), _STEPS[-1])
+    return [k * step for k in range(int(most / step) + 1)]
 
 
 def figure_of(

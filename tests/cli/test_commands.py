@@ -97,7 +97,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(*args: str) -> Result:
-    return CliRunner().invoke(main, args)
+    """A command that does not tell its stages; what it tells of them has tests of its own."""
+    return CliRunner().invoke(main, [*args, "--quiet"])
 
 
 def test_plan_prints_the_figures_that_the_library_gives() -> None:
@@ -304,10 +305,14 @@ def test_wrong_usage_of_lists_is_2() -> None:
 def test_a_model_that_cannot_be_planned_is_1(folder: Path, function: str, says: str) -> None:
     done = run("plan", f"some_models.py:{function}", "--json")
     assert done.exit_code == 1, done.output
-    assert done.stdout == ""
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert says.format(folder=folder) in line
+    told = json.loads(done.stdout)["error"]
+    assert told["kind"] == "CaptureError"
+    assert says.format(folder=folder) in told["message"]
     assert "Traceback" not in done.stderr
+    people = run("plan", f"some_models.py:{function}")
+    assert (people.exit_code, people.stdout) == (1, "")
+    (line,) = [line for line in people.stderr.splitlines() if line.startswith("error: ")]
+    assert line == f"error: {told['message']}"
 
 
 @pytest.mark.parametrize(
@@ -455,3 +460,72 @@ def test_graphs_of_a_broken_model_are_planned_together(folder: Path) -> None:
     assert len(plans) == 2
     assert f"{plans.explain().splitlines()[0]}\n" in done.stdout
     assert run("plan", "some_models.py:breaks", "--run").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "code", "says"),
+    [
+        (("plan", "some_models.py:nobody"), "UsageError", 2, "has no 'nobody'"),
+        (
+            ("plan", "some_models.py:mlp", "--budget", "8 gigs"),
+            "BadParameter",
+            2,
+            "no unit of bytes",
+        ),
+        (("plan", "some_models.py:mlp", "--nothing"), "NoSuchOption", 2, "--nothing"),
+        (("plan", "some_models.py:mlp", "--budget", "peak:1B"), "BudgetError", 1, "infeasible"),
+        (("solve", "missing.json"), "BadParameter", 2, "does not exist"),
+    ],
+)
+def test_errors_are_json_where_json_was_asked_for(
+    args: tuple[str, ...], kind: str, code: int, says: str
+) -> None:
+    done = run(*args, "--json")
+    assert done.exit_code == code
+    assert list(json.loads(done.stdout)) == ["error"]
+    told = json.loads(done.stdout)["error"]
+    assert told["kind"] == kind
+    assert says in told["message"]
+    assert run(*args).exit_code == code, "the exit code is the same"
+    assert run(*args).stdout == ""
+
+
+def test_what_was_found_stands_beside_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from remat.solvers.greedy import Greedy
+
+    monkeypatch.setattr(Greedy, "cannot_run", classmethod(lambda _: "it is closed today"))
+    done = run("compare", "some_models.py:mlp", "--solvers", "greedy", "--budgets", "0.1", "--json")
+    assert done.exit_code == 1
+    found = json.loads(done.stdout)
+    assert found["error"]["kind"] == "RematError"
+    assert "closed today" in found["rows"][0]["reason"]
+
+
+def test_graph_breaks_are_listed_and_nothing_is_planned() -> None:
+    done = run("plan", "some_models.py:breaks", "--graph-breaks")
+    assert done.exit_code == 0, done.output
+    assert "2 graphs, 1 graph break" in done.stdout
+    assert "some_models.py:" in done.stdout
+    assert "torch._dynamo.graph_break()" in done.stdout
+    found = json.loads(run("plan", "some_models.py:breaks", "--graph-breaks", "--json").stdout)
+    assert found["graphs"] == 2
+    assert set(found["breaks"][0]) == {"source", "reason"}
+    refused = run("plan", "some_models.py:numbers", "--graph-breaks")
+    assert refused.exit_code == 1
+    assert "--graph-breaks --run" in refused.stderr
+    assert (
+        "depends on the numbers"
+        in run("plan", "some_models.py:numbers", "--graph-breaks", "--run").stdout
+    )
+
+
+def test_plan_draws_and_tells_both_steps(folder: Path) -> None:
+    done = run("plan", "some_models.py:mlp", "--budget", "0.3", "--plot", "step.svg")
+    assert done.exit_code == 0, done.output
+    assert "drawn: step.svg" in done.stdout
+    assert "without remat: peak" in (folder / "step.svg").read_text()
+    assert "instead of" in done.stdout
+    assert "modelled" in done.stdout
+    refused = run("plan", "some_models.py:breaks", "--no-fullgraph", "--plot", "step.svg")
+    assert refused.exit_code == 2
+    assert "one graph" in refused.stderr

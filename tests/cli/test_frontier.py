@@ -32,7 +32,8 @@ folder = folder_with("some_blocks", MODELS)
 
 
 def run(*args: str) -> Result:
-    return CliRunner().invoke(main, args)
+    """A command that does not tell its stages; what it tells of them has tests of its own."""
+    return CliRunner().invoke(main, [*args, "--quiet"])
 
 
 def frontier(*args: str) -> Result:
@@ -59,7 +60,7 @@ def test_the_table_has_the_points_that_the_library_gives() -> None:
     assert done.exit_code == 0, done.output
     found = library("greedy")
     rows = [line for line in done.stdout.splitlines() if re.match(r"\d\.\d{3} ", line)]
-    assert len(rows) == len(tables.thinned(found, 20))
+    assert len(rows) == len(found.thinned(20))
     (knee,) = (row for row in rows if "← knee" in row)
     share = found.knee().saved_bytes / found.full_bytes
     assert knee.startswith(f"{share:.3f}")
@@ -149,7 +150,7 @@ def test_a_solver_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("rows", [1, 3, 4, 7, 20, 1000])
 def test_thinning_keeps_the_ends_and_the_knee(rows: int) -> None:
     found = library("lagrangian")
-    kept = tables.thinned(found, rows)
+    kept = found.thinned(rows)
     assert len(kept) <= max(3, rows)
     assert {found.points[0], found.points[-1], found.knee()} <= set(kept)
     assert kept == [p for p in found.points if p in kept]

@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run(*args: str, text: str | None = None) -> Result:
-    return CliRunner().invoke(main, args, input=text)
+    return CliRunner().invoke(main, [*args, "--quiet"], input=text)
 
 
 def opt(*args: str, text: str | None = None) -> Result:

@@ -29,7 +29,7 @@ HAS_SINE = "! grep -q aten.sin.default {}"
 
 
 def run(*args: object) -> Result:
-    return CliRunner().invoke(main, ["reduce", *map(str, args)])
+    return CliRunner().invoke(main, ["reduce", *map(str, args), "--quiet"])
 
 
 @pytest.fixture

@@ -13,8 +13,17 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs, timeline
+from remat.graph.liveness import (
+    Lifetime,
+    MemoryCurve,
+    StorageKind,
+    Timeline,
+    own_outputs,
+    timeline,
+)
 from remat.report.memory_plot import draw_step, fillings, step_figure
+from remat.report.pictures import GREY, byte_ticks
+from remat.units import format_bytes
 from tests.graphs import joint_of
 
 if TYPE_CHECKING:  # tests are collected without Matplotlib, which takes half a second
@@ -127,7 +136,7 @@ def _overlap(a: Bbox, b: Bbox) -> float:
 @pytest.mark.parametrize(("layers", "budget"), [(1, 1), (3, 0.5), (24, 0.2)])
 def test_labels_do_not_collide(layers: int, budget: float) -> None:
     plan = stack(layers, budget)
-    figure = step_figure(step_of(plan), title=plan.graph, saved_budget=plan.capacity)
+    figure = step_figure(step_of(plan), title=plan.graph)
     assert collisions(figure) == []
 
 
@@ -136,7 +145,7 @@ def test_labels_do_not_collide(layers: int, budget: float) -> None:
 def test_labels_do_not_collide_wherever_the_peak_is(peak_at: int, boundary: int) -> None:
     step = made_up(peak_at, boundary)
     figure = step_figure(
-        step, title=LONG, saved_budget=10**9, peak_budget=int(1.05 * step.peak.nbytes)
+        step, title=LONG, peak_budget=int(1.05 * step.peak.nbytes), without_peak_bytes=3 * 10**9
     )
     assert collisions(figure) == []
 
@@ -160,16 +169,63 @@ def words(figure: Figure) -> list[str]:
 def test_the_picture_says_what_the_plan_says() -> None:
     plan = stack(3)
     step = step_of(plan)
-    shown = words(step_figure(step, title="a title", saved_budget=plan.capacity))
+    shown = words(step_figure(step, title="a title"))
     assert "a title" in shown
     assert any(t.startswith("peak ") and step.peak.node in t for t in shown)
-    assert any("budget: " in t for t in shown)
+    assert not any("budget: " in t for t in shown), "bytes that are saved are not the peak"
     assert any("test_memory_plot.py:" in t and "gelu" in t for t in shown)
 
 
 def test_a_budget_far_above_the_picture_is_left_out() -> None:
-    shown = words(step_figure(made_up(20, 20), title="t", saved_budget=10**12, peak_budget=10**12))
+    shown = words(step_figure(made_up(20, 20), title="t", peak_budget=10**12))
     assert not any("budget" in t for t in shown)
+
+
+def test_a_budget_on_the_peak_is_a_line_at_its_height() -> None:
+    step = made_up(20, 20)
+    axes = step_figure(step, title="t", peak_budget=2**30).axes[0]
+    (line,) = (x for x in axes.lines if str(x.get_label()).startswith("budget: 1 GiB"))
+    assert set(line.get_ydata()) == {1.0}
+
+
+def test_the_step_without_remat_is_drawn_in_grey() -> None:
+    """Forward and backward are each as wide as the plan's, and its peak is in the picture."""
+    curve = MemoryCurve(nbytes=(2**30, 3 * 2**30, 4 * 2**30, 2**30), boundary=2)
+    step = made_up(31, 10, moments=40)
+    axes = step_figure(step, title="t", without=curve).axes[0]
+    (line,) = (x for x in axes.lines if str(x.get_label()) == "without remat: peak 4 GiB")
+    assert line.get_color() == GREY
+    assert list(line.get_ydata()) == [1, 3, 4, 1]
+    assert list(line.get_xdata()) == [0, 5, 10, 39]
+    assert axes.get_ylim()[1] > 4
+
+
+def test_a_plan_draws_the_step_without_remat(tmp_path: Path) -> None:
+    plan = stack(6, 0.2, batch=512)
+    assert plan._without is not None
+    assert plan._without.peak_bytes == plan.without_peak_bytes > plan.peak_bytes
+    plan.plot(tmp_path / "plan.svg")
+    text = (tmp_path / "plan.svg").read_text()
+    assert f"without remat: peak {format_bytes(plan.without_peak_bytes)}" in text, "text is text"
+
+
+def test_where_only_its_peak_is_known_it_is_a_line() -> None:
+    axes = step_figure(made_up(20, 20), title="t", without_peak_bytes=2**31).axes[0]
+    (line,) = (x for x in axes.lines if "without remat" in str(x.get_label()))
+    assert set(line.get_ydata()) == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [
+        (170, [0, 50, 100, 150]),
+        (1.3, [0, 0.25, 0.5, 0.75, 1.0, 1.25]),
+        (9, [0, 2, 4, 6, 8]),
+        (1000, [0, 200, 400, 600, 800, 1000]),
+    ],
+)
+def test_ticks_are_round_in_binary_units(most: float, ticks: list[float]) -> None:
+    assert byte_ticks(most) == ticks
 
 
 def test_a_long_step_keeps_its_peak() -> None:

@@ -6,10 +6,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import ClassVar
 
 from remat.errors import PlanError, ProblemError
-from remat.files import Form, read_record, write_record
+from remat.files import Form, load_record, read_record, save_record, write_record
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.targets import read_target
@@ -116,6 +117,23 @@ class SACPlan:
         """
         return read_record(cls, text, error=PlanError)
 
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json` to a file, whole or not at all.
+
+        Raises:
+            PlanError: the file cannot be written; what was there before is as it was.
+        """
+        save_record(self, path, error=PlanError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> SACPlan:
+        """Reads the file that `save` wrote.
+
+        Raises:
+            PlanError: there is no such file, or it holds no checkpointing plan.
+        """
+        return load_record(cls, path, error=PlanError)
+
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
     """Names of the modules that are alike, by what is planned for them, in the order of their first."""
@@ -127,14 +145,14 @@ def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
 
 def _explain(plan: SACPlan) -> str:
     """The figures of a plan, and a line for each kind of module."""
-    fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget"
-    share = f" ({plan.recompute_ms / plan.step_ms:.1%} of the step)" if plan.step_ms else ""
+    fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget,"
     decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
     lines = [
         f"checkpointing plan for a budget of {format_bytes(plan.budget_bytes)}",
-        f"  peak        {format_bytes(plan.peak_bytes)}{fits}; without checkpointing "
-        f"{format_bytes(plan.plain_peak_bytes)}",
-        f"  recomputed  {plan.recompute_ms:.4g} ms{share}; no plan that fits needs less than "
+        f"  peak        {format_bytes(plan.peak_bytes)}{fits} instead of "
+        f"{format_bytes(plan.plain_peak_bytes)} without checkpointing",
+        *_step(plan),
+        f"  recomputed  {plan.recompute_ms:.4g} ms; no plan that fits needs less than "
         f"{plan.bound_ms:.4g} ms",
         f"  decided by  {decided}"
         + (f", over {plan.world_size} ranks" if plan.world_size > 1 else ""),
@@ -160,6 +178,17 @@ def _explain(plan: SACPlan) -> str:
             f'said: remat.declare_pure("{undeclared[0]}")'
         )
     return "\n".join(lines)
+
+
+def _step(plan: SACPlan) -> list[str]:
+    """The line of the estimated step; none where its time is not known."""
+    if not plan.step_ms:
+        return []
+    more = plan.recompute_ms / plan.step_ms
+    return [
+        f"  step        {plan.step_ms + plan.recompute_ms:.4g} ms estimated, {more:.1%} more than the "
+        f"{plan.step_ms:.4g} ms without checkpointing"
+    ]
 
 
 def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from remat.report.pictures import write_picture
+from remat.report.pictures import GREY, INK, RED, Scale, byte_ticks, figure_of, write_picture
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.solve.choices import ModuleChoice
 from remat.sac.solve.peaks import Simulated, simulate
@@ -15,7 +15,7 @@ from remat.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_PLAIN, _PLANNED, _BUDGET = "#9aa3ad", "#2f5d9e", "#b3372f"
+_PLANNED = "#2f5d9e"
 
 
 def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
@@ -46,33 +46,47 @@ def draw_plan(tree: ModuleTree, plan: SACPlan, path: str | Path, *, title: str) 
 
 def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
     """The picture of `draw_plan` as a figure of its own; nothing global is touched."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter
-
     simulated = simulate_plan(tree, plan)
-    figure = Figure(figsize=(9.0, 5.0))
-    axes = figure.add_axes((0.1, 0.12, 0.87, 0.75))
-    moments = range(len(simulated.memory))
-    axes.fill_between(
-        moments, tree.memory(plan.world_size), color=_PLAIN, alpha=0.4, label="no checkpointing"
-    )
-    axes.plot(moments, simulated.memory, color=_PLANNED, linewidth=1.2, label="under the plan")
+    figure, axes = figure_of((9.0, 5.0), (0.1, 0.12, 0.87, 0.75), title)
+    plain = tree.memory(plan.world_size)
     again = sorted(
         (tree.modules[k].calls[i].back, peak) for (k, i), peak in simulated.reruns.items()
     )
+    drawn = [plain.max(initial=0), simulated.memory.max(initial=0), *(peak for _, peak in again)]
+    highest = int(max(*drawn, plan.budget_bytes if plan.budget_bytes < 2 * max(drawn) else 0))
+    scale = Scale.of(highest, "B")
+    moments = range(len(simulated.memory))
+    axes.fill_between(moments, plain / scale.size, color=GREY, alpha=0.4, label="no checkpointing")
+    axes.plot(
+        moments,
+        simulated.memory / scale.size,
+        color=_PLANNED,
+        linewidth=1.2,
+        label="under the plan",
+    )
     if again:
         x, y = zip(*again, strict=True)
-        axes.plot(x, y, ".", color=_PLANNED, markersize=5, label="while a module runs again")
-    axes.axhline(plan.budget_bytes, color=_BUDGET, linewidth=1, linestyle="--", label="budget")
-    axes.axvline(tree.forward_end, color="black", linewidth=0.6)
+        axes.plot(
+            x,
+            [peak / scale.size for peak in y],
+            ".",
+            color=_PLANNED,
+            markersize=5,
+            label="while a module runs again",
+        )
+    if plan.budget_bytes <= highest:
+        label = f"budget: {format_bytes(plan.budget_bytes)} alive at once"
+        at = plan.budget_bytes / scale.size
+        axes.axhline(at, color=RED, linewidth=1, linestyle="--", label=label)
+    axes.axvline(tree.forward_end, color=INK, linewidth=0.8)
     axes.annotate(
         " backward", (tree.forward_end, 1), xycoords=("data", "axes fraction"), va="top", fontsize=9
     )
-    axes.set_ylim(bottom=0)
+    top = 1.05 * highest / scale.size or 1
+    axes.set_ylim(0, top)
+    axes.set_yticks(byte_ticks(top))
     axes.set_xlim(0, len(simulated.memory))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda n, _: format_bytes(n)))
-    axes.set_xlabel("operators")
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_ylabel(f"bytes alive, {scale.unit}")
+    axes.set_xlabel("operators run")
     axes.legend(frameon=False, loc="upper right")
-    figure.text(0.1, 0.93, title, fontsize=11, fontweight="bold")
     return figure

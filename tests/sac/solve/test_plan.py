@@ -24,8 +24,9 @@ def test_what_it_says() -> None:
     first = plan.modules[0]
     text = plan.explain()
     assert "checkpointing plan for a budget of 4 KiB" in text
-    assert "more than the budget; without checkpointing 8 KiB" in text
-    assert "0.5 ms (5.0% of the step); no plan that fits needs less than 0.5 ms" in text
+    assert "more than the budget, instead of 8 KiB without checkpointing" in text
+    assert "10.5 ms estimated, 5.0% more than the 10 ms without checkpointing" in text
+    assert "0.5 ms; no plan that fits needs less than 0.5 ms" in text
     assert "decided by  cbc, operator-level-cost-model, over 2 ranks" in text
     assert f"'layers.0' … 'layers.1' (2)  {first.stored_bytes} B" in text
     assert f"{len(first.stored)} of {len(first.ops)}: " in text

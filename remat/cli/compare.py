@@ -1,0 +1,85 @@
+"""The command ``remat compare``: solvers side by side."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import capture_model, main, model_options, plan_request, title_of
+from remat.cli.errors import fail
+from remat.cli.progress import Progress
+from remat.errors import RematError
+
+if TYPE_CHECKING:
+    from remat.planning.comparison import ComparisonRow
+
+
+@main.command()
+@model_options
+@click.option(
+    "--solvers",
+    type=params.ListOf(params.SOLVER_NAME),
+    help="solvers to compare, with commas; by default all that can run here",
+)
+@click.option(
+    "--budgets",
+    type=params.ListOf(click.STRING),
+    metavar="BUDGET,…",
+    default="0.2,0.5,0.8",
+    show_default=True,
+    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB, peak:0.5",
+)
+def compare(
+    model: str,
+    overrides: tuple[str, ...],
+    solvers: tuple[str, ...] | None,
+    budgets: tuple[str, ...],
+    cost: str,
+    time_limit: float | None,
+    reread_inputs: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plan MODEL with several solvers at several budgets, side by side.
+
+    The best of each budget carry a star. The gap is the share of the cost above a proven bound.
+    """
+    from remat import api
+    from remat.cli import tables
+    from remat.planning.comparison import compare as run_all
+
+    common: dict[str, Any] = {
+        "cost": cost,
+        "time_limit": time_limit,
+        "reread_inputs": reread_inputs,
+    }
+    asked = [plan_request(budget=budget, **common).budget for budget in budgets]
+    names = api.solver_names() if solvers is None else solvers
+    with Progress() as progress:
+        example, joint, captured = capture_model(progress, model, overrides, **options)
+        total, done = len(names) * len(budgets), 0
+
+        def count(row: ComparisonRow) -> None:
+            nonlocal done
+            done += 1
+            progress.detail(f"{done} of {total} plans, last {row.solver} at {row.budget}")
+
+        progress.step(f"comparing {total} plans")
+        comparison = run_all(joint, names, asked, on_row=count, **common)
+    failed = all(row.reason is not None for row in comparison.rows)
+    if as_json and not failed:
+        click.echo(comparison.to_json(), nl=False)
+    elif not as_json:
+        title = f"{title_of(example, joint, captured)}; cost model {comparison.cost}"
+        width = tables.console().width
+        tables.show(tables.comparison_table(comparison, title, width=width))
+        for note in (*tables.comparison_notes(comparison), *tables.LEGEND):
+            click.echo(note)
+    if failed:
+        error = RematError(
+            "no solver found a plan at any of these budgets; the reasons stand above"
+        )
+        fail(error, json.loads(comparison.to_json()) if as_json else None)

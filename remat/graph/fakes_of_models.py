@@ -1,0 +1,237 @@
+"""A model and its arguments over fake tensors, for Dynamo to trace: no weight is copied or allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from remat import torch_compat
+from remat.errors import CaptureError
+from remat.graph.collection import paused_collection
+from remat.graph.fake_devices import fakeable
+from remat.torch_compat import pytree
+
+#: A model, positional and keyword arguments.
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def as_fakes(
+    model: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    fullgraph: bool,
+    device: str | torch.device | None,
+    run: bool,
+) -> Iterator[Call]:
+    """The call over fake tensors, or over copies of what a run may overwrite; Dynamo may trace it inside.
+
+    Args:
+        model: a module or a function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        fullgraph: whether one graph is wanted, which no run can be for.
+        device: as in `remat.capture`.
+        run: as in `remat.capture`.
+
+    Raises:
+        CaptureError: a run that cannot be one, a device that cannot be faked, or a model that cannot be
+            copied.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    name = getattr(model, "__name__", type(model).__name__)
+    tensors = _tensors_of(model, args, kwargs)
+    if run:
+        _check_numbers(name, tensors, fullgraph, device)
+    mode: Any = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
+    if mode is None:
+        mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    target = None if device is None else fakeable(device)
+    faked = Copied() if run else Faker(mode, target)
+    # A run leaves the generators of all devices as they were.
+    with (
+        _quiet_dynamo(),
+        _guards_kept_once(),
+        # What a run makes of real numbers may be garbage that takes memory.
+        contextlib.nullcontext() if run else paused_collection(),
+        torch.random.fork_rng() if run else mode,
+    ):
+        fake_args, fake_kwargs = pytree.tree_map(faked, (args, kwargs))
+        yield faked.module(model), fake_args, fake_kwargs
+
+
+class Faker:
+    """Turns tensors and modules into fake ones, each tensor once."""
+
+    def __init__(self, mode: Any, device: torch.device | None) -> None:
+        self._mode = mode
+        self._device = device
+        self._memo: dict[int, Any] = {}
+        self._kept: list[Any] = []  # ids are only good while their objects live
+
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._memo:
+            self._kept.append(value)
+            self._memo[id(value)] = self._fake(value)
+        return self._memo[id(value)]
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        if hasattr(value, "fake_mode"):
+            device = self._device or value.device
+            if device == value.device:
+                return value
+        else:
+            device = self._device or (
+                torch.device("cpu") if value.device.type == "meta" else value.device
+            )
+        with self._mode, torch.no_grad():
+            if device == value.device:
+                fake = self._mode.from_tensor(value, static_shapes=True)
+            else:
+                fake = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=device
+                )
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(fake, requires_grad=value.requires_grad)
+        if fake.requires_grad != value.requires_grad and fake.is_leaf:
+            fake.requires_grad_(value.requires_grad)
+        return fake  # type: ignore[no-any-return]
+
+    def module(self, model: Callable[..., Any]) -> Callable[..., Any]:
+        """The module over fake tensors: its structure is copied, its weights never are."""
+        if not isinstance(model, torch.nn.Module):
+            return model
+        memo: dict[int, Any] = {}
+        for module in model.modules():
+            for tensors in (
+                torch_compat.parameters_of(module),
+                torch_compat.buffers_of(module),
+                module.__dict__,
+            ):
+                for tensor in tensors.values():
+                    if type(tensor) in (torch.Tensor, torch.nn.Parameter) or hasattr(
+                        tensor, "fake_mode"
+                    ):
+                        memo[id(tensor)] = self(tensor)
+        try:
+            return copy.deepcopy(model, memo)
+        except Exception as error:
+            raise CaptureError(
+                f"'{type(model).__name__}' cannot be copied to trace it without its weights "
+                f"({type(error).__name__}: {error}); build it under torch.device('meta')"
+            ) from error
+
+
+class Copied(Faker):
+    """Copies what a run may overwrite: inputs and buffers. Parameters are the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+    def _fake(self, value: torch.Tensor) -> torch.Tensor:
+        if isinstance(value, torch.nn.Parameter):
+            return value
+        return value.detach().clone().requires_grad_(value.requires_grad)
+
+
+def _check_numbers(
+    name: str, tensors: Sequence[torch.Tensor], fullgraph: bool, device: Any
+) -> None:
+    """Refuses a run that cannot be one."""
+    if fullgraph:
+        raise CaptureError(
+            f"'{name}' is to be captured as one graph, in which no branch is taken from a run: pass "
+            "fullgraph=False with run=True"
+        )
+    if device is not None:
+        raise CaptureError(
+            f"device is {str(device)!r}, but run=True runs the model where it lies; move the model and "
+            "its inputs there instead"
+        )
+    empty = [t for t in tensors if hasattr(t, "fake_mode") or t.device.type == "meta"]
+    if empty:
+        raise CaptureError(
+            f"'{name}' cannot be run: {len(empty)} of its {len(tensors)} tensors have no numbers (meta "
+            "or fake). Build the model and its inputs for real, or capture without run=True"
+        )
+
+
+@contextlib.contextmanager
+def _quiet_dynamo() -> Iterator[None]:
+    """Captures do not count as recompilations, and what a model logs is no graph break."""
+    config = torch_compat.dynamo_config
+    names = ("debug", "info", "warning", "warning_once")
+    loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
+    with (
+        warnings.catch_warnings(),
+        _without_traces_of_operators(),
+        config.patch(
+            recompile_limit=1_000_000,
+            accumulated_recompile_limit=1_000_000,
+            suppress_errors=False,
+            ignore_logging_functions={*config.ignore_logging_functions, *loggers},
+        ),
+    ):
+        # Dynamo looks at .grad of what one graph hands to the next.
+        warnings.filterwarnings(
+            "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
+        )
+        yield
+
+
+@contextlib.contextmanager
+def _guards_kept_once() -> Iterator[None]:
+    """Guards that check the same thing are equal, as their hashes are.
+
+    PyTorch 2.13 compares their stack traces too, so that its set of guards keeps every one of them and
+    compares each new one with those that are alike: a fifth of the time to trace a Mamba of 8 layers, and
+    more than its share in a deeper one.
+    """
+    kind = torch_compat.Guard
+    compare = kind.__eq__
+
+    def equal(self: Any, other: object) -> bool:
+        return self is other or (
+            isinstance(other, kind)
+            and self.create_fn is other.create_fn
+            and self.source == other.source
+            and self.name == other.name
+        )
+
+    kind.__eq__ = equal  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        kind.__eq__ = compare  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _without_traces_of_operators() -> Iterator[None]:
+    """An operator that refuses its arguments is told in our error; the log of it only hides that."""
+    log = logging.getLogger(torch_compat.FakeTensorMode.__module__)
+
+    def other(record: logging.LogRecord) -> bool:
+        return record.levelno != logging.ERROR or "run meta for" not in str(record.msg)
+
+    log.addFilter(other)
+    try:
+        yield
+    finally:
+        log.removeFilter(other)
+
+
+def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if isinstance(model, torch.nn.Module):
+        found += [*model.parameters(), *model.buffers()]
+    return found

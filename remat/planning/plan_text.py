@@ -1,0 +1,141 @@
+"""The figures of a plan for people: the name of each, and what there is to say."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from remat.graph.lowering import Decision
+from remat.report.before_after import BeforeAfter
+from remat.report.explanation import counted
+from remat.units import Budget, bytes_of_share, format_bytes, format_cost
+
+#: What is meant by "without remat" wherever it stands.
+WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
+
+
+class Figures(Protocol):
+    """What is told of a plan; see `remat.planning.plan.Plan`."""
+
+    @property
+    def saved_bytes(self) -> int: ...
+    @property
+    def peak_bytes(self) -> int: ...
+    @property
+    def planned_peak_bytes(self) -> int: ...
+    @property
+    def without_peak_bytes(self) -> int: ...
+    @property
+    def full_bytes(self) -> int: ...
+    @property
+    def least_bytes(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def recompute_cost(self) -> int: ...
+    @property
+    def recompute_bound(self) -> int: ...
+    @property
+    def items(self) -> int: ...
+    @property
+    def solve_s(self) -> float: ...
+    @property
+    def deterministic(self) -> bool: ...
+    @property
+    def unit(self) -> str: ...
+    @property
+    def solver(self) -> str: ...
+    @property
+    def tuned(self) -> str: ...
+    @property
+    def region_budget(self) -> str: ...
+    @property
+    def least_because(self) -> str: ...
+    @property
+    def recomputed(self) -> tuple[str, ...]: ...
+    @property
+    def asked(self) -> Budget: ...
+    @property
+    def decision(self) -> Decision: ...
+    @property
+    def before_after(self) -> BeforeAfter: ...
+
+
+def rows_of(plan: Figures) -> list[tuple[str, str]]:
+    """The rows of a plan's table; those with nothing to say are left out."""
+    rows = [
+        ("region", _region(plan)),
+        ("saved", _saved(plan)),
+        ("raised", _raised(plan)),
+        ("recomputed", _recomputed(plan)),
+        ("peak", _peak(plan)),
+        ("step", plan.before_after.step_text),
+        ("without", f"remat {WITHOUT_REMAT}" if plan.without_peak_bytes else ""),
+        ("decided by", _decided_by(plan)),
+        ("chosen", plan.tuned),
+    ]
+    return [(name, text) for name, text in rows if text]
+
+
+def _saved(plan: Figures) -> str:
+    share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
+    return (
+        f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
+        f"runtime-optimal partition saves; {format_bytes(plan.capacity)} allowed, "
+        f"{format_bytes(plan.least_bytes)} the least possible)"
+    )
+
+
+def _recomputed(plan: Figures) -> str:
+    recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
+    if plan.recompute_cost:
+        bound = format_cost(plan.recompute_bound, plan.unit)
+        views = "" if plan.decision.is_ordered else ", views included"
+        return (
+            f"{recomputed}{views}, {format_cost(plan.recompute_cost, plan.unit)} (no plan within the "
+            f"budget needs less than {bound})"
+        )
+    return f"{recomputed}, at no cost" if plan.recomputed else recomputed
+
+
+def _peak(plan: Figures) -> str:
+    """The peak, beside that without remat: planned with planned, since no other step was compiled."""
+    without = format_bytes(plan.without_peak_bytes)
+    if not plan.planned_peak_bytes:
+        instead = f" instead of {without} without remat" if plan.without_peak_bytes else ""
+        return f"{format_bytes(plan.peak_bytes)}{instead}, inputs and parameters included"
+    beside = f", and {without} without remat" if plan.without_peak_bytes else ""
+    return (
+        f"{format_bytes(plan.peak_bytes)}, inputs and parameters included; as compiled, "
+        f"{format_bytes(plan.planned_peak_bytes)} simulated before{beside}"
+    )
+
+
+def _decided_by(plan: Figures) -> str:
+    over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
+    return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
+
+
+def _region(plan: Figures) -> str:
+    """What the code set for its region, and how much that is; empty where it set nothing."""
+    if not plan.region_budget:
+        return ""
+    share = Budget.parse(plan.region_budget)
+    own = share.capacity(full=max(plan.full_bytes, plan.least_bytes), least=plan.least_bytes)
+    return (
+        f"the code sets {plan.region_budget} for the whole graph by "
+        f"region_activation_memory_budget, {format_bytes(own)}; it holds "
+        f"{'beside' if plan.asked.share is None else 'instead of'} the budget"
+    )
+
+
+def _raised(plan: Figures) -> str:
+    """What a share was raised to and why; empty where it was not raised."""
+    share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
+    full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
+    known = plan.least_because and share.share is not None and plan.capacity == least
+    if not known or not share.below(full=full, least=least):
+        return ""
+    return (
+        f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
+        f"{format_bytes(least)} is the least possible, because {plan.least_because}"
+    )

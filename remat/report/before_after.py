@@ -1,0 +1,78 @@
+"""A step without remat and with it, in words: its peak, its modelled time, and the share that recomputing is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from remat.units import format_bytes, format_cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeAfter:
+    """What a step takes without remat, which is under the plan at budget 1, and under another plan.
+
+    Attributes:
+        peak_bytes: peak of the step under the plan.
+        without_peak_bytes: peak without remat, found in the same way; 0 where it is not known.
+        step_cost: cost of running every operator of the step once, in ``unit``; 0 where it is not known.
+        recompute_cost: cost of what the plan runs again.
+        without_recompute_cost: cost of what runs again without remat.
+        unit: unit of the costs; that of a time is ``"ps"``.
+    """
+
+    peak_bytes: int
+    without_peak_bytes: int
+    step_cost: int
+    recompute_cost: int
+    without_recompute_cost: int
+    unit: str
+
+    @property
+    def more(self) -> float | None:
+        """Share of the step without remat by which the plan's costs more; below 0 where it costs less.
+
+        None where the step without remat is not known.
+        """
+        without = self.step_cost + self.without_recompute_cost
+        if not self.step_cost or not self.without_peak_bytes:
+            return None
+        return (self.recompute_cost - self.without_recompute_cost) / without
+
+    @property
+    def recomputing(self) -> float | None:
+        """Share of the plan's step that is recomputing; None where the cost of the step is not known."""
+        return (
+            self.recompute_cost / (self.step_cost + self.recompute_cost) if self.step_cost else None
+        )
+
+    @property
+    def line(self) -> str:
+        """Both in one line: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
+        parts = [format_bytes(self.peak_bytes)]
+        if self.without_peak_bytes:
+            parts[0] += f" instead of {format_bytes(self.without_peak_bytes)}"
+        if self.more is not None:
+            parts.append(more_text(self.more, "of the step "))
+        return ", ".join(parts)
+
+    @property
+    def step_text(self) -> str:
+        """The modelled time of the step, or its cost in another unit; empty where it is not known."""
+        if self.recomputing is None:
+            return ""
+        text = f"{format_cost(self.step_cost + self.recompute_cost, self.unit)} modelled"
+        if self.more is not None:
+            without = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
+            text += f", {more_text(self.more)} than the {without} without remat"
+        return f"{text}; recomputing is {self.recomputing:.1%} of it"
+
+
+def more_text(share: float, of: str = "") -> str:
+    """How much is added, for people: "4.1% more", or "0.3% less".
+
+    Args:
+        share: what is added, as a share of what there was; below 0 where something is taken away.
+        of: what it is a share of, with a blank behind it.
+    """
+    rounded = round(share, 3)
+    return f"{abs(rounded):.1%} {of}{'less' if rounded < 0 else 'more'}"

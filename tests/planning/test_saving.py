@@ -1,0 +1,81 @@
+"""Plans, sets of plans and frontiers as files and as text on a screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat import files
+from remat.errors import PlanError
+from remat.planning.frontier import MOST_SHOWN
+from tests.graphs import joint_of
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    layers = [nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(12)]
+    return joint_of(nn.Sequential(*layers), torch.randn(64, 16))
+
+
+def test_a_plan_is_what_was_saved(joint: remat.JointGraph, tmp_path: Path) -> None:
+    plan, target = remat.plan(joint, 0.3), tmp_path / "plan.json"
+    plan.save(target)
+    assert target.read_text() == plan.to_json()
+    assert remat.Plan.load(str(target)).to_json() == plan.to_json()
+    both = remat.PlanSet(plans=(plan, plan), passed_bytes=0, capacity=plan.capacity)
+    both.save(target)
+    assert remat.PlanSet.load(target).to_json() == both.to_json()
+    with pytest.raises(PlanError, match=r"plan\.json' cannot be read: this is not a saved plan"):
+        remat.Plan.load(target)
+
+
+def test_a_file_is_written_whole_or_not_at_all(
+    joint: remat.JointGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, target = remat.plan(joint, 0.3), tmp_path / "plan.json"
+    target.write_text("before")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(PlanError, match=r"plan '.*' cannot be written: No space left on device"):
+        plan.save(target)
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+    assert target.read_text() == "before"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\xff"])
+def test_what_is_no_plan_is_one_line(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(PlanError, match=r"plan '.*' cannot be read: ") as caught:
+        remat.Plan.load(tmp_path / "plan.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_frontier_is_saved_and_fits_a_screen(joint: remat.JointGraph, tmp_path: Path) -> None:
+    found = remat.frontier(joint, "lagrangian")
+    found.save(tmp_path / "frontier.json")
+    assert (tmp_path / "frontier.json").read_text() == found.to_json()
+    assert len(found.points) > MOST_SHOWN
+    lines = repr(found).splitlines()
+    assert len(lines) <= MOST_SHOWN + 2
+    assert max(map(len, lines)) <= 100
+    assert lines[0].startswith(f"<frontier of {found.graph} by bytes: {len(found.points)} points")
+    assert sum(line.endswith("knee") for line in lines) == 1
+    assert lines[-1] == f"  and {len(found.points) - len(lines) + 2} more between them>"
+
+
+def test_a_set_of_many_plans_fits_a_screen(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0.3)
+    many = remat.PlanSet(plans=(plan,) * 40, passed_bytes=0, capacity=plan.capacity)
+    lines = repr(many).splitlines()
+    assert len(lines) < 24
+    assert "40 graphs" in lines[0]
+    assert lines[-1] == f"  and {40 - len(lines) + 2} more>"

@@ -1,0 +1,146 @@
+"""What a step takes without remat: known to every plan, kept in files, and told everywhere."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.graph.costs import CostModel, Flops
+from remat.graph.costs.base import node_costs
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
+from remat.units import format_bytes
+from tests.graphs import joint_of
+
+MODEL = nn.Sequential(
+    *(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(4))
+)
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    return joint_of(MODEL, torch.randn(64, 16))
+
+
+@pytest.mark.parametrize("budget", [0, 0.3, 1, "8GiB", remat.Peak(0.3)])
+@pytest.mark.parametrize("cost", ["roofline", "flops"])
+def test_it_is_the_plan_at_budget_1(joint: remat.JointGraph, budget: Any, cost: str) -> None:
+    full, plan = remat.plan(joint, 1, cost=cost), remat.plan(joint, budget, cost=cost)
+    assert plan.without_peak_bytes == full.peak_bytes
+    assert plan.without_recompute_cost == full.recompute_cost
+    assert plan.step_cost == full.step_cost
+    assert full.before_after.more == 0
+
+
+def test_a_step_costs_every_operator_once(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0.3, cost="flops")
+    state = Planner.of(joint, PlanRequest.of(cost="flops")).state
+    assert plan.step_cost == sum(node_costs(state.index, state.storages, Flops()))
+    forward = 4 * 2 * 2 * 64 * 16 * 64
+    assert plan.step_cost > 2.5 * forward, (
+        "backward multiplies twice for each product, but the first"
+    )
+
+
+def test_less_memory_takes_more_time(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0.3)
+    assert plan.peak_bytes < plan.without_peak_bytes
+    more = plan.before_after.more
+    assert more is not None
+    assert 0 < more < 1
+    text = plan.explain()
+    without = f"instead of {format_bytes(plan.without_peak_bytes)} without remat"
+    assert f"{format_bytes(plan.peak_bytes)} {without}" in text
+    assert f"{more:.1%} more than the" in text
+    assert "without     remat is budget 1" in text
+    assert f"{more:.1%} of the step more" in str(plan)
+
+
+def test_files_keep_it_and_files_from_before_are_read(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0.3)
+    again = remat.Plan.from_json(plan.to_json())
+    assert again.before_after == plan.before_after
+    assert remat.plan(joint, plan=again).before_after == plan.before_after
+    old = json.loads(plan.to_json())
+    for name in ("step_cost", "without_peak_bytes", "without_recompute_cost"):
+        del old[name]
+    read = remat.Plan.from_json(json.dumps(old))
+    assert read.before_after.more is None
+    assert "without remat" not in read.explain()
+    assert "modelled" not in read.explain()
+
+
+def test_hooks_are_a_part_of_remat(joint: remat.JointGraph) -> None:
+    plain, packed = remat.plan(joint, 1), remat.plan(joint, 1, hooks="bf16")
+    assert packed.without_peak_bytes == plain.peak_bytes > packed.peak_bytes
+
+
+def test_a_pipeline_knows_the_step_but_not_the_plan_at_budget_1(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, pipeline=remat.default_pipeline(0.3))
+    assert plan.without_peak_bytes == 0
+    assert plan.step_cost == remat.plan(joint, 0.3).step_cost
+
+
+class ForwardOnly(CostModel):
+    """Prices what runs in forward and nothing else."""
+
+    name, unit = "forward-only", "op"
+
+    def cost(self, node: Any) -> int:
+        if "backward" in str(node.target):
+            raise ValueError("no such operator in my table")
+        return 1
+
+
+def test_a_model_that_cannot_price_backward_still_plans(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, 0.3, cost=ForwardOnly())
+    assert plan.step_cost == 0
+    assert plan.without_peak_bytes > plan.peak_bytes
+    assert "% more" not in plan.explain()
+
+
+def test_comparisons_have_one_step_without_remat(joint: remat.JointGraph) -> None:
+    found = remat.compare(joint, ("greedy", "auto"), (0.2, 1))
+    plan = remat.plan(joint, 1)
+    assert found.without_peak_bytes == plan.peak_bytes
+    assert (found.step_cost, found.unit) == (plan.step_cost, "ps")
+    for row in found.rows:
+        assert row.more == pytest.approx((row.recompute_cost or 0) / plan.step_cost)
+    assert str(found).startswith(f"without remat: peak {format_bytes(plan.peak_bytes)}, step ")
+    data = json.loads(found.to_json())
+    assert data["without_peak_bytes"] == plan.peak_bytes
+    assert [r["more"] for r in data["rows"]] == [r.more for r in found.rows]
+
+
+def test_the_backend_logs_it(caplog: pytest.LogCaptureFixture) -> None:
+    torch.compiler.reset()
+    with caplog.at_level(logging.INFO, logger="remat"):
+        options = {"budget": 0.3, "lower": "eager"}
+        compiled = torch.compile(MODEL, backend="remat", options=options)
+        compiled(torch.randn(64, 16)).sum().backward()
+    plan = remat.plans()[-1]
+    (line,) = [r.getMessage() for r in caplog.records if "at budget 0.3" in r.getMessage()]
+    assert plan.before_after.line in line
+    assert "without remat is budget 1" in line
+
+
+def test_several_graphs_have_one_step() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = MODEL(x)
+        torch._dynamo.graph_break()
+        return MODEL(y).sum()
+
+    joints = remat.capture(broken, (torch.randn(64, 16),), lower="eager", fullgraph=False)
+    plans, full = remat.plan(joints, 0.3), remat.plan(joints, 1)
+    assert plans.without_peak_bytes == full.peak_bytes > plans.peak_bytes
+    assert plans.before_after.step_cost == sum(p.step_cost for p in plans)
+    assert plans.before_after.line in plans.explain().splitlines()[0]
+    lines = repr(plans).splitlines()
+    assert len(lines) == 1 + len(plans)
+    assert remat.PlanSet.from_json(plans.to_json()).before_after == plans.before_after

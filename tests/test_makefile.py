@@ -43,7 +43,7 @@ def test_the_version_of_pytorch_replaces_the_one_of_the_constraints() -> None:
     said = subprocess.run(written, shell=True, cwd=ROOT, capture_output=True, text=True, check=True)
     before = (ROOT / "constraints.txt").read_text().splitlines()
     after = said.stdout.splitlines()
-    assert [x for x in after if x.startswith("torch")] == ["torch==2.15.0"]
+    assert [x for x in after if x.startswith("torch=")] == ["torch==2.15.0"]
     assert set(before) - set(after) == {"torch==2.13.0"}
 
 

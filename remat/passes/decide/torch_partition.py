@@ -62,9 +62,12 @@ class TorchPartition(Budgeted):
             if fits and ratio == 1.0:
                 break
             ratio = (low + high) / 2
+        if best is None:  # at 0 it saves inputs alone
+            least = self._at(0.0, state, lowered)
+            best = least if least is not None and least.saved_bytes <= capacity else None
         if best is None:
             raise BudgetError(
-                f"PyTorch's partitioner was asked at {_TRIES} ratios and saves more than {capacity} bytes at "
+                f"PyTorch's partitioner was asked at {_TRIES + 1} ratios and saves more than {capacity} bytes at "
                 "each, or what is random twice; raise the budget, or use another pass to decide, for example "
                 "'solve-graph'"
             )

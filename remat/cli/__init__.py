@@ -10,6 +10,7 @@ try:
     from remat.cli import reduce as _reduce  # noqa: F401 - its command registers itself
     from remat.cli import repro as _repro  # noqa: F401 - its command registers itself
     from remat.cli import sac as _sac  # noqa: F401 - its command registers itself
+    from remat.cli import sweep as _sweep  # noqa: F401 - its command registers itself
     from remat.cli.commands import main
 except KeyboardInterrupt:  # Ctrl-C while the command itself is still being loaded
     raise SystemExit(130) from None

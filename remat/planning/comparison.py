@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
+from typing import Any
 
-from remat.arguments import COST, as_list
-from remat.errors import RematError
+from remat.arguments import COST, as_list, value_of
+from remat.errors import ProblemError, RematError
 from remat.graph.joint import JointGraph
+from remat.graph.text import parse_joint, print_joint
 from remat.planning.planner import Planner
 from remat.planning.request import CostOption, PlanRequest
 from remat.planning.without import Without
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
+from remat.running.jobs import AnyExecutor, run_jobs
 from remat.solvers.base import Solver
 from remat.units import (
     AnyBudget,
@@ -154,6 +157,7 @@ def compare(
     time_limit: float | None = None,
     *,
     reread_inputs: bool = True,
+    executor: AnyExecutor = None,
     on_row: Callable[[ComparisonRow], None] | None = None,
 ) -> Comparison:
     """Plans one joint graph with several solvers at several budgets.
@@ -169,6 +173,8 @@ def compare(
         cost: cost model, shared by all.
         time_limit: seconds for each solver on each problem; None: no clock.
         reread_inputs: as in `plan`.
+        executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
+            With one, solvers and the cost model are given by name.
         on_row: called with each row as it is known, ``best`` not yet set.
 
     Raises:
@@ -190,6 +196,20 @@ def compare(
             known.solver_class(name)
     prepared = Planner.of(joint, requests[0])
     requests = [request.on(joint) for request in requests]
+    if executor is not None:
+        elsewhere = [
+            _Elsewhere(
+                joint=print_joint(joint),
+                solver=_name_of(name, "solver"),
+                budget=str(request.budget),
+                cost=_name_of(value_of(cost), "cost model"),
+                time_limit=time_limit,
+                reread_inputs=reread_inputs,
+            )
+            for request in requests
+            for name in names
+        ]
+        return _compared(joint, prepared, requests[0], _asked_of(executor, elsewhere, on_row))
     without, step_cost = prepared.without, prepared.step_cost
     rows: list[ComparisonRow] = []
     higher: list[ComparisonRow] = []  # peaks above budget 1's
@@ -226,17 +246,80 @@ def compare(
                 on_row(rows[-1])
     on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
     lower = [r for r in rows if r not in higher]
-    rows = [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows]
+    return _compared(
+        joint,
+        prepared,
+        requests[0],
+        [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows],
+    )
+
+
+def _compared(
+    joint: JointGraph, prepared: Planner, request: PlanRequest, rows: Sequence[ComparisonRow]
+) -> Comparison:
+    without, step_cost = prepared.without, prepared.step_cost
     rows = [_beside(r, step_cost, without) for r in rows]
     return Comparison(
         graph=joint.name,
-        cost=str(requests[0].cost),
+        cost=str(request.cost),
         rows=mark_best(rows),
-        unit=requests[0].cost.unit,
+        unit=request.cost.unit,
         step_cost=step_cost,
         without_peak_bytes=without.peak_bytes,
         without_recompute_cost=without.recompute_cost,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Elsewhere:
+    """One row, to be planned by a worker."""
+
+    joint: str
+    solver: str
+    budget: str
+    cost: str
+    time_limit: float | None
+    reread_inputs: bool
+
+
+def _name_of(given: Any, what: str) -> str:
+    if isinstance(given, str):
+        return given
+    raise ProblemError(
+        f"{what} {given!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
+    )
+
+
+def _asked_of(
+    executor: AnyExecutor,
+    asked: Sequence[_Elsewhere],
+    on_row: Callable[[ComparisonRow], None] | None,
+) -> list[ComparisonRow]:
+    """The rows that workers plan, in the order in which they are asked for."""
+    found: dict[int, ComparisonRow] = {}
+
+    def note(k: int, row: ComparisonRow) -> None:
+        found[k] = row
+        if on_row is not None:
+            on_row(row)
+
+    def died(k: int, why: str) -> None:
+        note(k, ComparisonRow(solver=asked[k].solver, budget=asked[k].budget, reason=why))
+
+    run_jobs(_planned_elsewhere, asked, executor, note, died)
+    return [found[k] for k in range(len(asked))]
+
+
+def _planned_elsewhere(asked: _Elsewhere) -> ComparisonRow:
+    (row,) = compare(
+        parse_joint(asked.joint),
+        (asked.solver,),
+        (asked.budget,),
+        asked.cost,
+        asked.time_limit,
+        reread_inputs=asked.reread_inputs,
+    ).rows
+    return row
 
 
 def _beside(row: ComparisonRow, step_cost: int, without: Without) -> ComparisonRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,19 @@ def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> N
     failed = [r.row for r in alone.rows if r.model == "broken"]
     assert {r.reason for r in failed} == {"ValueError: no such data"}
     assert "no such data" in str(alone)
+
+
+def test_solvers_are_compared_by_processes_too() -> None:
+    joint = MODELS["captured"]
+    asked = {"solvers": ("auto", "greedy", "dp"), "budgets": (0.3, "peak:0.5")}
+    ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, 2))
+    timeless = {"plan_s": None, "solve_s": None}
+    assert [replace(r, **timeless) for r in theirs.rows] == [
+        replace(r, **timeless) for r in ours.rows
+    ]
+    assert (theirs.cost, theirs.without) == (ours.cost, ours.without)
+    with pytest.raises(ProblemError, match="give its name"):
+        remat.compare(joint, solvers=(remat.Solver(),), executor=2)
 
 
 def test_processes_come_to_the_same(alone: Sweep) -> None:

@@ -450,6 +450,7 @@ def main() -> None:
     parser.add_argument("--costs", default="", help="further cost models that ours decides by")
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="PyTorch's")
     parser.add_argument("--steps", type=int, default=20, help="training steps of each variant")
+    parser.add_argument("--keep", action="store_true", help="keep models that the file has already")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder for the JSON files")
     given = parser.parse_args()
     costs = [cost for cost in given.costs.split(",") if cost]
@@ -463,21 +464,24 @@ def main() -> None:
         places["step_cuda"] = CUDA
     wrong = []
     for name, models in places.items():
+        path = given.output / f"{name}{'.quick' if given.quick else ''}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        known = json.loads(path.read_text())["models"] if given.keep and path.exists() else []
         reports: list[dict[str, Any]] = []
         for model in (m for m in given.models.split(",") if m in models):
             reports.append(measure(models[model](), costs, budgets, steps, console))
             console.print(table(reports[-1]))
+            fresh = {r["model"] for r in reports}
+            recorded = record([*(r for r in known if r["model"] not in fresh), *reports])
+            path.write_text(json.dumps(recorded, indent=2) + "\n")
             found, allowed = (
                 reports[-1][k] for k in ("largest_loss_difference", "loss_difference_allowed")
             )
             console.print(f"losses differ by at most {found:.1e}, relative; {allowed:g} is allowed")
             if not found <= allowed:
                 wrong.append(model)
-        path = given.output / f"{name}{'.quick' if given.quick else ''}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        recorded = record(reports)
-        path.write_text(json.dumps(recorded, indent=2) + "\n")
-        console.print_json(data=recorded["summary"])
+        if reports:
+            console.print_json(data=recorded["summary"])
         console.print(f"written to {path}")
     if "step_cuda" not in places:
         console.print(

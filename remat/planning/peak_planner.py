@@ -21,12 +21,16 @@ from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_frontier import PeakFrontier, pareto
 from remat.planning.peak_search import PeakSearch, Tried
 from remat.solvers.graph_problem import evaluate
+from remat.solvers.lagrangian import Lagrangian
+from remat.solvers.run_graph import run_graph
 from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Vertices of the hull that a frontier by peak begins with, at most.
 MOST_CUTS = 40
 #: Nodes of all its plans together up to which those are split, for their simulated peaks.
 SIMULATED = 400_000
+#: Nodes of the problem up to which each decision that a search begins with is the best of all solvers.
+PROVEN = 2_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
 CLOSING = 3
 #: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
@@ -275,15 +279,18 @@ class PeakPlanner:
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
-        found = (
-            self._of.cheapest,
-            self._of.full,
-            self._of.runtime_optimal,
-            *self._closing_in(peak_bytes),
-        )
-        return [*map(self._of.saved_of, found), *(saved for _, saved in self._of.cuts(VERTICES))]
+        found = (self._of.cheapest, self._of.full, self._of.runtime_optimal)
+        cuts = (saved for _, saved in self._of.cuts(VERTICES))
+        return [*map(self._of.saved_of, found), *self._closing_in(peak_bytes), *cuts]
 
-    def _closing_in(self, peak_bytes: int) -> Iterator[Decided]:
+    def _near(self, capacity: int) -> tuple[int, ...]:
+        """What a decision within bytes saves that is near the best, and on a large graph not proven to be."""
+        problem = self._of.lowered.problem
+        if len(problem) <= PROVEN:
+            return self._of.saved_of(self._of.at(capacity))
+        return run_graph(Lagrangian(), problem.within(capacity)).saved
+
+    def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Decisions at byte budgets closer and closer to the largest whose peak is within one.
 
         Between the vertices of the hull around it, by the rule of false position, bisecting every other
@@ -300,9 +307,9 @@ class PeakPlanner:
                 return
             share = (peak_bytes - low[1]) / max(1, high[1] - low[1]) if turn % 2 == 0 else 0.5
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
-            found = self._of.at(capacity)
-            yield found
-            peak = tried(self._of.saved_of(found)).peak_bytes
+            saved = self._near(capacity)
+            yield saved
+            peak = tried(saved).peak_bytes
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def decided(self, found: Tried | Reordered) -> Decided:

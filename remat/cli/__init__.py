@@ -1,6 +1,7 @@
 """The command ``remat``."""
 
 try:
+    from remat.cli import fit as _fit  # noqa: F401 - its command registers itself
     from remat.cli import frontier as _frontier  # noqa: F401 - its command registers itself
     from remat.cli import instances as _instances  # noqa: F401 - its commands register themselves
     from remat.cli import opt as _opt  # noqa: F401 - its command registers itself

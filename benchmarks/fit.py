@@ -161,7 +161,12 @@ def allocated_peak(
     train()
     train()
     state = (v for s in stepping.state.values() for v in s.values())
-    alive = [*example.model.parameters(), *example.model.buffers(), *example.kwargs.values(), *state]
+    alive = [
+        *example.model.parameters(),
+        *example.model.buffers(),
+        *example.kwargs.values(),
+        *state,
+    ]
     storages = {t.data_ptr(): t.untyped_storage().nbytes() for t in alive if torch.is_tensor(t)}
     with allocations() as events:
         train()

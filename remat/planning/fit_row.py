@@ -2,112 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
-
-import torch
 
 from remat.errors import BudgetError
 from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
-from remat.graph.joint import JointGraph, Role, role_of, split_outputs
-from remat.graph.storages import storage_bytes, storage_key
+from remat.graph.lowering import Decision
 from remat.planning.decider import Decided
 from remat.planning.fit import FitRow
+from remat.planning.fit_fixed import Fixed
 from remat.planning.planner import Planner
-from remat.planning.sharding import Sharding, shard
 from remat.planning.step_memory import StepMemory
-from remat.running.optimizer import Make, OptimizerUse, trace_optimizer
-from remat.torch_compat import pytree
 from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Searches within a peak that there are at most, where a compiler's peak is off the simulated one.
 _SEARCHES = 4
 #: Shares that are tried where several ranks train, from the highest.
 _SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fixed:
-    """What a step takes whatever the batch and the plan.
-
-    Attributes:
-        sharding: parameters, gradients and buffers of collectives.
-        use: the optimizer's state, and what its step takes.
-    """
-
-    sharding: Sharding
-    use: OptimizerUse
-
-    @classmethod
-    def of(
-        cls,
-        model: Any,
-        parameters: Sequence[torch.Tensor],
-        without_gradient: frozenset[int],
-        optimizer: str | Make,
-        *,
-        ranks: int,
-        fsdp: bool,
-        foreach: bool,
-    ) -> Fixed:
-        """What a model and its optimizer take.
-
-        Args:
-            model: a module, or a function.
-            parameters: its parameters.
-            without_gradient: positions of those that get no gradient.
-            optimizer: as for `remat.running.optimizer.trace_optimizer`.
-            ranks: how many ranks there are.
-            fsdp: whether they share the parameters.
-            foreach: as for `trace_optimizer`.
-        """
-        trained = {
-            key
-            for i, p in enumerate(parameters)
-            if i not in without_gradient and (key := storage_key(p)) is not None
-        }
-        sharding = Sharding.of(model, list(parameters), trained, ranks, fsdp)
-        shards = [shard(p, sharding.shards) for p in parameters]
-        use = trace_optimizer(optimizer, shards, without_gradient=without_gradient, foreach=foreach)
-        return cls(sharding=sharding, use=use)
-
-    @property
-    def stepping_bytes(self) -> int:
-        """Bytes while the optimizer steps, without inputs and outputs."""
-        s = self.sharding
-        own = s.parameter_bytes + s.gradient_bytes + s.bucket_bytes
-        return own + self.use.state_bytes + self.use.step_bytes
-
-    def check(
-        self, memory_bytes: int, name: str, model: Any, parameters: Sequence[torch.Tensor]
-    ) -> None:
-        """Refuses a memory that the parameters alone do not fit.
-
-        Raises:
-            BudgetError: it is smaller; the message says by how much, and how many ranks would do.
-        """
-        s = self.sharding
-        short = s.parameter_bytes - memory_bytes
-        if short <= 0:
-            return
-        trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
-        shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
-        room = memory_bytes - shared.gathered_bytes - shared.reduced_bytes
-        advice = "take a smaller model, or a type of fewer bytes"
-        if room > 0:
-            parts = -(-self.stepping_bytes * s.shards // room)
-            advice = (
-                f"share them among {parts} ranks or more by FSDP (ranks={parts}, fsdp=True; on the command "
-                f"line --ranks {parts} --fsdp), or {advice}"
-            )
-        raise BudgetError(
-            f"the parameters of {name} alone take {format_bytes(s.parameter_bytes)} on a rank, "
-            f"{format_bytes(short)} more than the memory of {format_bytes(memory_bytes)}; with gradients and "
-            f"the state of {self.use.name} it is {format_bytes(self.stepping_bytes)}: {advice}"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,6 +40,7 @@ class Fitting:
     other_bytes: int
     link_gbps: float
     on_cpu: bool
+    _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
 
     def row(self, batch: int) -> FitRow:
         """The cheapest plan found that fits, and what it comes to."""
@@ -171,7 +83,11 @@ class Fitting:
         )
 
     def _memory(self, decided: Decided) -> StepMemory:
-        return StepMemory.of(self.planner, decided, workspaces=self.on_cpu)
+        known = self._memories.get(decided.decision)
+        if known is None:
+            known = StepMemory.of(self.planner, decided, workspaces=self.on_cpu)
+            self._memories[decided.decision] = known
+        return known
 
     def _peak(self, decided: Decided) -> int:
         """Most bytes alive on a rank while forward and backward run under a decision."""
@@ -188,30 +104,38 @@ class Fitting:
         """The cheapest decision found whose peak fits, with the budget for it; and the least peak known.
 
         What a compiler, or workspaces, make of the simulated peak is off it by about as much for one plan
-        as for the next, so the search is aimed by what the last plan was off.
+        as for the next, so the search is aimed by what the last plan was off. Where that comes to nothing,
+        shares of what may be saved are tried.
         """
         planner = self.planner
-        full = planner.full
-        beside = self._peak(full) - self._memory(full).peak
+        least = self._peak(planner.full)
+        beside = least - self._memory(planner.full).peak
         room = self.memory_bytes - beside
-        off = self._peak(full) - beside - planner.peak(full)
+        off = least - beside - planner.peak(planner.full)
+        possible = planner.peaks.search.least_possible
         aim = room - off
-        least = self._peak(full)
-        for _ in range(_SEARCHES):
-            possible = planner.peaks.search.least_possible
+        for turn in range(_SEARCHES):
             if aim < possible:
-                return None, min(least, max(possible + off + beside, self.memory_bytes + 1))
+                lower = max(possible + off + beside, self.memory_bytes + 1)
+                least = lower if turn == 0 else min(least, lower)
+                break
             try:
                 decided = planner.decide(Budget(peak_bytes=aim))
             except BudgetError:
-                return None, min(least, planner.peaks.least_found + off + beside)
+                least = min(least, planner.peaks.least_found + off + beside)
+                break
             peak = self._peak(decided)
             if peak <= self.memory_bytes:
                 return (decided, Budget(peak_bytes=room)), peak
             least = min(least, peak)
-            off = peak - beside - planner.peak(decided)
-            aim = min(aim - 1, room - off)
-        return None, least
+            simulated = planner.peak(decided)
+            off = peak - beside - simulated
+            aim = min(aim, simulated) - (1 + turn) * (peak - self.memory_bytes)
+        if planner.state.joint.lower == "eager" and not off:
+            return None, least
+        found, seen = self._within_share()
+        within = None if found is None else (found[0], Budget(peak_bytes=room))
+        return within, max(self.memory_bytes + 1, min(least, seen))
 
     def _within_share(self) -> tuple[tuple[Decided, Budget] | None, int]:
         """The decision at the highest share that fits, and the least peak seen."""
@@ -262,54 +186,3 @@ def device_of(cost: CostModel) -> Device:
     if isinstance(cost, Profile):
         return calibrated(device or "here")
     return DEVICES["h100"]
-
-
-def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
-    """Of a module its parameters, of a function the arguments that require a gradient; each once."""
-    if isinstance(model, torch.nn.Module):
-        return list(model.parameters())
-    leaves = pytree.tree_leaves(arguments)
-    found = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
-    return list(found.values())
-
-
-def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
-    """Bytes of buffers and inputs that are no parameters."""
-    leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
-    if isinstance(model, torch.nn.Module):
-        leaves += model.buffers()
-    own = {storage_key(p) for p in parameters}
-    found = {storage_key(t): storage_bytes(t) for t in leaves}
-    return sum(nbytes for key, nbytes in found.items() if key not in own)
-
-
-def without_gradient(
-    model: Any, parameters: Sequence[torch.Tensor], joint: JointGraph | None
-) -> frozenset[int]:
-    """Positions of the parameters that a step gives no gradient: the frozen ones, and those it does not use.
-
-    Which ones a graph uses is told by their shapes, of which alone there is anything to know.
-    """
-    frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
-    if joint is None:
-        return frozenset(frozen)
-    given = Counter(_gradients(joint, only_static=isinstance(model, torch.nn.Module)))
-    for i, parameter in enumerate(parameters):
-        if i not in frozen:
-            key = (tuple(parameter.shape), parameter.dtype)
-            if not given[key]:
-                frozen.add(i)
-            given[key] -= 1
-    return frozenset(frozen)
-
-
-def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
-    """Shape and type of the inputs that backward returns a gradient for."""
-    primals = [n for n in joint.graph.nodes if n.op == "placeholder" and role_of(n) is Role.PRIMAL]
-    returned = split_outputs(joint)[1]
-    for i, (node, gradient) in enumerate(zip(primals, returned, strict=False)):
-        value = node.meta.get("val")
-        if gradient is None or not isinstance(value, torch.Tensor):
-            continue
-        if i in joint.static_inputs or not only_static:
-            yield tuple(map(int, value.shape)), value.dtype

@@ -13,14 +13,8 @@ from remat.graph.capture import capture
 from remat.graph.joint import JointGraph
 from remat.planning.batches import read_args, read_batches, read_memory
 from remat.planning.fit import Fit, FitRow
-from remat.planning.fit_row import (
-    Fitting,
-    Fixed,
-    device_of,
-    other_bytes,
-    parameters_of,
-    without_gradient,
-)
+from remat.planning.fit_fixed import Fixed, other_bytes, parameters_of, without_gradient
+from remat.planning.fit_row import Fitting, device_of
 from remat.planning.planner import Planner
 from remat.planning.request import CostOption, PlanRequest, SolverOption
 from remat.running.optimizer import Make, read_optimizer
@@ -161,7 +155,8 @@ def fit_calls(
         )
 
     step = on_step or (lambda _: None)
-    model, *arguments = calls(next(iter(wanted)))
+    first = next(iter(wanted))
+    called_first = model, *arguments = calls(first)
     called = title or getattr(model, "__name__", type(model).__name__)
     step("tracing the optimizer")
     fixed = fixed_for(model, arguments, None)
@@ -169,7 +164,7 @@ def fit_calls(
     found: dict[int, FitRow] = {}
     for batch in wanted:
         step(f"batch {batch}: building")
-        model, args, kwargs = calls(batch)
+        model, args, kwargs = called_first if batch == first else calls(batch)
         step(f"batch {batch}: capturing")
         joint = capture(model, args, kwargs, lower=lower, device=device)
         if not found:

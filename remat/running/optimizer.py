@@ -165,7 +165,8 @@ def trace_optimizer(
 
 def _work_at_once(optimizer: torch.optim.Optimizer) -> None:
     """Lets an optimizer work on all parameters at once, as it would by itself on a GPU."""
-    modules = (sys.modules.get(kind.__module__) for kind in type(optimizer).__mro__)
+    kinds = [k for k in type(optimizer).__mro__ if k not in torch.optim.Optimizer.__mro__]
+    modules = (sys.modules.get(kind.__module__) for kind in kinds)
     if not any(hasattr(module, _CHOOSES_FOREACH) for module in modules):
         return
     for group in optimizer.param_groups:

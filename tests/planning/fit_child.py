@@ -40,9 +40,7 @@ def main() -> int:
     batch, budget, memory, optimizer = sys.argv[1:]
     torch.set_num_threads(1)
     trained = model()
-    compiled = torch.compile(
-        trained, backend="remat", options={"budget": budget, "lower": "eager"}
-    )
+    compiled = torch.compile(trained, backend="remat", options={"budget": budget, "lower": "eager"})
     stepping = read_optimizer(optimizer)[1](list(trained.parameters()))
     x = torch.randn(int(batch), WIDTH)
 

@@ -84,7 +84,7 @@ class Fixed:
             return
         trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
         shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
-        room = memory_bytes - shared.gathered_bytes - shared.reduced_bytes
+        room = memory_bytes - max(shared.gathered_bytes + shared.reduced_bytes, shared.final_bytes)
         advice = "take a smaller model, or a type of fewer bytes"
         if room > 0:
             parts = -(-self.stepping_bytes * s.shards // room)

@@ -51,8 +51,8 @@ class Fitting:
             reason = (
                 f"while the optimizer steps, parameters, gradients, its state, inputs and outputs take "
                 f"{format_bytes(stepping)}, {format_bytes(stepping - self.memory_bytes)} more than there is; "
-                "no plan changes that: take a smaller batch, an optimizer with less state, or more ranks "
-                "with FSDP"
+                "no plan changes that: take a smaller batch, an optimizer with less state or whose step takes "
+                "less (such as adamw:fused=True), or more ranks with FSDP"
             )
             return FitRow(batch=batch, fits=False, budget=None, peak_bytes=stepping, reason=reason)
         found: tuple[Decided, Budget] | None = None
@@ -85,7 +85,12 @@ class Fitting:
     def _memory(self, decided: Decided) -> StepMemory:
         known = self._memories.get(decided.decision)
         if known is None:
-            known = StepMemory.of(self.planner, decided, workspaces=self.on_cpu)
+            known = StepMemory.of(
+                self.planner,
+                decided,
+                workspaces=self.on_cpu,
+                block_sizes=self.fixed.sharding.block_sizes,
+            )
             self._memories[decided.decision] = known
         return known
 
@@ -96,9 +101,10 @@ class Fitting:
         if s.shards == 1:
             return memory.peak + always - memory.input_bytes
         forward = always + s.gathered_bytes
-        return memory.sharded_peak(
-            forward_bytes=forward, backward_bytes=forward + s.gradient_bytes + s.reduced_bytes
+        running = memory.sharded_peak(
+            s.shards, forward_bytes=forward, backward_bytes=forward + s.reduced_bytes
         )
+        return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
     def _within_peak(self) -> tuple[tuple[Decided, Budget] | None, int]:
         """The cheapest decision found whose peak fits, with the budget for it; and the least peak known.

@@ -23,8 +23,9 @@ class Sharding:
     `nn.ModuleList`; what lies in none is the root's. Parameters, gradients and the optimizer's state are
     sharded along the first dimension, rounded up. While the step runs, the root's parameters are whole, and
     those of two blocks of the largest size: the one that runs and the one that is gathered for the next. In
-    backward there are whole gradients of the root, and twice those of the largest block: as they are made,
-    and as they are laid out to be reduced; at its end, the root's twice. Parameters are sent twice (the
+    backward there are gradients of the root, whole from when they are made, and twice those of the largest
+    block: as they are made, and as they are laid out to be reduced; at its end, the root's twice and no
+    block's. A gradient of a size that no block's has is the root's. Parameters are sent twice (the
     root's once) and gradients once, each (N-1)/N times.
 
     Attributes:
@@ -34,7 +35,9 @@ class Sharding:
         parameter_bytes: bytes of the parameters that lie on the rank all the time.
         gradient_bytes: bytes of the gradients that lie on it when backward has run.
         gathered_bytes: further bytes of parameters while forward and backward run.
-        reduced_bytes: further bytes of gradients while backward runs.
+        reduced_bytes: further bytes of blocks' gradients while backward runs.
+        final_bytes: further bytes of the root, parameters and gradients, at its end.
+        block_sizes: bytes of each parameter of a block, of which its gradients are known.
         bucket_bytes: bytes of buckets, all the time.
         sent_bytes: bytes that the rank sends in a step.
     """
@@ -46,6 +49,8 @@ class Sharding:
     gradient_bytes: int
     gathered_bytes: int = 0
     reduced_bytes: int = 0
+    final_bytes: int = 0
+    block_sizes: frozenset[int] = frozenset()
     bucket_bytes: int = 0
     sent_bytes: int = 0
 
@@ -79,7 +84,7 @@ class Sharding:
         inside = {k for block in blocks for p in block for k in [storage_key(p)]}
         root = _bytes_of(parameters, lambda k: k not in inside)
         root_trains = _bytes_of(parameters, lambda k: k not in inside and k in trained)
-        block = max(map(_bytes_of, blocks), default=0)
+        block = max((_bytes_of(b) for b in blocks), default=0)
         block_trains = max((_bytes_of(b, lambda k: k in trained) for b in blocks), default=0)
         return cls(
             ranks=ranks,
@@ -90,7 +95,9 @@ class Sharding:
                 [shard(p, ranks) for p in parameters if storage_key(p) in trained]
             ),
             gathered_bytes=root + 2 * block,
-            reduced_bytes=root_trains + max(2 * block_trains, root_trains),
+            reduced_bytes=2 * block_trains,
+            final_bytes=root + 2 * root_trains,
+            block_sizes=frozenset(storage_bytes(p) for block in blocks for p in block),
             sent_bytes=int(share * (root + 2 * (whole - root) + trains)),
         )
 

@@ -19,7 +19,8 @@ class StepMemory:
 
     Attributes:
         total: bytes alive, parameters and inputs included.
-        gradients: bytes of gradients among them.
+        gradients: bytes of gradients among them, with those of the root.
+        root_gradients: bytes of those gradients whose size no block's has.
         boundary: number of forward's moments.
         input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
         output_bytes: bytes of what forward returns.
@@ -27,12 +28,20 @@ class StepMemory:
 
     total: tuple[int, ...]
     gradients: tuple[int, ...]
+    root_gradients: tuple[int, ...]
     boundary: int
     input_bytes: int
     output_bytes: int
 
     @classmethod
-    def of(cls, decider: Decider, decided: Decided, *, workspaces: bool) -> StepMemory:
+    def of(
+        cls,
+        decider: Decider,
+        decided: Decided,
+        *,
+        workspaces: bool,
+        block_sizes: frozenset[int] = frozenset(),
+    ) -> StepMemory:
         """The memory of a decision, as the lowering of its graph is expected to run it.
 
         Args:
@@ -40,6 +49,7 @@ class StepMemory:
             decided: the decision.
             workspaces: without a fusing compiler, count what operators allocate for themselves on this
                 machine's CPU; they are run for it.
+            block_sizes: bytes of each parameter of a block.
         """
         done = decider.split(decided)
         assert done.forward is not None
@@ -54,11 +64,12 @@ class StepMemory:
             spans += walk.workspaces()
         elif workspaces:
             spans += _workspaces(walk)
-        gradients = (x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT)
+        gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]
         moments = len(walk.moments)
         return cls(
             total=sums_of(spans, moments),
             gradients=sums_of(gradients, moments),
+            root_gradients=sums_of((g for g in gradients if g[0] not in block_sizes), moments),
             boundary=walk.boundary,
             input_bytes=sum(walk.sizes.nbytes[k] for k in walk.inputs),
             output_bytes=sum(b for k, b in walk.outputs.items() if k not in walk.inputs),
@@ -69,16 +80,20 @@ class StepMemory:
         """Most bytes alive, in bytes."""
         return max(self.total)
 
-    def sharded_peak(self, *, forward_bytes: int, backward_bytes: int) -> int:
-        """Most bytes alive where other bytes stand for all inputs and gradients.
+    def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
+        """Most bytes alive where inputs are something else, and blocks' gradients are sharded once they are there.
 
         Args:
-            forward_bytes: what stands for them in forward.
+            shards: into how many parts.
+            forward_bytes: what stands for the inputs in forward.
             backward_bytes: what stands for them in backward.
         """
-        rest = [t - g - self.input_bytes for t, g in zip(self.total, self.gradients, strict=True)]
-        first, second = rest[: self.boundary], rest[self.boundary :]
-        return max(max(first) + forward_bytes, max(second) + backward_bytes)
+        peak = 0
+        curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
+        for moment, (total, gradients, root) in enumerate(curves):
+            rest = total - gradients - self.input_bytes + root - (root - gradients) // shards
+            peak = max(peak, rest + (forward_bytes if moment < self.boundary else backward_bytes))
+        return peak
 
 
 def _workspaces(walk: StepWalk) -> Iterator[tuple[int, int, int]]:

@@ -120,6 +120,8 @@ class Fitting:
         off = least - beside - planner.peak(planner.full)
         possible = planner.peaks.search.least_possible
         aim = room - off
+        # What fuses is planned by its expected peak; of other graphs the simulated one is bounded.
+        eager = planner.state.joint.lower == "eager"
         for turn in range(_SEARCHES):
             if aim < possible:
                 lower = max(possible + off + beside, self.memory_bytes + 1)
@@ -132,16 +134,19 @@ class Fitting:
                 break
             peak = self._peak(decided)
             if peak <= self.memory_bytes:
-                return (decided, Budget(peak_bytes=room)), peak
+                return (decided, Budget(peak_bytes=aim if eager else room)), peak
             least = min(least, peak)
             simulated = planner.peak(decided)
             off = peak - beside - simulated
             aim = min(aim, simulated) - (1 + turn) * (peak - self.memory_bytes)
-        if planner.state.joint.lower == "eager" and not off:
+        if eager and not off:
             return None, least
         found, seen = self._within_share()
-        within = None if found is None else (found[0], Budget(peak_bytes=room))
-        return within, max(self.memory_bytes + 1, min(least, seen))
+        within = None
+        if found is not None:
+            bound = planner.peak(found[0]) if eager else room
+            within = found[0], Budget(peak_bytes=bound)
+        return within, seen
 
     def _within_share(self) -> tuple[tuple[Decided, Budget] | None, int]:
         """The decision at the highest share that fits, and the least peak seen."""

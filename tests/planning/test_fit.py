@@ -44,7 +44,7 @@ SMALL = {
         "num_hidden_layers=2",
         "num_attention_heads=4",
         "intermediate_size=192",
-        "image_size=64",
+        "image_size=160",
     ),
     "resnet": ("layer_type=basic", "depths=[1,1]", "hidden_sizes=[32,64]", "embedding_size=32"),
 }
@@ -54,7 +54,8 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str) -> None:
     """At budget 1 and within less: as the profiler saw every allocation of the third step."""
-    found = cells(name, SMALL[name], optimizer, batch=2, seq=64, tight=0.95)
+    batch = 8 if name == "vit" else 2  # beside its parameters, a small image is nothing
+    found = cells(name, SMALL[name], optimizer, batch=batch, seq=64, tight=0.95)
     assert [c["budget"] == "1" for c in found] == [True, False]
     for cell in found:
         assert abs(cell["off"]) < 0.03, cell

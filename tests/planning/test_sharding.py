@@ -125,9 +125,7 @@ def test_a_llama_of_70_billion_parameters_takes_sixteen_gpus() -> None:
 
     with pytest.raises(remat.RematError, match=r"parameters of .* alone take 131 GiB"):
         remat.fit(model, given, memory="80GiB")
-    fit = remat.fit(
-        model, given, memory="80GiB", batches=1, ranks=16, fsdp=True
-    )
+    fit = remat.fit(model, given, memory="80GiB", batches=1, ranks=16, fsdp=True)
     row = fit.rows[0]
     assert row.fits
     assert 131.4 / 16 < fit.parameter_bytes / 2**30 < 8.3

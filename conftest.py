@@ -27,6 +27,7 @@ SLOW = frozenset(
         "integrations",
         "passes/test_random_programs.py",
         "plugins",
+        "planning/test_fit.py",
         "planning/test_frontier.py",
         "planning/test_plan_set.py",
         "reduction",

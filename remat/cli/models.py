@@ -38,22 +38,41 @@ def load(
         click.UsageError: MODEL cannot be read, or names nothing.
         CaptureError: the user's code raised, or returned something else than a model and arguments.
     """
-    where, colon, name = spec.rpartition(":")
-    if not colon or not where or not name:
-        raise click.UsageError(f"MODEL is '{spec}'; {FORMS}")
-    if where == "hf":
+    if is_hf(spec):
         from remat.cli.hf import build
 
-        return build(name, overrides, batch=batch, seq=seq)
+        return build(spec.removeprefix("hf:"), overrides, batch=batch, seq=seq)
     given = [f"'{overrides[0]}'"] if overrides else []
     given += [o for o, v in (("--batch", batch), ("--seq", seq)) if v is not None]
     if given:
         raise click.UsageError(
             f"{given[0]} is for hf:TYPE only: '{spec}' decides by itself what it returns"
         )
-    function = _find(where, name, spec)
+    return called(function_of(spec), spec)
+
+
+def is_hf(spec: str) -> bool:
+    """Whether MODEL is a type of `transformers`' models, and not a function.
+
+    Raises:
+        click.UsageError: it is neither.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise click.UsageError(f"MODEL is '{spec}'; {FORMS}")
+    return where == "hf"
+
+
+def function_of(spec: str) -> Any:
+    """The function of the user's that MODEL names; importing its module runs the user's code."""
+    where, _, name = spec.rpartition(":")
+    return _find(where, name, spec)
+
+
+def called(function: Any, spec: str, *args: Any) -> Example:
+    """What the function that MODEL names returns, checked."""
     with users_code(spec):
-        returned = function()
+        returned = function(*args)
     return _checked(returned, spec)
 
 

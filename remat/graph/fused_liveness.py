@@ -41,13 +41,13 @@ def predict_peak(
     memories: Memories | None = None,
 ) -> PeakMoment:
     """The peak of a step as a fusing compiler is expected to run it; arguments as of `simulate_peak`."""
-    walk = _FusedWalk(forward, backward, num_fwd_outputs, memories)
+    walk = FusedWalk(forward, backward, num_fwd_outputs, memories)
     spans = [x[2:] for x in walk.lifetimes()]
     sums = sums_of([*spans, *walk.workspaces()], len(walk.moments))
     return peak_of(sums, walk.moments, walk.boundary)
 
 
-class _FusedWalk(StepWalk):
+class FusedWalk(StepWalk):
     """As `StepWalk`, but pointwise operators and reductions between two others are one kernel.
 
     It runs where the last of them stands.
@@ -65,8 +65,7 @@ class _FusedWalk(StepWalk):
 
     def workspaces(self) -> Iterator[tuple[int, int, int]]:
         """Bytes that operators take beside what they read and return, with the moment, twice."""
-        halves = ((0, self._forward), (self.boundary, self._backward))
-        for moment, node in (x for start, nodes in halves for x in enumerate(nodes, start)):
+        for moment, node in self.running():
             nbytes = self._workspace(node)
             if nbytes:
                 yield nbytes, moment, moment

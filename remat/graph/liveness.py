@@ -281,6 +281,11 @@ class StepWalk:
         self._gradients: dict[int, int] = {}
         self._twin: dict[int, int] = {}
 
+    def running(self) -> Iterator[tuple[int, fx.Node]]:
+        """The nodes that run, each with its moment."""
+        yield from enumerate(self._forward)
+        yield from enumerate(self._backward, self.boundary)
+
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Each storage: its key, the node that made it, its bytes, first and last moment."""
         start, end = self.boundary, len(self.moments) - 1

@@ -7,6 +7,7 @@ from remat.graph.costs.base import CostModel as CostModel
 from remat.graph.costs.base import node_costs as node_costs
 from remat.graph.costs.base import reporting as reporting
 from remat.graph.costs.calibration import calibrate as calibrate
+from remat.graph.costs.calibration import calibrated as calibrated
 from remat.graph.costs.counting import Flops as Flops
 from remat.graph.costs.counting import Unit as Unit
 from remat.graph.costs.counting import count_flops as count_flops

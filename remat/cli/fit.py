@@ -1,0 +1,186 @@
+"""The command ``remat fit``: which batches of a whole training step fit a memory, and how fast they are."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import (
+    cost_option,
+    json_option,
+    main,
+    model_arguments,
+    plan_request,
+    seq_option,
+    solver_option,
+    time_limit_option,
+)
+from remat.cli.example import Example
+from remat.cli.models import called, function_of, is_hf, load
+from remat.cli.progress import Progress
+from remat.errors import RematError
+
+
+def _memory(text: str) -> int:
+    from remat.planning.batches import read_memory
+
+    return read_memory(text)
+
+
+def _batches(text: str) -> Any:
+    from remat.planning.batches import read_batches
+
+    if text.strip() == "max":
+        return "max"
+    parts = [part.strip() for part in text.split(",")]
+    numbers = [int(part) if part.lstrip("-").isdigit() else part for part in parts if part]
+    read_batches(numbers)
+    return numbers
+
+
+def _optimizer(text: str) -> str:
+    from remat.running.optimizer import read_optimizer
+
+    return read_optimizer(text)[0]
+
+
+@main.command()
+@model_arguments
+@click.option(
+    "--memory",
+    type=params.Checked("memory", _memory),
+    required=True,
+    help="what a step may take on one rank, with its unit: 80GiB",
+)
+@click.option(
+    "--optimizer",
+    type=params.Checked("optimizer", _optimizer),
+    default="adamw",
+    show_default=True,
+    help="a class of torch.optim, with arguments behind a colon: sgd:momentum=0.9",
+)
+@click.option(
+    "--batch",
+    "batches",
+    type=params.Checked("batches", _batches),
+    metavar="BATCH,…|max",
+    default="max",
+    show_default=True,
+    help="batches of one rank to look at; max: search for the largest that fits",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="how many ranks train together, by DDP",
+)
+@click.option("--fsdp", is_flag=True, help="they share parameters, gradients and state, by FSDP2")
+@click.option(
+    "--link",
+    "link_gbps",
+    type=click.FloatRange(min=0, min_open=True),
+    default=450.0,
+    show_default=True,
+    help="GB/s that a rank sends",
+)
+@cost_option
+@solver_option
+@click.option(
+    "--lower",
+    type=click.Choice(["inductor", "eager"]),
+    default="inductor",
+    show_default=True,
+    help="what the graph is lowered to: Inductor's decompositions, or none",
+)
+@click.option(
+    "--device",
+    type=params.DeviceType(),
+    help="trace as if everything lay on this device; by default where the tensors are",
+)
+@seq_option
+@time_limit_option
+@json_option
+def fit(
+    model: str,
+    overrides: tuple[str, ...],
+    seq: int | None,
+    cost: str,
+    solver: str,
+    time_limit: float | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Find which batches of MODEL's whole training step fit a memory, and how fast they are.
+
+    Counted are parameters, gradients, the optimizer's state (it is run on fake parameters), activations
+    under the best plan, and with several ranks the buffers of collectives. The batch of an hf model is
+    known; a function of yours is called with the batch where it takes one, else the first dimension of all
+    tensors that it returns is the batch.
+    """
+    from remat.planning.fitting import fit_calls
+
+    request = plan_request(cost=cost, solver=solver, time_limit=time_limit)
+    if "TORCH_LOGS" not in os.environ:
+        logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
+    with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
+        progress.step(f"building {model}")
+        made = fit_calls(
+            _calls(model, overrides, seq),
+            request=request,
+            title="" if model.startswith("hf:") else model,
+            on_step=progress.step,
+            **options,
+        )
+    click.echo(made.to_json() if as_json else f"{made}\n", nl=False)
+    if made.largest is None:
+        raise RematError("no batch fits; the reason stands above")
+
+
+def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
+    """What makes MODEL and its arguments for a batch; the model once where it does not depend on it."""
+    if is_hf(model):
+        built: dict[int, Example] = {}
+
+        def of_transformers(batch: int) -> Any:
+            if batch not in built:
+                built[batch] = load(model, overrides, batch=batch, seq=seq)
+            first, example = next(iter(built.values())), built[batch]
+            return first.model, example.args, example.kwargs
+
+        return of_transformers
+    if overrides or seq is not None:
+        load(model, overrides, seq=seq)  # says that they are for models of transformers
+    function = function_of(model)
+    if _takes_batch(function):
+
+        def of_users(batch: int) -> Any:
+            example = called(function, model, batch)
+            return example.model, example.args, example.kwargs
+
+        return of_users
+    from remat.planning.batches import varied
+
+    example = called(function, model)
+    made = varied(example.args, example.kwargs)
+    return lambda batch: (example.model, *made(batch))
+
+
+def _takes_batch(function: Any) -> bool:
+    """Whether a function is to be called with a batch: it must be, or it has an argument of that name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return bool(positional) and (
+        positional[0].default is positional[0].empty or positional[0].name == "batch"
+    )

@@ -1,0 +1,278 @@
+"""Whole steps: what is predicted is what training takes, and what does not fit does not run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from benchmarks.fit import cells
+from remat.errors import BudgetError, ProblemError, RematError
+from remat.planning.batches import Batches, read_batches, read_memory
+from tests.planning import fit_child
+
+#: Small models of `transformers`, of which a step takes a second.
+SMALL = {
+    "llama": (
+        "hidden_size=128",
+        "intermediate_size=256",
+        "num_hidden_layers=2",
+        "num_attention_heads=4",
+        "vocab_size=500",
+    ),
+    "gpt2": ("n_embd=128", "n_layer=2", "n_head=4", "vocab_size=500"),
+    "bert": (
+        "hidden_size=128",
+        "num_hidden_layers=2",
+        "num_attention_heads=4",
+        "intermediate_size=256",
+        "vocab_size=500",
+    ),
+    "t5": ("d_model=128", "d_ff=256", "num_layers=1", "num_decoder_layers=1", "vocab_size=500"),
+    "vit": (
+        "hidden_size=96",
+        "num_hidden_layers=2",
+        "num_attention_heads=4",
+        "intermediate_size=192",
+        "image_size=160",
+    ),
+    "resnet": ("layer_type=basic", "depths=[1,1]", "hidden_sizes=[32,64]", "embedding_size=32"),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd:momentum=0.9"])
+@pytest.mark.parametrize("name", SMALL)
+def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str) -> None:
+    """At budget 1 and within less: as the profiler saw every allocation of the third step."""
+    batch = 8 if name == "vit" else 2  # beside its parameters, a small image is nothing
+    found = cells(name, SMALL[name], optimizer, batch=batch, seq=64, tight=0.95)
+    assert [c["budget"] == "1" for c in found] == [True, False]
+    for cell in found:
+        assert abs(cell["off"]) < 0.03, cell
+        assert cell["predicted"] <= cell["memory"]
+
+
+def child(batch: int, budget: str, memory: float, optimizer: str) -> int:
+    """How a process ends that trains within a memory."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(remat.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # what is freed goes back at once
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+    }
+    command = [sys.executable, fit_child.__file__, str(batch), budget, str(int(memory)), optimizer]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, 3), done.stderr
+    return done.returncode
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="limits private memory")
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd:momentum=0.9"])
+def test_what_fits_runs_within_a_hard_limit_and_what_does_not_dies(optimizer: str) -> None:
+    """By five percent, at budget 1 and at the least budget that was found for a memory."""
+    fit = partial(
+        remat.fit,
+        fit_child.model(),
+        fit_child.given,
+        optimizer=optimizer,
+        batches=2048,
+        lower="eager",
+        cost="roofline:cpu",
+    )
+    full = fit(memory="64GiB").rows[0]
+    tight = fit(memory=int(0.85 * full.peak_bytes)).rows[0]
+    assert full.budget == "1"
+    assert tight.budget is not None
+    assert tight.budget.startswith("peak:")
+    for row in (full, tight):
+        assert row.budget is not None
+        assert row.peak_bytes > 200 << 20
+        assert child(2048, row.budget, 1.05 * row.peak_bytes, optimizer) == 0
+        assert child(2048, row.budget, 0.95 * row.peak_bytes, optimizer) == 3
+
+
+def mlp(width: int = 64, depth: int = 4) -> nn.Module:
+    layers = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Tanh()) for _ in range(depth)]
+    with torch.device("meta"):
+        return nn.Sequential(*layers).to("meta")
+
+
+def rows_at(batch: int) -> tuple[torch.Tensor]:
+    return (torch.empty(batch, 64, device="meta"),)
+
+
+FITTED = partial(remat.fit, mlp(), rows_at, lower="eager", cost="roofline:cpu")
+
+
+def test_the_parts_are_those_of_the_model() -> None:
+    fit = FITTED(memory="1GiB", batches=(4, 2, 2))
+    own = sum(p.nbytes for p in mlp().parameters())
+    assert (fit.parameter_bytes, fit.gradient_bytes) == (own, own)
+    assert fit.state_bytes == 2 * own + 4 * 8
+    assert [row.batch for row in fit.rows] == [2, 4]
+    assert all(row.fits and row.budget == "1" for row in fit.rows)
+    assert fit.rows[0].peak_bytes >= 4 * own
+
+
+def test_on_a_gpu_the_step_of_the_optimizer_takes_a_copy_of_the_parameters() -> None:
+    fit = remat.fit(mlp(), rows_at, memory="1GiB", batches=1, lower="eager", cost="roofline:h100")
+    assert fit.optimizer_bytes == fit.parameter_bytes
+    other = replace(fit, rows=())
+    assert other.largest_batch is None
+    assert other.code == ""
+
+
+def test_less_memory_takes_a_lower_budget_and_more_time() -> None:
+    rows = [FITTED(memory=m, batches=4096, optimizer="sgd").rows[0] for m in (1 << 30, 11_000_000)]
+    assert rows[0].budget == "1"
+    assert rows[1].budget is not None
+    assert rows[1].budget.startswith("peak:")
+    assert rows[1].peak_bytes <= 11_000_000 < rows[0].peak_bytes
+    assert (rows[1].recompute_s or 0) > (rows[0].recompute_s or 0)
+
+
+def test_the_largest_batch_is_the_one_above_which_none_fits() -> None:
+    fit = FITTED(memory=2_000_000, optimizer="sgd")
+    largest = fit.largest_batch
+    assert largest is not None
+    fits = {row.batch: row.fits for row in fit.rows}
+    assert fits == {b: b <= largest for b in fits}
+    above = min(b for b in fits if not fits[b])
+    assert above - largest <= max(1, largest // 50)
+    assert not FITTED(memory=2_000_000, optimizer="sgd", batches=above).rows[0].fits
+
+
+def test_the_best_batch_has_the_most_samples_per_second() -> None:
+    fit = FITTED(memory="1GiB", batches=(1, 64, 512))
+    rates = {row.batch: row.samples_per_s or 0 for row in fit.rows}
+    assert fit.best_batch == max(rates, key=lambda b: rates[b])
+    for row in fit.rows:
+        assert row.samples_per_s == pytest.approx(row.batch / (row.step_s or 0))
+
+
+def test_the_line_to_paste_is_run() -> None:
+    torch._dynamo.reset()
+    fit = FITTED(memory=11_000_000, batches=4096, optimizer="sgd")
+    made = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    space: dict[str, Any] = {"torch": torch, "remat": remat, "model": made}
+    exec(fit.code, space)
+    space["model"](torch.randn(4, 64)).sum().backward()
+    assert remat.plans()[-1].budget == fit.rows[0].budget
+    assert fit.code in str(fit)
+
+
+def test_json_has_the_rows() -> None:
+    fit = FITTED(memory=11_000_000, batches=(1024, 1 << 16), optimizer="sgd")
+    data = json.loads(fit.to_json())
+    assert data["largest_batch"] == data["best_batch"] == 1024
+    assert [row["fits"] for row in data["rows"]] == [True, False]
+    assert {"batch", "budget", "peak_bytes", "step_s", "fits"} <= set(data["rows"][0])
+    assert data["rows"][1]["budget"] is None
+    assert data["rows"][1]["peak_bytes"] > 11_000_000
+    assert data["rows"][1]["reason"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (torch.empty(3, 64, device="meta"),),
+        lambda batch: torch.empty(batch, 64, device="meta"),
+        lambda batch: {"input": torch.empty(batch, 64, device="meta")},
+        lambda batch: ((), {"input": torch.empty(batch, 64, device="meta")}),
+    ],
+)
+def test_the_arguments_of_a_batch_come_in_several_ways(args: Any) -> None:
+    ways = remat.fit(mlp(), args, memory="1GiB", batches=(2, 8), lower="eager", cost="roofline:cpu")
+    assert ways.rows[1].peak_bytes == FITTED(memory="1GiB", batches=8).rows[0].peak_bytes
+
+
+def test_frozen_and_unused_parameters_have_no_gradient_and_no_state() -> None:
+    made = mlp()
+    made[0].requires_grad_(False)
+    made.register_module("unused", nn.Linear(64, 1000, device="meta"))
+    used = nn.Sequential(*list(made)[:4])
+
+    class Used(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made, self.used = made, used
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.used(x)
+
+    fit = remat.fit(Used(), rows_at, memory="1GiB", batches=1, lower="eager", cost="roofline:cpu")
+    trained = 3 * 4 * (64 * 64 + 64)
+    assert fit.gradient_bytes == trained
+    assert fit.state_bytes == 2 * trained + 4 * 6
+    assert fit.parameter_bytes == trained * 4 // 3 + 4 * (64 * 1000 + 1000)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"memory": "80"}, BudgetError, "did you mean '80GiB'"),
+        ({"memory": 80}, BudgetError, "did you mean '80GiB'"),
+        ({"memory": "much"}, BudgetError, "such as '80GiB'"),
+        ({"memory": 0.5}, BudgetError, "such as '80GiB'"),
+        ({"batches": 0}, ProblemError, "batch is 0; expected whole numbers of 1 or more"),
+        ({"batches": (1, -2)}, ProblemError, "batch is -2"),
+        ({"batches": ()}, ProblemError, "batches is empty"),
+        ({"batches": "all"}, ProblemError, "batch is 'all'"),
+        ({"ranks": 0}, ProblemError, "ranks is 0"),
+        ({"fsdp": True}, ProblemError, "ranks is 1; say ranks=8"),
+        ({"link_gbps": 0}, ProblemError, "expected GB/s above 0"),
+        ({"cost": "flops"}, ProblemError, "counts FLOP, no time"),
+        ({"optimizer": "lbfgs"}, ProblemError, "cannot be traced"),
+        ({"kwargs": {}}, ProblemError, "let it return (args, kwargs)"),
+        ({"args": ()}, ProblemError, "give a callable"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    given: dict[str, Any], error: type[RematError], says: str
+) -> None:
+    given = {"memory": "1GiB", "args": rows_at, **given}
+    with pytest.raises(error) as caught:
+        remat.fit(mlp(), given.pop("args"), **given)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_larger_than_the_memory_are_told_with_what_would_do() -> None:
+    big = nn.ModuleList(nn.Linear(1024, 1024, device="meta") for _ in range(64))
+    with pytest.raises(BudgetError) as caught:
+        remat.fit(big, rows_at, memory="200MiB")
+    message = str(caught.value)
+    assert "alone take 256 MiB on a rank, 56.2 MiB more than the memory of 200 MiB" in message
+    ranks = int(message.partition("share them among ")[2].split()[0])
+    whole = sum(p.nbytes for p in big.parameters())
+    assert 5 * whole / ranks < 200 << 20  # with gradients, state, and a copy while it steps
+
+
+def test_batches_are_doubled_and_then_bisected() -> None:
+    def looked_at(largest: int) -> list[int]:
+        batches, seen = Batches(()), []
+        for batch in batches:
+            seen.append(batch)
+            batches.learn(batch, fits=batch <= largest)
+        return seen
+
+    assert looked_at(0) == [1]
+    assert looked_at(5) == [1, 2, 4, 8, 6, 5]
+    assert looked_at(48)[-1] in (48, 49)
+    assert len(looked_at(3000)) < 20
+    assert read_batches([4, 1, 4]).listed == (1, 4)
+    assert read_memory("80GiB") == 80 << 30
+    assert read_memory("80 GB") == 80 * 10**9

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.inductor_prims import force_stride_order
     from torch._inductor.runtime.cache_dir_utils import cache_dir
     from torch._inductor.virtualized import V as INDUCTOR
     from torch._library.custom_ops import OPDEFS, CustomOpDef

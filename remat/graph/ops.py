@@ -245,6 +245,11 @@ def does_more(node: fx.Node) -> bool:
     return is_random(node) or is_effectful(node) or is_opaque(node)
 
 
+def is_drawn_from_state(node: fx.Node) -> bool:
+    """Whether the node runs a random operator and saves, or is given, the state of the generator."""
+    return node.target in _REPLAYS
+
+
 def draws_in_order(node: fx.Node) -> bool:
     """Whether running the node moves a generator on, or might, so that other draws may not pass it."""
     return is_random(node) or node.target is _RUN_AND_SAVE or is_opaque(node)

@@ -27,7 +27,6 @@ from remat.passes.decide.min_cut import MinCut
 from remat.passes.decide.torch_partition import TorchPartition
 from remat.passes.ranks.protocol import other_ranks
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
-from remat.running.measure import as_before
 from remat.torch_compat import pytree
 from remat.units import Budget
 from remat.version import __version__
@@ -211,22 +210,21 @@ def _compiled(
 def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> dict[str, float]:
     """The shortest that forward and backward of each step took, over rounds in which each runs once, in seconds.
 
-    Random states and inputs that a step changes are as before when it returns. Empty where they cannot be run.
+    They run on copies of the inputs, and random states are put back: whatever a step changes, nobody sees. Empty
+    where they cannot be run.
     """
     if len(steps) < 2:
         return {}
     fakes = any(isinstance(v, torch_compat.FakeTensor) for v in inputs)
     if fakes:  # there is nothing to run on
         return {}
-    given = [
-        v.detach().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else hint(v)
-        for v in inputs
-    ]
-    tensors = [v for v in given if isinstance(v, torch.Tensor)]
-    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     taken: dict[str, list[float]] = {name: [] for name in steps}
     try:
-        with torch.enable_grad(), as_before(tensors, device):
+        given = _copies(inputs)
+        tensors = [v for v in given if isinstance(v, torch.Tensor)]
+        device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
+        on_cuda = [device] if device.type == "cuda" else []
+        with torch.enable_grad(), torch.random.fork_rng(devices=on_cuda):
             for step in steps.values():
                 _run(step, given, device)
             start = time.perf_counter()
@@ -242,6 +240,29 @@ def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> di
     return {
         name: min(found) for name, found in taken.items()
     }  # what disturbs a run makes it longer
+
+
+def _copies(inputs: Sequence[Any]) -> list[Any]:
+    """Inputs of their own to run on; those that share memory share it in the copies too."""
+    copied: dict[int, torch.Tensor] = {}
+
+    def copy(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return hint(value)
+        with torch.no_grad():
+            if value.layout is not torch.strided:
+                return value.detach().clone().requires_grad_(value.requires_grad)
+            storage = value.untyped_storage()
+            key = torch_compat.storage_id(storage)
+            if key not in copied:
+                every = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+                copied[key] = every.clone()
+            own = copied[key].untyped_storage()
+            made = torch.empty(0, dtype=value.dtype, device=value.device)
+            made.set_(own, value.storage_offset(), value.size(), value.stride())
+        return made.requires_grad_(value.requires_grad)
+
+    return [copy(v) for v in inputs]
 
 
 def _run(step: Callable[..., Any], given: Sequence[Any], device: torch.device) -> float:

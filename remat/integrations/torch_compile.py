@@ -24,6 +24,7 @@ from remat.graph.writes import root_of
 from remat.integrations import autotune, kept_steps
 from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
+from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 from remat.integrations.partitioner import Partitioner, Siblings, partitioner
 from remat.planning.plan import Plan
 from remat.plugins.identity import described
@@ -226,7 +227,7 @@ def _compile_once(
     from remat.torch_compat import compile_fx, functorch_config
 
     partition.keeps = partition.keeps_steps and not regions
-    step = _Step(partition)
+    step = _Step(partition, whole=not regions)
 
     def compiled_with(changes: dict[str, Any]) -> Callable[..., Any]:
         with functorch_config.patch(changes):
@@ -253,11 +254,18 @@ def _compile_once(
 
 
 class _Step:
-    """One compilation by Inductor, which ends with both halves known to its cache, or with neither new."""
+    """One compilation by Inductor, which ends with both halves known to its cache, or with neither new.
 
-    def __init__(self, partition: Partitioner) -> None:
+    Args:
+        partition: who splits the step.
+        whole: whether it has two halves and no more: forward is compiled first.
+    """
+
+    def __init__(self, partition: Partitioner, *, whole: bool) -> None:
         self._partition = partition
+        self._whole = whole
         self._halves: list[tuple[CompiledHalf, str | None]] = []
+        self._masks: frozenset[str] = frozenset()
         self._compiled = False
 
     @property
@@ -269,6 +277,11 @@ class _Step:
         """As `_compile_as_planned`; notes what it came to."""
         self._compiled, self._partition.traces = True, ""
         half = CompiledHalf.of(gm, example_inputs)
+        gm = copy_module(gm)
+        if self._whole and not self._halves:
+            self._masks = masks_to_bytes(gm.graph, half.own)
+        elif self._whole:
+            example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
         compiled = _compile_as_planned(gm, example_inputs, **kwargs)
         half.code = getattr(compiled, "source_code", "")
         half.constants = getattr(compiled, "constants", None) or {}
@@ -307,18 +320,19 @@ def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
 def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compiles one half of a step with Inductor, so that its numbers do not depend on the plan.
 
-    Inductor rewrites what it compiles; it gets a copy, since the plan shows the half as it is.
+    Inductor rewrites what it compiles: it is a copy, since the plan shows the half as it is.
 
     * To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
       the generator too; which ones depends on what else is in the graph. Where more than one operator
       draws, the order is kept.
     * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten`.
     * Inductor lays inputs of convolutions out anew. See `_keep_layouts_of_inputs`.
+    * Operators that draw fill memory in its order. See `_draw_into_planned_layouts`.
     """
     from remat.torch_compat import compile_fx_inner, inductor_config
 
-    gm = copy_module(gm)
     changes: dict[str, Any] = {}
+    _draw_into_planned_layouts(gm.graph)
     if not kwargs.get("is_backward"):
         _keep_layouts_of_inputs(gm.graph)
     if sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes) > 1:
@@ -350,6 +364,27 @@ def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
             if any(p in read and last is not value for p, last in written_back.items()):
                 return True
     return False
+
+
+def _draw_into_planned_layouts(graph: fx.Graph) -> None:
+    """Gives operators that draw from a state that is kept their inputs in the layout that they were traced with.
+
+    Of the operators by which a draw is repeated (``torch/_prims/rng_prims.py``) Inductor does not know that they
+    need it, as it does of PyTorch's own. In another layout the same numbers are drawn for other elements.
+    """
+    for node in list(graph.nodes):
+        if not ops.is_drawn_from_state(node):
+            continue
+        for given in node.all_input_nodes:
+            value = given.meta.get("val")
+            if not isinstance(value, torch.Tensor) or not value.dim():
+                continue
+            with graph.inserting_before(node):
+                laid_out = graph.call_function(
+                    torch_compat.force_stride_order, (given, list(value.stride()))
+                )
+            laid_out.meta = dict(given.meta)
+            node.replace_input_with(given, laid_out)
 
 
 def _keep_layouts_of_inputs(graph: fx.Graph) -> None:

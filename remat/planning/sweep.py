@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from torch import nn
 
 from remat.arguments import as_list
@@ -24,7 +26,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
 from remat.planning.comparison import ComparisonRow, compare, mark_best
 from remat.planning.request import PlanRequest
-from remat.planning.sweep_table import VERSION, Sweep, SweepRow, checked_path
+from remat.planning.sweep_table import COLUMNS, VERSION, Sweep, SweepRow, checked_path
 from remat.running.jobs import AnyExecutor, check_executor, run_jobs
 from remat.units import AnyBudget, Budget, Peak
 from remat.version import __version__
@@ -38,6 +40,7 @@ class _Question:
     """What one job answers: one model under one cost model at one budget, by several solvers."""
 
     model: str
+    of: str
     source: str | Callable[[], Any]  # text of a joint graph, or a function
     cost: str
     budget: str
@@ -62,7 +65,8 @@ def sweep(
 
     With ``output`` each row is on disk as soon as it is known, in ``OUTPUT.partial``. Whoever asks again, after a crash
     or with more budgets, is answered from there and from ``OUTPUT`` itself; both are told apart from those of another
-    version. What fails gets a row with the reason.
+    version. A captured step is known by its graph, a function by its name: give another output after it was changed.
+    What fails gets a row with the reason.
 
     Args:
         models: by name: captured steps, or functions that return (model, args, kwargs). For an executor a function
@@ -85,11 +89,14 @@ def sweep(
     check_executor(executor)
     wanted = _questions(models, budgets, solvers, costs, time_limit, lower, executor)
     path = None if output is None else checked_path(output)
-    order = [(q.model, q.cost, q.budget, solver) for q in wanted for solver in q.solvers]
-    with _Journal(path) as journal:
+    order = [(q.model, q.cost, q.budget, solver, q.of) for q in wanted for solver in q.solvers]
+    with contextlib.ExitStack() as stack:
+        journal = _Journal(path)
+        stack.push(journal.__exit__)  # even if it fails half way in
+        journal.__enter__()
         known = journal.known
         asked = [
-            _left(q, [s for s in q.solvers if (q.model, q.cost, q.budget, s) not in known])
+            _left(q, [s for s in q.solvers if (q.model, q.cost, q.budget, s, q.of) not in known])
             for q in wanted
         ]
         open_questions = [q for q in asked if q.solvers]
@@ -119,10 +126,16 @@ def answer(question: _Question) -> list[SweepRow]:
         found = compare(
             joint, question.solvers, (question.budget,), question.cost, question.time_limit
         )
-    except Exception as error:  # whatever the user's code raises is this question's row
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever the user's code raises is this question's row
         told = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
         return _without_answer(question, told)
-    return [SweepRow(model=question.model, cost=question.cost, row=row) for row in found.rows]
+    return [
+        SweepRow(model=question.model, cost=question.cost, of=question.of, row=row)
+        for row in found.rows
+    ]
 
 
 def _marked(rows: Sequence[SweepRow]) -> Iterator[SweepRow]:
@@ -138,6 +151,7 @@ def _without_answer(question: _Question, why: str) -> list[SweepRow]:
         SweepRow(
             model=question.model,
             cost=question.cost,
+            of=question.of,
             row=ComparisonRow(solver=solver, budget=question.budget, reason=why),
         )
         for solver in question.solvers
@@ -192,6 +206,7 @@ def _questions(
     return [
         _Question(
             model=name,
+            of=_of(models[name], lower, time_limit),
             source=source,
             cost=cost,
             budget=budget,
@@ -203,6 +218,16 @@ def _questions(
         for cost in dict.fromkeys(priced)
         for budget in dict.fromkeys(read)
     ]
+
+
+def _of(model: Model, lower: str, time_limit: float | None) -> str:
+    """What a row depends on besides model, cost model, budget and solver."""
+    if isinstance(model, JointGraph):
+        told = model.fingerprint[:16]
+    else:
+        name = getattr(model, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+        told = f"{name} for {lower}"
+    return told if time_limit is None else f"{told}, at most {time_limit:g} s"
 
 
 def _left(question: _Question, solvers: Sequence[str]) -> _Question:
@@ -238,12 +263,14 @@ class _Journal:
     def __init__(self, path: Path | None) -> None:
         self._table = path
         self._path = None if path is None else path.with_name(f"{path.name}.partial")
-        self.known: dict[tuple[str, str, str, str], SweepRow] = {}
+        self.known: dict[tuple[str, ...], SweepRow] = {}
         self._file: Any = None
+        self._lock: Any = None
 
     def __enter__(self) -> _Journal:
         if self._table is None or self._path is None:
             return self
+        self._take()
         if self._table.exists():
             self.known |= {row.key: row for row in Sweep.load(self._table).rows}
         head = {"remat_sweep": VERSION, "remat": __version__, "torch": torch.__version__}
@@ -266,6 +293,29 @@ class _Journal:
             ) from error
         return self
 
+    def _take(self) -> None:
+        """Takes the output for this sweep alone.
+
+        Raises:
+            ProblemError: another one has it, or it cannot be written.
+        """
+        assert self._path is not None
+        assert self._table is not None
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self._table.with_name(f"{self._table.name}.lock"))
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            self._lock = None
+            raise ProblemError(
+                f"another sweep is writing '{self._table}': wait for it, or name another output"
+            ) from None
+        except OSError as error:
+            self._lock = None
+            raise ProblemError(
+                f"'{self._table}' cannot be written: {error.strerror or error}"
+            ) from error
+
     def _lines(self) -> list[Any]:
         assert self._path is not None
         found: list[Any] = []
@@ -276,9 +326,12 @@ class _Journal:
                 if not text.endswith("\n"):
                     break  # cut off
                 try:
-                    found.append(json.loads(text))
-                except ValueError:
+                    told = json.loads(text)
+                except (ValueError, RecursionError):
                     break
+                if not isinstance(told, dict) or (found and set(told) != set(COLUMNS)):
+                    break  # damaged: what follows is asked again
+                found.append(told)
         return found
 
     def add(self, row: SweepRow) -> None:
@@ -299,3 +352,6 @@ class _Journal:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+        if self._lock is not None:
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._lock.release()

@@ -29,21 +29,24 @@ class SweepRow:
     Attributes:
         model: name of the model.
         cost: the cost model as it was asked for.
+        of: what else the figures depend on: the digest of a captured step, or the name of a function with the
+            lowering it is captured for, and a time limit.
         row: the figures, as `remat.compare` has them; ``reason`` says why there are none.
     """
 
     model: str
     cost: str
     row: ComparisonRow
+    of: str = ""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What was asked: model, cost model, budget, solver."""
-        return self.model, self.cost, self.row.budget, self.row.solver
+    def key(self) -> tuple[str, ...]:
+        """What was asked: model, cost model, budget, solver, and what else the figures depend on."""
+        return self.model, self.cost, self.row.budget, self.row.solver, self.of
 
     def as_dict(self) -> dict[str, Any]:
         """The row as it stands in tables."""
-        return {"model": self.model, "cost": self.cost, **asdict(self.row)}
+        return {"model": self.model, "of": self.of, "cost": self.cost, **asdict(self.row)}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> SweepRow:
@@ -58,11 +61,12 @@ class SweepRow:
                 f"version of remat than {__version__}. Give another file"
             )
         figures = {f.name: told[f.name] for f in fields(ComparisonRow)}
-        return cls(model=str(told["model"]), cost=str(told["cost"]), row=ComparisonRow(**figures))
+        texts = {name: str(told[name]) for name in ("model", "cost", "of")}
+        return cls(**texts, row=ComparisonRow(**figures))
 
 
 #: Columns of a table.
-COLUMNS = ("model", "cost", *(f.name for f in fields(ComparisonRow)))
+COLUMNS = ("model", "of", "cost", *(f.name for f in fields(ComparisonRow)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +220,6 @@ def _typed(row: Mapping[str, str]) -> dict[str, Any]:
             told[name] = float(text) if text else None
         elif name == "best":
             told[name] = text == "True"
-        elif name not in ("model", "cost", "solver", "budget"):
+        elif name not in ("model", "of", "cost", "solver", "budget"):
             told[name] = text or None
     return told

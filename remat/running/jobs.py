@@ -101,8 +101,16 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     while left:
         asked = left[:1] if suspects else left
-        with ProcessPoolExecutor(1 if suspects else count, mp_context=context) as pool:
+        pool = ProcessPoolExecutor(1 if suspects else count, mp_context=context)
+        try:
             lost = _submitted(pool, work, jobs, asked, on_answer)
+        except BaseException:  # an interrupt, too: nobody waits for what is not wanted any more
+            workers = list((getattr(pool, "_processes", None) or {}).values())
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in workers:
+                process.terminate()
+            raise
+        pool.shutdown()
         if not suspects:
             left, suspects = lost, min(count, len(lost))
             continue

@@ -1,0 +1,102 @@
+"""Masks on their way to backward, and draws on the way through Inductor: the numbers are eager PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.integrations.masks import masks_from_bytes, masks_to_bytes
+
+
+class Convolutions(nn.Module):
+    """Relus, whose masks a plan keeps, and draws on values that Inductor lays out with channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(3))
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv in self.convs:
+            x = self.drop(conv(x).relu())
+        return x.square().sum()
+
+
+def stepped(step: Any, model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    loss = step(x)
+    loss.backward()
+    return [loss, torch.rand(2), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.7, 0.5, 0.0])
+def test_draws_are_for_the_same_elements_as_in_eager_pytorch(budget: float) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Convolutions(), torch.randn(2, 8, 16, 16)
+    ours = copy.deepcopy(model)
+    options = {"budget": budget, "fallback_random": True}
+    found = stepped(torch.compile(ours, backend="remat", options=options), ours, x)
+    for a, b in zip(found, stepped(model, model, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_masks_are_held_as_bytes_and_change_nothing() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model, x = Convolutions().eval(), torch.randn(2, 8, 16, 16)
+    ours = copy.deepcopy(model)
+    compiled = torch.compile(ours, backend="remat", options={"budget": 1.0})
+    held: list[torch.Tensor] = []
+
+    def pack(value: torch.Tensor) -> torch.Tensor:
+        held.append(value)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        compiled(x)
+    found = stepped(compiled, ours, x)
+    for a, b in zip(found, stepped(model, model, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    plan = remat.plans()[-1]
+    kinds = {n.name: n.meta["val"].dtype for n in plan.forward.graph.nodes if n.name in plan.saved}
+    masks = [name for name, dtype in kinds.items() if dtype is torch.bool]
+    assert masks, "the plan keeps masks, else this shows nothing"
+    assert sum(v.dtype is torch.uint8 for v in held) == len(masks)
+    assert not any(v.dtype is torch.bool for v in held)
+
+
+def test_what_the_step_returns_stays_boolean() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4)
+    own, mask = (
+        graph.call_function(op, (x, 0))
+        for op in (torch.ops.aten.le.Scalar, torch.ops.aten.gt.Scalar)
+    )
+    for node in (own, mask):
+        node.meta["val"] = torch.empty(4, dtype=torch.bool)
+    graph.output((own, own, mask))
+    assert masks_to_bytes(graph, 1) == {mask.name}
+    first, again, packed = graph.output_node().args[0]  # type: ignore[misc]
+    assert first is again is own
+    assert packed.meta["val"].dtype is torch.uint8  # type: ignore[union-attr]
+
+    backward = torch.fx.Graph()
+    given = backward.placeholder(mask.name)
+    given.meta["val"] = torch.empty(4, dtype=torch.bool)
+    backward.output((backward.call_function(torch.ops.aten.logical_not.default, (given,)),))
+    (taken,) = masks_from_bytes(backward, [torch.empty(4, dtype=torch.bool)], [mask.name])
+    assert taken.dtype is torch.uint8
+    module = torch.fx.GraphModule({}, backward)
+    assert module(torch.tensor([0, 1, 1, 0], dtype=torch.uint8))[0].tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]

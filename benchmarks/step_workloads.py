@@ -133,6 +133,7 @@ def long_gpt2() -> Workload:
     config = GPT2Config(
         vocab_size=512, n_positions=2048, n_embd=256, n_layer=2, n_head=4,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
     )  # fmt: skip
 
     def draw() -> Batch:
@@ -216,8 +217,8 @@ class Wide(nn.Module):
         self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-        for up, down in zip(self.up, self.down, strict=True):
-            x = x + down(nn.functional.gelu(up(nn.functional.layer_norm(x, x.shape[-1:]))))
+        for k, up in enumerate(self.up):
+            x = x + self.down[k](nn.functional.gelu(up(nn.functional.layer_norm(x, x.shape[-1:]))))
         return SimpleNamespace(loss=nn.functional.cross_entropy(x, labels))
 
 

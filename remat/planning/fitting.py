@@ -158,6 +158,8 @@ def fit_calls(
     first = next(iter(wanted))
     called_first = model, *arguments = calls(first)
     called = title or getattr(model, "__name__", type(model).__name__)
+    if not parameters_of(model, arguments):
+        raise ProblemError(f"'{called}' has no parameters, so there is nothing to train and to fit")
     step("tracing the optimizer")
     fixed = fixed_for(model, arguments, None)
     fixed.check(memory_bytes, called, model, parameters_of(model, arguments))

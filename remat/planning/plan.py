@@ -27,6 +27,14 @@ from remat.units import Budget, format_bytes, format_cost
 MOST_SHOWN = 16
 
 
+#: Figures of a plan that are no less than 0, and less than what a float can hold.
+_FIGURES = (
+    "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
+    "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
+)  # fmt: skip
+_TOO_LARGE = 2**100
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class Plan:
     """What one training step keeps, what it computes again, and what that comes to.
@@ -132,6 +140,12 @@ class Plan:
     _again: Callable[[], Plan] | None = None
     _timeline: Timeline | None = None
     _without: MemoryCurve | None = None
+
+    def __post_init__(self) -> None:
+        for name in _FIGURES:
+            value = getattr(self, name)
+            if not 0 <= value < _TOO_LARGE:
+                raise ProblemError(f"{name} is {value}, expected 0 or more, and less than 2**100")
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
         """The plan with the figures of the step as it was compiled."""

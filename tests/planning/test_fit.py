@@ -276,3 +276,8 @@ def test_batches_are_doubled_and_then_bisected() -> None:
     assert read_batches([4, 1, 4]).listed == (1, 4)
     assert read_memory("80GiB") == 80 << 30
     assert read_memory("80 GB") == 80 * 10**9
+
+
+def test_without_parameters_there_is_nothing_to_fit() -> None:
+    with pytest.raises(ProblemError, match="'ReLU' has no parameters"):
+        remat.fit(nn.ReLU(), rows_at, memory="1GiB", batches=[1])

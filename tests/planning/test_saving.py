@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +80,16 @@ def test_a_set_of_many_plans_fits_a_screen(joint: remat.JointGraph) -> None:
     assert len(lines) < 24
     assert "40 graphs" in lines[0]
     assert lines[-1] == f"  and {40 - len(lines) + 2} more>"
+
+
+@pytest.mark.parametrize(
+    "name", ["step_cost", "without_peak_bytes", "without_recompute_cost", "peak_bytes"]
+)
+@pytest.mark.parametrize("value", [-5, 10**400])
+def test_figures_that_cannot_be_are_refused(
+    joint: remat.JointGraph, tmp_path: Path, name: str, value: int
+) -> None:
+    text = re.sub(rf'"{name}": \d+', f'"{name}": {value}', remat.plan(joint, 0.3).to_json())
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(PlanError, match=f"{name} is "):
+        remat.Plan.load(tmp_path / "plan.json")

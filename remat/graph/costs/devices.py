@@ -131,7 +131,7 @@ DEVICES: Mapping[str, Device] = {
         Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35),
         Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8),
         Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0),
-        Device(name="epyc", label="EPYC 9654 (CPU)", half_tflops=14.7, single_tflops=7.4, memory_tbps=0.461),
+        Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273),
         Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3),
     )
 }  # fmt: skip

@@ -194,6 +194,8 @@ def variants(
 
     def ours(who: str, budget: float, options: dict[str, Any]) -> None:
         known = len(remat.plans())
+        # Options that no other variant has, else Dynamo takes a step that it has compiled for another one.
+        options["rank_wait_s"] = 30 + len(made) / 1000
         try:
             variant = add(who, budget, options, "remat")
         except Exception as error:  # Dynamo's, around ours: no plan is within that peak

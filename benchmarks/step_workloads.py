@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +19,8 @@ class WithLoss(nn.Module):
         self.model = model
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
-        return self.model(**batch).loss  # type: ignore[no-any-return]
+        out = self.model(**batch)
+        return out if isinstance(out, torch.Tensor) else out.loss  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +132,13 @@ def long_gpt2() -> Workload:
     config = GPT2Config(
         vocab_size=512, n_positions=2048, n_embd=256, n_layer=2, n_head=4,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+        bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
+
+    def build() -> nn.Module:
+        model = GPT2LMHeadModel(config)
+        model.loss_type = "ForCausalLM"  # else the first step logs it, which ends the graph
+        return model
 
     def draw() -> Batch:
         ids = torch.randint(0, config.vocab_size, (1, 2048))
@@ -143,7 +147,7 @@ def long_gpt2() -> Workload:
     return transformer(
         "gpt2-long",
         "2 layers of width 256, batch 1, sequence 2048",
-        lambda: GPT2LMHeadModel(config),
+        build,
         draw,
     )
 
@@ -216,10 +220,10 @@ class Wide(nn.Module):
         self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
         self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
 
-    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         for k, up in enumerate(self.up):
             x = x + self.down[k](nn.functional.gelu(up(nn.functional.layer_norm(x, x.shape[-1:]))))
-        return SimpleNamespace(loss=nn.functional.cross_entropy(x, labels))
+        return nn.functional.cross_entropy(x, labels)
 
 
 def wide() -> Workload:
@@ -245,7 +249,7 @@ class Convolutions(nn.Module):
     def _block(ins: int, outs: int) -> nn.Module:
         return nn.Sequential(nn.GroupNorm(8, ins), nn.SiLU(), nn.Conv2d(ins, outs, 3, padding=1))
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.stem(x)
         for block in self.down:
             h = h + block(h)
@@ -255,7 +259,7 @@ class Convolutions(nn.Module):
         h = torch.cat((nn.functional.interpolate(deep, scale_factor=2.0), h), dim=1)
         for block in self.up:
             h = block(h)
-        return SimpleNamespace(loss=(self.out(h) - x).square().mean())
+        return (self.out(h) - x).square().mean()
 
 
 def unet() -> Workload:

@@ -101,14 +101,15 @@ def _in_processes(
     context = multiprocessing.get_context("spawn")
     while left:
         asked = left[:1] if suspects else left
+        before = multiprocessing.active_children()
         pool = ProcessPoolExecutor(1 if suspects else count, mp_context=context)
         try:
             lost = _submitted(pool, work, jobs, asked, on_answer)
         except BaseException:  # an interrupt, too: nobody waits for what is not wanted any more
-            workers = list((getattr(pool, "_processes", None) or {}).values())
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in workers:
-                process.terminate()
+            for process in multiprocessing.active_children():
+                if process not in before:
+                    process.terminate()
             raise
         pool.shutdown()
         if not suspects:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,25 @@ def test_workers_without_remat_are_told_of() -> None:
 def test_what_is_no_executor_is_refused(executor: Any) -> None:
     with pytest.raises(ProblemError, match=r"expected a concurrent\.futures\.Executor"):
         run_jobs(square, [1], executor, lambda k, a: None, lambda k, why: None)
+
+
+def interrupt(place: int, answer: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def slow(job: int) -> int:
+    if job:
+        time.sleep(60)
+    return job
+
+
+def test_who_is_interrupted_leaves_no_process_behind() -> None:
+    before = multiprocessing.active_children()
+    start = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(slow, [0, 1], 2, interrupt, lambda k, why: None)
+    left = [p for p in multiprocessing.active_children() if p not in before]
+    for process in left:
+        process.join(10)
+    assert not any(p.is_alive() for p in left)
+    assert time.perf_counter() - start < 50, "nobody waited for the job that was not done"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ from remat.cli.commands import (
     solver_option,
     time_limit_option,
 )
+from remat.cli.errors import fail
 from remat.cli.example import Example
 from remat.cli.models import called, function_of, is_hf, load
 from remat.cli.progress import Progress
@@ -137,12 +139,31 @@ def fit(
             _calls(model, overrides, seq),
             request=request,
             title="" if model.startswith("hf:") else model,
-            on_step=progress.step,
+            on_step=_stages(progress),
             **options,
         )
-    click.echo(made.to_json() if as_json else f"{made}\n", nl=False)
     if made.largest is None:
-        raise RematError("no batch fits; the reason stands above")
+        if not as_json:
+            click.echo(str(made))
+        failure = RematError("no batch fits; the reasons stand with the rows")
+        fail(failure, json.loads(made.to_json()) if as_json else None)
+    click.echo(made.to_json() if as_json else f"{made}\n", nl=False)
+
+
+def _stages(progress: Progress) -> Callable[[str], None]:
+    """One stage for each batch; what is done within it is told on a terminal only."""
+    shown = ""
+
+    def on_step(text: str) -> None:
+        nonlocal shown
+        stage, colon, detail = text.partition(": ")
+        if stage != shown:
+            progress.step(stage)
+            shown = stage
+        if colon:
+            progress.detail(detail)
+
+    return on_step
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:

@@ -20,6 +20,7 @@ from remat.graph import ops
 from remat.graph.capture import LOWERINGS
 from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
+from remat.graph.storages import hint
 from remat.graph.writes import root_of
 from remat.integrations import autotune, kept_steps
 from remat.integrations.compiled_memory import CompiledHalf
@@ -381,7 +382,7 @@ def _draw_into_planned_layouts(graph: fx.Graph) -> None:
                 continue
             with graph.inserting_before(node):
                 laid_out = graph.call_function(
-                    torch_compat.force_stride_order, (given, list(value.stride()))
+                    torch_compat.force_stride_order, (given, [hint(s) for s in value.stride()])
                 )
             laid_out.meta = dict(given.meta)
             node.replace_input_with(given, laid_out)

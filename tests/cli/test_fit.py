@@ -65,7 +65,7 @@ def test_where_nothing_fits_the_command_fails_and_says_why() -> None:
     assert done.exit_code == 1
     rows = json.loads(done.stdout)["rows"]
     assert not any(row["fits"] for row in rows)
-    assert "no batch fits" in done.stderr
+    assert "no batch fits" in json.loads(done.stdout)["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_wrong_usage_is_told(arguments: tuple[str, ...], says: str) -> None:
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], says: str) -> None:
-    done = run(*arguments)
+    done = run(*arguments, "--quiet")
     assert done.exit_code == 1
     assert says in done.stderr
     assert done.stderr.count("\n") == 1

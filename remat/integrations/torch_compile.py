@@ -125,10 +125,13 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for name in options:
         if not isinstance(name, str) or name.replace("-", "_") not in theirs:
             written = str(name).replace("-", "_")
-            # Ours first: Inductor has hundreds, and one of them is always near.
-            near = difflib.get_close_matches(written, OPTIONS, n=1) or difflib.get_close_matches(
-                written, theirs, n=1
-            )
+            # Of two that are as near, ours: Inductor has hundreds.
+            near = [
+                match
+                for names in (OPTIONS, theirs)
+                for match in difflib.get_close_matches(written, names, n=1)
+            ]
+            near.sort(key=lambda match: -difflib.SequenceMatcher(None, written, match).ratio())
             meant = f"; did you mean '{near[0]}'?" if near else ""
             raise ProblemError(
                 f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "

@@ -234,6 +234,7 @@ LEFT_OUT = [
     ("README.md", "remat"),
     ("budgets.md", "with"),
     ("command-line.md", "2.1"),
+    ("command-line.md", "from"),
     ("command-line.md", "{"),
     ("command-line.md", "eval"),
     ("distributed.md", "model"),
@@ -245,6 +246,9 @@ LEFT_OUT = [
     ("instruments.md", "$"),
     ("instruments.md", "$"),
     ("selective-checkpointing.md", "contexts"),
+    ("trainers.md", 'model.compile(backend="remat",'),
+    ("trainers.md", "class"),
+    ("trainers.md", "plan"),
     ("writing-a-pass.md", "pip"),
     ("writing-a-solver.md", "pip"),
 ]

@@ -103,10 +103,10 @@ def _peak(plan: Figures) -> str:
     if not plan.planned_peak_bytes:
         instead = f" instead of {without} without remat" if plan.without_peak_bytes else ""
         return f"{format_bytes(plan.peak_bytes)}{instead}, inputs and parameters included"
-    beside = f", and {without} without remat" if plan.without_peak_bytes else ""
+    beside = f" instead of {without} without remat" if plan.without_peak_bytes else ""
     return (
-        f"{format_bytes(plan.peak_bytes)}, inputs and parameters included; as compiled, "
-        f"{format_bytes(plan.planned_peak_bytes)} simulated before{beside}"
+        f"{format_bytes(plan.peak_bytes)} as compiled, inputs and parameters included; before that, "
+        f"{format_bytes(plan.planned_peak_bytes)} planned{beside}"
     )
 
 

@@ -66,7 +66,8 @@ def compiled(name: str, budget: Any) -> tuple[Any, Any, remat.Plan, int]:
     torch._dynamo.reset()
     kind, shape = MODELS[name]
     step = SimpleNamespace(model=kind(), args=(torch.randn(shape),), kwargs={})
-    fn = torch.compile(step.model, backend="remat", options={"budget": budget})
+    options = {"budget": budget, "cost": "roofline:h100"}
+    fn = torch.compile(step.model, backend="remat", options=options)
     allocated = measure_step(fn, step.args, by="allocator").peak_bytes
     return fn, step, remat.plans()[-1], allocated
 

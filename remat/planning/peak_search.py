@@ -309,7 +309,10 @@ class PeakSearch:
             some = {draw.choice(free)}
             if draw.random() < 0.5:
                 some.add(draw.choice([i for i in free if i in best.saved] or free))
-            found = self.tried({*best.saved} ^ some)
+            try:
+                found = self.tried({*best.saved} ^ some)
+            except ProblemError:  # what one needs that was dropped cannot be made again
+                continue
             if allowed.excess(found) <= allowed.excess(best):
                 best = found
         return best

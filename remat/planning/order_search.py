@@ -20,6 +20,8 @@ from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
 #: Edits of a schedule that are tried in one turn, for each run, and at most.
 MOVES_PER_RUN, MOST_MOVES = 6_000, 2_000_000
+#: Runs beyond which fewer are tried, since each takes longer.
+_MANY_RUNS = 25_000
 #: How often a lower peak is looked for.
 _LOWER = 3
 
@@ -158,6 +160,7 @@ class OrderSearch:
         kept = [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
         moves = min(MOST_MOVES, MOVES_PER_RUN * len(start))
+        moves = int(moves * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
         return improve(compiled, problem, start, boundary, moves=moves)
 
     def _decided(self, sequence: Sequence[int], boundary: int) -> Reordered | None:

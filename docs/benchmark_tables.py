@@ -60,13 +60,12 @@ def gradients() -> str:
     for name, torch in (("gradients", "2.13"), ("gradients-2.15", "2.15")):
         record = read(name)
         for lower in ("eager", "inductor"):
-            theirs, ours = (Gradients(record, lower, who) for who in ("pytorch", "remat"))
-            for label, of in (("PyTorch", theirs), ("remat", ours)):
-                rows.append((torch, lower, label, f"{of.bad} of {of.models}", f"{of.worst:.2g}"))
-    return markdown(
-        ("PyTorch", "lowering", "partitioner", "models wrong or refused", "worst relative error"),
-        rows,
-    )
+            sides = [Gradients(record, lower, who) for who in ("pytorch", "remat")]
+            cells = [x for of in sides for x in (f"{of.bad} of {of.models}", f"{of.worst:.2g}")]
+            rows.append((torch, lower, *cells))
+    head = ("wrong or refused", "worst error")
+    sides = [f"{who}: {what}" for who in ("PyTorch", "remat") for what in head]
+    return markdown(("version", "lowering", *sides), rows)
 
 
 def quality() -> str:

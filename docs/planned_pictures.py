@@ -43,7 +43,7 @@ def overview() -> Drawing:
     d.text(70, 28, "One training step of a Llama with 8 layers, modelled for an H100", "head")
     labels = {
         "greedy": ("grey", "greedy", "item by item"),
-        "dp": ("orange", "dp", "as PyTorch’s chooses"),
+        "dp": ("orange", "dp", "item by item as well"),
         "auto": ("blue", "auto", "on the whole graph"),
     }
     for k, (name, (color, label, about)) in enumerate(labels.items()):

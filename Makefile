@@ -68,7 +68,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/benchmark_tables.py
-	$(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The kernel is compiled for one version of Python: make wheel PYTHON=python3.12 makes that one's wheel.
 wheel: $(STAMP)

@@ -15,11 +15,16 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "saved-tensor-hooks.md",
+)
 PLACE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
 Record = dict[str, Any]
 Rows = list[Sequence[str]]
+MIB = 1 << 20
 
 
 def read(name: str) -> Record:
@@ -107,6 +112,22 @@ def architectures() -> str:
     return markdown(head, rows)
 
 
+def deep() -> str:
+    record = read("plan_quality")
+    rows: Rows = [
+        (
+            name,
+            f"{of['joint_nodes']:,}",
+            f"{plan['budget']:g}",
+            f"{plan['plan_s']:.0f} s",
+            percent(plan["gap"]),
+        )
+        for name, of in record["architectures"].items()
+        for plan in of.get("plans", ())
+    ]
+    return markdown(("architecture", "joint nodes", "budget", "planned in", "gap"), rows)
+
+
 def partition() -> str:
     rows: Rows = []
     for of in read("partition")["rows"]:
@@ -171,7 +192,8 @@ def memory() -> str:
 def peak_plans() -> str:
     record = read("peak_plans")
     rows = [(kind, f"{mean:.2f}") for kind, mean in record["geometric_means"].items()]
-    return markdown(("steps", "recompute cost at the same peak, geometric mean"), rows)
+    rows.append(("the worst single plan", f"{record['largest_ratio']:.2f}"))
+    return markdown(("steps", "recompute cost at the same peak"), rows)
 
 
 def schedules() -> str:
@@ -205,6 +227,39 @@ def checkpointing() -> str:
         shown = said, f"{ours:.1f} ms", f"{measured:.1f} ms"
         rows.append((r["model"], f"{r['share']:g}", *shown))
     head = ("model", "share of the peak", "PyTorch's `sac_milp`", "remat", "remat, measured")
+    return markdown(head, rows)
+
+
+def checkpointing_large() -> str:
+    large = read("sac")["large_program"]
+    rows: Rows = []
+    for r in large["budgets"]:
+        theirs = r["theirs"]
+        kept = "" if theirs["fits"] else ", above the budget"
+        cells = f"{theirs['solve_s']:.0f} s{kept}", f"{r['solve_s'][0]:.1f} s"
+        rows.append((f"{r['share']:g}", *cells))
+    return markdown(("share of the peak", "PyTorch's `sac_milp`", "remat"), rows)
+
+
+def hooks() -> str:
+    rows: Rows = []
+    found = read("hooks")["rows"]
+    bare = {r["budget"]: r for r in found if not r["hooks"] and r["by"] == "remat"}
+    for r in found:
+        of, own = bare[r["budget"]], r["by"] == "remat"
+        saved = f"{r['saved'] / MIB:.1f} MiB", f"{r['saved'] / of['saved']:.3f}"
+        fell = 1 - r["measured"] / of["measured"]
+        rows.append(
+            (
+                f"{r['budget']:g}",
+                (f"`{r['hooks']}`" if r["hooks"] else "none") + ("" if own else ", by PyTorch"),
+                *(saved if own else ("", "")),
+                f"{r['measured'] / MIB:.1f} MiB",
+                f"{100 * fell:.1f} %" if r is not of else "",
+                f"{r['error']:.1e}" if r is not of else "",
+            )
+        )
+    head = ("budget", "hooks", "saved", "share", "peak", "falls by", "gradient error")
     return markdown(head, rows)
 
 
@@ -294,6 +349,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "schedules": schedules,
     "knapsacks": knapsacks,
     "checkpointing": checkpointing,
+    "checkpointing-large": checkpointing_large,
+    "deep": deep,
+    "hooks": hooks,
     "model-types": model_types,
     "frontier": frontier,
 }

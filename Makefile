@@ -3,6 +3,8 @@
 # make test    run all tests; ARGS="--solver=cpsat" and the like go to pytest
 # make fuzz    check N=5000 random programs; SEED=7 draws those of a run again that failed
 # make lint    ruff and mypy
+# make docs    build the site into site/; python -m http.server -d site shows it
+# make wheel   a wheel for this Python and the source distribution, into dist/
 # make bench   run every benchmark; results go to benchmarks/results
 # make mutants plant small faults and see whether the tests find them; takes an hour
 # make format  let ruff rewrite what it can
@@ -26,7 +28,7 @@ SEED ?=
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test fuzz lint format bench mutants
+.PHONY: help setup demo check test fuzz lint format docs wheel bench mutants
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -63,6 +65,14 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
+
+docs: $(STAMP)
+	$(BIN)/python docs/benchmark_tables.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The kernel is compiled for one version of Python: make wheel PYTHON=python3.12 makes that one's wheel.
+wheel: $(STAMP)
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[a-z]*.py; do \

@@ -14,15 +14,18 @@ def install(plugin: Path, folder: Path) -> Path:
     shutil.copytree(
         plugin, folder / "plugin", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pyc*")
     )
+    return environment(folder, "--no-build-isolation", folder / "plugin")
+
+
+def environment(folder: Path, *installed: object) -> Path:
+    """The interpreter of a fresh environment that borrows our packages, with what pip is told to install."""
     venv.create(folder / "venv", with_pip=False)
     interpreter = folder / "venv" / "bin" / "python"
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     borrowed = [f"import site; site.addsitedir({path!r})\n" for path in site.getsitepackages()]
     (packages / "borrowed.pth").write_text("".join(borrowed))
     pip = (interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-    offline = ("--no-index", "--no-deps", "--no-build-isolation")
-    done = subprocess.run([*pip, *offline, folder / "plugin"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    output(*pip, "--no-index", "--no-deps", *installed, cwd=folder)
     return interpreter
 
 

@@ -1,0 +1,247 @@
+"""The pictures of the site that show real plans; `pictures.py` draws them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from drawing import Chart, Drawing, Point
+from torch import nn
+
+import remat
+from remat.cli.hf import build
+from remat.graph.costs import Flops, Roofline, RooflineFused
+from remat.planning.frontier import Frontier
+
+MIB, GIB = 1 << 20, 1 << 30
+LLAMA = (
+    "num_hidden_layers=8 hidden_size=2048 intermediate_size=5632 num_attention_heads=16 "
+    "vocab_size=32000 max_position_embeddings=2048 dtype=bfloat16"
+)
+
+
+def overview() -> Drawing:
+    """A Llama of 8 layers (width 2048, bfloat16, 8 × 2048 tokens) over all budgets, by three solvers.
+
+    ``greedy`` and ``dp`` decide item by item, as PyTorch's partitioner does; ``auto`` decides on the graph.
+    """
+    warnings.simplefilter("ignore")
+    example = build("llama", LLAMA.split(), batch=8, seq=2048)
+    joint = remat.capture(example.model, example.args, example.kwargs)
+    found = {
+        name: remat.frontier(joint, name, "roofline:h100") for name in ("greedy", "dp", "auto")
+    }
+    d = Drawing(860, 440, "Recompute time over saved memory for three solvers and the proven bound")
+    chart = frontiers(d, found, (70, 70, 560, 300))
+    chart.axes(
+        "saved by forward for backward, GiB", "computed again in backward, ms", *ticks(chart)
+    )
+    d.text(70, 28, "One training step of a Llama with 8 layers, modelled for an H100", "head")
+    labels = {
+        "greedy": ("grey", "greedy", "item by item"),
+        "dp": ("orange", "dp", "item by item as well"),
+        "auto": ("blue", "auto", "on the whole graph"),
+    }
+    for k, (name, (color, label, about)) in enumerate(labels.items()):
+        knee = found[name].knee()
+        y = 90 + 74 * k
+        d.curve([(652, y - 5), (680, y - 5)], color)
+        d.text(690, y, label, f"t-{color} head")
+        d.text(690, y + 18, about, "small")
+        figures = f"{knee.saved_bytes / GIB:.1f} GiB, {knee.recompute_cost / 1e9:.0f} ms"
+        d.text(690, y + 35, f"knee: {figures}", "small")
+    d.dot(666, 310, "blue")
+    d.text(690, 315, "knee", "small")
+    d.area([(652, 332), (680, 332), (680, 350), (652, 350)])
+    d.text(690, 346, "proven: no plan", "small")
+    return d
+
+
+def knee() -> Drawing:
+    """The frontier of one step, and where more memory starts to buy little."""
+    warnings.simplefilter("ignore")
+    example = build("gpt2", ["n_layer=4", "n_embd=512", "n_head=8"], batch=8, seq=512)
+    joint = remat.capture(example.model, example.args, example.kwargs)
+    found = remat.frontier(joint, cost="roofline:h100")
+    d = Drawing(
+        860, 360, "A frontier: the cheapest plan for every number of saved bytes, and its knee"
+    )
+    chart = frontiers(d, {"auto": found}, (70, 66, 560, 234), size=MIB, cost=1e6)
+    chart.axes("saved bytes, MiB", "computed again, µs", *ticks(chart))
+    at = found.knee()
+    x, y = chart.at(at.saved_bytes / MIB, at.recompute_cost / 1e6)
+    d.arrow((x + 90, y - 60), (x + 8, y - 8), color="blue")
+    d.text(x + 94, y - 62, "the knee", "t-blue head")
+    d.text(650, 90, "left of it every byte", "small")
+    d.text(650, 108, "saves much time;", "small")
+    d.text(650, 126, "right of it, little", "small")
+    d.text(650, 170, "grey: proven that", "small")
+    d.text(650, 188, "no plan is in there", "small")
+    d.text(70, 26, "A GPT-2 of 4 layers, every budget at once", "head")
+    return d
+
+
+def frontiers(
+    d: Drawing,
+    found: dict[str, Frontier],
+    place: tuple[float, float, float, float],
+    size: float = GIB,
+    cost: float = 1e9,
+) -> Chart:
+    """Curves of some frontiers above the region that is proven empty."""
+    points: dict[str, list[Point]] = {
+        name: [(p.saved_bytes / size, p.recompute_cost / cost) for p in f.points]
+        for name, f in found.items()
+    }
+    right = max(x for ps in points.values() for x, _ in ps)
+    top = max(y for ps in points.values() for _, y in ps)
+    chart = Chart(d, place, 1.03 * right, 1.05 * top)
+    bound = [(b / size, c / cost) for b, c in next(iter(found.values())).bound]
+    bound = [(b, c) for b, c in bound if b <= chart.right]
+    edge = [(0.0, chart.top), (bound[0][0], chart.top), *bound, (chart.right, bound[-1][1])]
+    d.area([chart.at(*p) for p in (*edge, (chart.right, 0), (0, 0))])
+    colors = dict(zip(("greedy", "dp", "auto"), ("grey", "orange", "blue"), strict=True))
+    for name, curve in points.items():
+        chart.curve([*curve, (chart.right, curve[-1][1])], colors[name], steps=True)
+        at = found[name].knee()
+        d.dot(*chart.at(at.saved_bytes / size, at.recompute_cost / cost), colors[name])
+    return chart
+
+
+def ticks(chart: Chart) -> tuple[list[float], list[float]]:
+    """Round numbers along both axes."""
+    found = []
+    for end in (chart.right, chart.top):
+        step = next(s * 10**e for e in range(-3, 6) for s in (1, 2, 5) if end / (s * 10**e) <= 6)
+        found.append([step * k for k in range(int(end / step) + 1)])
+    return found[0], found[1]
+
+
+def step_memory() -> Drawing:
+    """Bytes alive over the tutorial's step, without remat and within a peak."""
+    plans = planned((1.0, "peak:177MiB"))
+    d = Drawing(860, 350, "Memory of the tutorial’s step, without remat and with it")
+    chart = memory(d, plans, ("grey", "blue"))
+    d.text(70, 26, "Bytes alive over one step of the tutorial’s GPT", "head")
+    y = chart.at(0, 177)[1]
+    d.line([(70, y), (630, y)], "blue", dashed=True)
+    d.text(638, y + 5, "budget: peak 177 MiB", "t-blue")
+    d.text(638, chart.at(0, plans[0].peak_bytes / MIB)[1] + 5, "without remat", "t-grey")
+    return d
+
+
+def bytes_and_peak() -> Drawing:
+    """What each kind of budget bounds, on one step."""
+    plans = planned((0.2,))
+    d = Drawing(
+        860,
+        350,
+        "Saved bytes are what crosses from forward to backward; the peak is the highest moment",
+    )
+    chart = memory(d, plans, ("blue",))
+    (plan,) = plans
+    sums = plan.timeline.nbytes()
+    middle = plan.timeline.boundary
+    d.text(70, 26, "One step under budget 0.2: 20 % of the activations’ bytes", "head")
+    own = sum(p.nbytes for p in tutorial().build()[0].parameters()) / MIB
+    x, low = chart.at(1, own)
+    high = chart.at(1, own + plan.saved_bytes / MIB)[1]
+    d.curve([(x, low), (x, high)], "orange")
+    d.text(90, 92, f"saved: {plan.saved_bytes / MIB:.0f} MiB", "t-orange head")
+    d.text(90, 110, "what a budget in bytes bounds", "small")
+    d.arrow((285, 105), (x - 4, (low + high) / 2), color="orange", dashed=True)
+    top = max(range(len(sums)), key=sums.__getitem__)
+    at = top / middle if top < middle else 1 + (top - middle) / (len(sums) - middle)
+    x, y = chart.at(at, sums[top] / MIB)
+    d.dot(x, y, "blue")
+    d.text(638, y, f"peak: {sums[top] / MIB:.0f} MiB", "t-blue head")
+    d.text(638, y + 18, "what a Peak bounds", "small")
+    return d
+
+
+def planned(budgets: Sequence[float | str]) -> list[remat.Plan]:
+    """Plans for the step of the tutorial."""
+    warnings.simplefilter("ignore")
+    model, args, _ = tutorial().build()
+    joint = remat.capture(model, args, lower="eager")
+    return [remat.plan(joint, budget, cost="roofline:epyc") for budget in budgets]
+
+
+def tutorial() -> ModuleType:
+    """The tutorial's program as a module."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+    import tutorial
+
+    return tutorial
+
+
+def memory(d: Drawing, plans: Sequence[remat.Plan], colors: Sequence[str]) -> Chart:
+    """Bytes alive at each moment under some plans; both halves are stretched to one width."""
+    chart = Chart(d, (70, 66, 560, 229), 2, 1.1 * max(p.peak_bytes for p in plans) / MIB)
+    chart.axes("", "bytes alive, MiB", (), ticks(chart)[1])
+    for plan, color in zip(plans, colors, strict=True):
+        sums, middle = plan.timeline.nbytes(), plan.timeline.boundary
+        at = [
+            k / middle if k < middle else 1 + (k - middle) / (len(sums) - middle)
+            for k in range(len(sums))
+        ]
+        chart.curve([(x, y / MIB) for x, y in zip(at, sums, strict=True)], color, steps=True)
+    d.line([chart.at(1, 0), chart.at(1, chart.top)], dashed=True)
+    for x, name in ((0.5, "forward"), (1.5, "backward")):
+        d.text(chart.at(x, 0)[0], 320, name, "small", anchor="middle")
+    return chart
+
+
+def costs() -> Drawing:
+    """What the operators of one layer cost under three models, as shares of the layer's cost."""
+    layers = nn.LayerNorm(1024), nn.Linear(1024, 4096), nn.GELU(), nn.Dropout(0.1)
+    model, x = nn.Sequential(*layers).to("meta"), torch.empty(8192, 1024, device="meta")
+    joint = remat.capture(model, (x,))
+    names = "layer norm", "matrix product", "gelu", "dropout"
+    rows = {name: dict.fromkeys(names, 0) for name in ("flops", "roofline", "roofline-fused")}
+    models = Flops(), Roofline(), RooflineFused()
+    part = names[0]
+    for node in joint.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        part = {"addmm": names[1], "inductor_seeds_default": names[3]}.get(node.name, part)
+        if part == names[1] and node.name != "addmm":
+            part = names[2]
+        if any(n.name.startswith("tangents") for n in node.all_input_nodes):
+            break
+        for (_, row), cost in zip(rows.items(), models, strict=True):
+            row[part] += cost.cost(node)
+    d = Drawing(860, 270, "The same layer under three cost models")
+    d.text(40, 34, "Where one layer’s time goes, by three cost models", "head")
+    colors = dict(zip(names, ("green", "blue", "orange", "grey"), strict=True))
+    for k, (name, row) in enumerate(rows.items()):
+        y, at = 60 + 56 * k, 190.0
+        d.text(176, y + 23, name, "mono", anchor="end")
+        for what, cost in row.items():
+            width = 620 * cost / sum(row.values())
+            d.box(at, y, width, 36, [""], colors[what])
+            if width > 60:
+                d.text(
+                    at + width / 2,
+                    y + 23,
+                    f"{100 * cost / sum(row.values()):.0f} %",
+                    anchor="middle",
+                )
+            at += width
+    for k, what in enumerate(names):
+        d.box(190 + 155 * k, 236, 16, 16, [""], colors[what])
+        d.text(213 + 155 * k, 249, what, "small")
+    return d
+
+
+PLANNED: dict[str, Callable[[], Drawing]] = {
+    "overview.svg": overview,
+    "pictures/frontier.svg": knee,
+    "pictures/bytes-and-peak.svg": bytes_and_peak,
+    "pictures/tutorial-step.svg": step_memory,
+    "pictures/costs.svg": costs,
+}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, overload
 
-from remat.arguments import BUDGET, COST, SOLVER
+from remat.arguments import BUDGET, COST, SOLVER, value_of
 from remat.errors import ProblemError
 from remat.plugins.registry import registry
+from remat.running.jobs import AnyExecutor, check_executor, name_to_send
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance
@@ -232,6 +233,7 @@ def frontier(
     *,
     by: str = "bytes",
     reread_inputs: bool = True,
+    executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
     """The best plans over all budgets.
@@ -243,11 +245,14 @@ def frontier(
         time_limit: seconds for the solver at each budget; None: no clock.
         by: ``"bytes"``: less cost for more saved bytes; ``"peak"``: less cost for a higher peak of the step.
         reread_inputs: as in `plan`.
+        executor: what decides at the budgets, some to each worker: any `concurrent.futures.Executor`, a number of
+            processes, or None for this process. By peak it is not used: that is one search, each step of which
+            builds on those before. Solver and cost model are given by name.
         on_step: called with a line of text before each step.
 
     Raises:
         PlanError: nothing to differentiate, or conflicting tags.
-        ProblemError: ``by`` is something else.
+        ProblemError: ``by`` is something else, or the executor cannot be used.
         SolverError: as from `plan`.
     """
     from remat.planning.frontier import Frontier
@@ -259,7 +264,12 @@ def frontier(
     request = PlanRequest.of(
         solver=solver, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs
     )
-    return Frontier.of(Planner.of(joint, request, on_step=on_step), by)
+    check_executor(executor)
+    if executor is not None:
+        name_to_send(value_of(cost), "cost model")
+        name_to_send(value_of(solver), "solver")
+    planner = Planner.of(joint, request, on_step=on_step)
+    return Frontier.of(planner, by, executor=executor, joint=joint)
 
 
 def instance(

@@ -216,6 +216,20 @@ def format_bytes(n: float) -> str:
     return f"{size:.4g} TiB"
 
 
+def format_apart(first: int, second: int) -> tuple[str, str]:
+    """Two numbers of bytes for people, with as many digits as it takes to tell them apart."""
+    told = format_bytes(first), format_bytes(second)
+    if first == second or told[0] != told[1]:
+        return told
+    unit = told[0].split()[1]
+    size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    for digits in range(4, 20):
+        numbers = f"{first / size:.{digits}g}", f"{second / size:.{digits}g}"
+        if numbers[0] != numbers[1]:
+            return f"{numbers[0]} {unit}", f"{numbers[1]} {unit}"
+    return f"{first} B", f"{second} B"
+
+
 def format_cost(cost: float, unit: str) -> str:
     """A cost for people; picoseconds as seconds or parts of them."""
     return _scaled(cost, tuple((name, float(size)) for name, size in scales_of(unit)[:-1]), unit)

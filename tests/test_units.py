@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.errors import BudgetError
-from remat.units import Budget, Peak, format_bytes, format_cost
+from remat.units import Budget, Peak, format_apart, format_bytes, format_cost
 
 
 @pytest.mark.parametrize(
@@ -218,3 +218,9 @@ def test_budgets_for_people(written: Any, label: str) -> None:
 )
 def test_a_unit_with_a_prefix_gets_no_second_one(cost: int, unit: str, text: str) -> None:
     assert format_cost(cost, unit) == text
+
+
+def test_two_numbers_of_bytes_are_told_apart() -> None:
+    assert format_apart(5 << 30, 4 << 30) == ("5 GiB", "4 GiB")
+    assert format_apart((5 << 30) + 1024, 5 << 30) == ("5.000001 GiB", "5 GiB")
+    assert format_apart(3 << 20, 3 << 20) == ("3 MiB", "3 MiB")

@@ -23,12 +23,13 @@ from remat.cli.commands import (
     seq_option,
     solver_option,
     time_limit_option,
+    wrong_usage,
 )
 from remat.cli.errors import fail
 from remat.cli.example import Example
 from remat.cli.models import called, function_of, is_hf, load
 from remat.cli.progress import Progress
-from remat.errors import RematError
+from remat.errors import ProblemError, RematError
 
 
 def _memory(text: str) -> int:
@@ -135,13 +136,19 @@ def fit(
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
     with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
         progress.step(f"building {model}")
-        made = fit_calls(
-            _calls(model, overrides, seq),
-            request=request,
-            title="" if model.startswith("hf:") else model,
-            on_step=_stages(progress),
-            **options,
-        )
+        try:
+            made = fit_calls(
+                _calls(model, overrides, seq),
+                request=request,
+                title="" if model.startswith("hf:") else model,
+                on_step=_stages(progress),
+                **options,
+            )
+        except ProblemError as error:
+            if error.option != "optimizer":
+                raise
+            with wrong_usage():
+                raise
     if made.largest is None:
         if not as_json:
             click.echo(str(made))

@@ -42,16 +42,10 @@ def build(
             recipe, or an override does not fit the config.
         CaptureError: `transformers` fails to build the model.
     """
-    # Nothing is fetched: a model made from its config needs nothing from the hub.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    try:
-        import transformers
-    except ImportError:
-        raise click.UsageError(
-            f"hf:{kind} needs the package 'transformers': pip install 'remat[hf]'"
-        ) from None
+    kind = check_kind(kind)
+    import transformers
+
     transformers.logging.set_verbosity_error()
-    kind = _known_type(kind)
     recipe = recipe_for(kind)
     if seq is not None and not recipe.takes_seq:
         raise click.UsageError(f"--seq has no meaning for hf:{kind}, which does {recipe.label}")
@@ -67,6 +61,23 @@ def build(
         f"{shape}, {recipe.label}"
     )
     return Example(model=model, args=(), kwargs=kwargs, title=title)
+
+
+def check_kind(kind: str) -> str:
+    """The name of a type of `transformers`, as it writes it.
+
+    Raises:
+        click.UsageError: `transformers` is missing, or the type is unknown.
+    """
+    # Nothing is fetched: a model made from its config needs nothing from the hub.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise click.UsageError(
+            f"hf:{kind} needs the package 'transformers': pip install 'remat[hf]'"
+        ) from None
+    return _known_type(kind)
 
 
 def _known_type(kind: str) -> str:

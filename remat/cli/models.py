@@ -18,6 +18,8 @@ import click
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError
 
+#: Bytes of weights from which it is said that a model of the user's allocates them.
+LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
 )
@@ -63,6 +65,21 @@ def is_hf(spec: str) -> bool:
     return where == "hf"
 
 
+def check(spec: str) -> None:
+    """Looks whether MODEL names something, without building it.
+
+    Raises:
+        click.UsageError: it cannot be read, or names nothing.
+    """
+    if is_hf(spec):
+        from remat.cli.hf import check_kind
+
+        check_kind(spec.removeprefix("hf:"))
+        return
+    with contextlib.suppress(CaptureError), contextlib.redirect_stdout(sys.stderr):
+        function_of(spec)  # what the user's code raises is told where it is built
+
+
 def function_of(spec: str) -> Any:
     """The function of the user's that MODEL names; importing its module runs the user's code."""
     where, _, name = spec.rpartition(":")
@@ -73,7 +90,29 @@ def called(function: Any, spec: str, *args: Any) -> Example:
     """What the function that MODEL names returns, checked."""
     with users_code(spec):
         returned = function(*args)
-    return _checked(returned, spec)
+    example = _checked(returned, spec)
+    _tell_allocated(example, spec)
+    return example
+
+
+def _tell_allocated(example: Example, spec: str) -> None:
+    """Says that a model has really allocated its weights, where they are large: a plan needs none of them."""
+    import torch
+
+    from remat.units import format_bytes
+
+    if not isinstance(example.model, torch.nn.Module):
+        return
+    weights = {id(p): p for p in example.model.parameters()}.values()
+    nbytes = sum(
+        p.nbytes for p in weights if p.device.type != "meta" and not hasattr(p, "fake_mode")
+    )
+    if nbytes >= LARGE:
+        click.echo(
+            f"note: '{spec}' allocates {format_bytes(nbytes)} of weights; under torch.device('meta') it "
+            "allocates none, and the plan is the same",
+            err=True,
+        )
 
 
 def _find(where: str, name: str, spec: str) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,11 +15,19 @@ import click
 
 from remat.cli import params
 from remat.cli.commands import echo_json, json_option, main
+from remat.cli.errors import fail
 from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat.planning.sweep_table import SweepRow
+
+
+def _table(text: str) -> Path:
+    from remat.planning.sweep_table import checked_path
+
+    return checked_path(text)
+
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -71,7 +81,8 @@ def _list(default: str, name: str, told: str) -> Callable[[Command], Command]:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=params.Checked("path", _table),
+    metavar="FILE",
     help="the table, .json, .csv or .parquet; what it, or FILE.partial, has already is not planned again",
 )
 @json_option
@@ -90,22 +101,31 @@ def sweep(
 
     Each row is written as soon as it is known: after a crash the same command goes on where it was.
     """
+    from remat.cli.models import check
     from remat.planning import sweep as api
 
-    total = len(set(models)) * len(set(budgets)) * len(set(solvers)) * len(set(costs))
-    known = 0
-    with Progress() as progress:
-        progress.step(f"planning {total} rows")
+    for spec in models:  # before anything is planned
+        check(spec)
+    each = len(set(budgets)) * len(set(solvers)) * len(set(costs))
+    order = list(dict.fromkeys(models))
+    known: Counter[str] = Counter()
+    with Progress() as progress, _resumable(output):
+        progress.step(_stage(order, 0, each, jobs))
+        shown = 0
 
         def on_row(row: SweepRow) -> None:
-            nonlocal known
-            known += 1
+            nonlocal shown
+            known[row.model] += 1
+            at = order.index(row.model) + (known[row.model] == each)
+            if jobs is None and shown < at < len(order):
+                shown = at
+                progress.step(_stage(order, at, each, jobs))
             progress.detail(
-                f"{known} of {total}: {row.model} at {row.row.label} with {row.row.solver}"
+                f"{known.total()} of {each * len(order)}: {row.model} at {row.row.label} with {row.row.solver}"
             )
 
         found = api.sweep(
-            {spec: Named(spec) for spec in models},
+            {spec: Named(spec) for spec in order},
             budgets=budgets,
             solvers=solvers,
             costs=costs,
@@ -115,9 +135,39 @@ def sweep(
             output=output,
             on_row=on_row,
         )
-    if as_json:
-        echo_json({"rows": [row.as_dict() for row in found.rows]})
-    else:
+    failed = sum(row.row.reason is not None for row in found.rows)
+    told = {"rows": [row.as_dict() for row in found.rows]}
+    if not as_json:
         click.echo(str(found))
         if output is not None:
             click.echo(f"written to {output}")
+        if failed:
+            click.echo(
+                f"{failed} of {len(found.rows)} rows have no plan; the reasons stand in the table"
+            )
+    if failed and failed == len(found.rows):
+        fail(
+            RematError("no row has a plan; the reasons stand with the rows"),
+            told if as_json else None,
+        )
+    if as_json:
+        echo_json(told)
+
+
+def _stage(order: Sequence[str], at: int, each: int, jobs: int | None) -> str:
+    """What is being planned: one model after the other, or with several processes all of them."""
+    if jobs is not None:
+        return f"planning {each * len(order)} rows"
+    return f"planning {each} rows of {order[at]} ({at + 1} of {len(order)} models)"
+
+
+@contextlib.contextmanager
+def _resumable(output: Path | None) -> Iterator[None]:
+    """Says, when it is interrupted, with which command to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if output is not None:
+            again = shlex.join(["remat", *sys.argv[1:]])
+            click.echo(f"what is known stands in {output}.partial; go on with: {again}", err=True)
+        raise

@@ -30,6 +30,7 @@ def as_fakes(
     fullgraph: bool,
     device: str | torch.device | None,
     run: bool,
+    past_logging: bool = True,
 ) -> Iterator[Call]:
     """The call over fake tensors, or over copies of what a run may overwrite; Dynamo may trace it inside.
 
@@ -40,6 +41,8 @@ def as_fakes(
         fullgraph: whether one graph is wanted, which no run can be for.
         device: as in `remat.capture`.
         run: as in `remat.capture`.
+        past_logging: whether Dynamo goes past what a model logs; if not, its graphs end there, as under
+            ``torch.compile``.
 
     Raises:
         CaptureError: a run that cannot be one, a device that cannot be faked, or a model that cannot be
@@ -58,7 +61,7 @@ def as_fakes(
     faked = Copied() if run else Faker(mode, target)
     # A run leaves the generators of all devices as they were.
     with (
-        _quiet_dynamo(),
+        _quiet_dynamo(past_logging),
         _guards_kept_once(),
         # What a run makes of real numbers may be garbage that takes memory.
         contextlib.nullcontext() if run else paused_collection(),
@@ -167,10 +170,10 @@ def _check_numbers(
 
 
 @contextlib.contextmanager
-def _quiet_dynamo() -> Iterator[None]:
-    """Captures do not count as recompilations, and what a model logs is no graph break."""
+def _quiet_dynamo(past_logging: bool) -> Iterator[None]:
+    """Captures do not count as recompilations, and what a model logs is no graph break if it is to be gone past."""
     config = torch_compat.dynamo_config
-    names = ("debug", "info", "warning", "warning_once")
+    names = ("debug", "info", "warning", "warning_once") if past_logging else ()
     loggers = {getattr(logging.Logger, n) for n in names if hasattr(logging.Logger, n)}
     with (
         warnings.catch_warnings(),

@@ -17,6 +17,13 @@ from remat.graph.calling import read_call, why_no_instance, why_not_callable
 from remat.graph.capture_errors import explain
 from remat.graph.fakes_of_models import as_fakes
 
+#: How Dynamo calls a break at what a model logs, and what makes it go on.
+_LOGS = "logging.Logger method not supported"
+_PAST_LOGGING = (
+    "To go past it: torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning), or another "
+    "method of it that is called there, before the model is compiled"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak:
@@ -25,15 +32,17 @@ class GraphBreak:
     Attributes:
         source: the user's line, ``file.py:7 y = x.item()``; empty where unknown.
         reason: why Dynamo ends the graph there.
+        captured: whether `remat.capture` has the break too; it goes past what a model logs.
     """
 
     source: str
     reason: str
+    captured: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreaks:
-    """The graphs of a model.
+    """The graphs of a model under ``torch.compile``.
 
     Attributes:
         graphs: how many there are.
@@ -50,7 +59,9 @@ class GraphBreaks:
         if not self.breaks:
             return f"{graphs}, no graph break"
         places = "1 graph break" if len(self.breaks) == 1 else f"{len(self.breaks)} graph breaks"
-        return f"{graphs}, {places}"
+        only = sum(not b.captured for b in self.breaks)
+        ours = f", {only} of them under torch.compile only: remat's capture goes past logging"
+        return f"{graphs}, {places}{ours if only else ''}"
 
 
 def graph_breaks(
@@ -77,7 +88,9 @@ def graph_breaks(
         raise CaptureError(no_instance)
     args, kwargs = read_call(args, kwargs)
     name = getattr(model, "__name__", type(model).__name__)
-    faked = as_fakes(model, args, kwargs, fullgraph=False, device=device, run=run)
+    faked = as_fakes(
+        model, args, kwargs, fullgraph=False, device=device, run=run, past_logging=False
+    )
     with faked as (fake_model, fake_args, fake_kwargs):
         try:
             told = torch_compat.explain(fake_model)(*fake_args, **fake_kwargs)
@@ -89,9 +102,14 @@ def graph_breaks(
 
 
 def _break(reason: Any) -> GraphBreak:
-    first = str(reason.reason).split("\n\n")[0]
+    text = str(reason.reason)
+    first = text.split("\n\n")[0]
+    logs = first.startswith(_LOGS)
+    told = _explained(text, first)
     return GraphBreak(
-        source=_source(reason.user_stack), reason=_explained(str(reason.reason), first)
+        source=_source(reason.user_stack),
+        reason=f"{told}. {_PAST_LOGGING}" if logs else told,
+        captured=not logs,
     )
 
 

@@ -50,19 +50,21 @@ class Tuned:
     Attributes:
         chosen: the candidate that was the fastest.
         seconds: of each candidate that was timed, the shortest that forward and backward took.
+        why: why nothing was compared; empty where something was.
     """
 
     form: ClassVar[Form] = Form("autotuning", "version", 1)
 
     chosen: str
     seconds: tuple[tuple[str, float], ...]
+    why: str = ""
 
     def __str__(self) -> str:
         took = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self.seconds)
         return (
             f"{self.chosen}, the fastest of {len(self.seconds)} as measured: {took}"
             if took
-            else self.chosen
+            else f"{self.chosen}; nothing was compared: {self.why or 'no other plan was left'}"
         )
 
 
@@ -141,7 +143,9 @@ def fastest(
     first = next(iter(partitions.values()))
     if other_ranks() is not None:
         _LOG.info("autotune: there are several ranks, which must run alike; nothing is timed")
-        return first, compile_with(first)
+        compiled = compile_with(first)
+        _tell(first, Tuned(chosen=next(iter(partitions)), seconds=(), why="ranks must run alike"))
+        return first, compiled
     path = _path(gm, inputs, key)
     known = _read(path)
     if known is not None and known.chosen in partitions:
@@ -149,12 +153,18 @@ def fastest(
         compiled = compile_with(partition)
         _tell(partition, known)
         return partition, compiled
-    made, warned, failed = _compiled(partitions, compile_with)
+    made, warned, failed, others = _compiled(partitions, compile_with)
     if not made:
         raise failed[0]
-    seconds = _timed({name: compiled for name, (_, compiled) in made.items()}, inputs)
+    why = "; ".join(f"'{name}' {told}" for name, told in others.items()) if len(made) == 1 else ""
+    seconds: dict[str, float] = {}
+    if len(made) > 1:
+        try:
+            seconds = _timed({name: compiled for name, (_, compiled) in made.items()}, inputs)
+        except ProblemError as error:
+            why = str(error)
     chosen = min(seconds or made, key=lambda name: seconds.get(name, 0.0))
-    found = Tuned(chosen=chosen, seconds=tuple(seconds.items()))
+    found = Tuned(chosen=chosen, seconds=tuple(seconds.items()), why=why)
     partition, compiled = made[chosen]
     for name, (other, _) in made.items():
         if name != chosen:
@@ -173,8 +183,10 @@ def _compiled(
     dict[str, tuple[Partitioner, Callable[..., Any]]],
     dict[str, list[warnings.WarningMessage]],
     list[RematError],
+    dict[str, str],
 ]:
-    """The candidates that hold their budgets, each with what it warned of; and why others could not be compiled."""
+    """The candidates that hold their budgets, each with what it warned of; errors of others; and why each is left out."""
+    others: dict[str, str] = {}
     made: dict[str, tuple[Partitioner, Callable[..., Any]]] = {}
     warned: dict[str, list[warnings.WarningMessage]] = {}
     failed: list[RematError] = []
@@ -188,36 +200,40 @@ def _compiled(
         except RematError as error:
             _LOG.info("autotune: '%s' is left out: %s", name, error)
             failed.append(error)
+            others[name] = "could not be compiled within the budget"
             continue
         warned[name] = seen
         plan = partition.made
         if plan is None:  # nothing to differentiate, so nothing to choose
-            return {name: (partition, compiled)}, warned, failed
+            return {name: (partition, compiled)}, warned, failed, others
         if plan.decision in decisions:
             partition.use(None)
+            others[name] = "makes the same plan"
             continue
         decisions.append(plan.decision)
         fits = plan.asked.on_peak or plan.saved_bytes <= plan.capacity
         (made if fits else over)[name] = partition, compiled
+        if not fits:
+            others[name] = "keeps more than the budget allows"
     if not made:
         made = dict(list(over.items())[:1])
     for name, (partition, _) in over.items():
         if name not in made:
             partition.use(None)
-    return made, warned, failed
+    return made, warned, failed, {name: told for name, told in others.items() if name not in made}
 
 
 def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> dict[str, float]:
     """The shortest that forward and backward of each step took, over rounds in which each runs once, in seconds.
 
-    They run on copies of the inputs, and random states are put back: whatever a step changes, nobody sees. Empty
-    where they cannot be run.
+    They run on copies of the inputs, and random states are put back: whatever a step changes, nobody sees.
+
+    Raises:
+        ProblemError: they cannot be run.
     """
-    if len(steps) < 2:
-        return {}
     fakes = any(isinstance(v, torch_compat.FakeTensor) for v in inputs)
-    if fakes:  # there is nothing to run on
-        return {}
+    if fakes:
+        raise ProblemError("the inputs have no numbers to run on")
     taken: dict[str, list[float]] = {name: [] for name in steps}
     try:
         given = _copies(inputs)
@@ -234,9 +250,13 @@ def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> di
                     taken[name].append(_run(steps[name], given, device))
                 if turn + 1 >= _ROUNDS[0] and time.perf_counter() - start > _ENOUGH_S:
                     break
-    except Exception:  # of any kind, from the user's code: it will show where the step really runs
+    except (
+        Exception
+    ) as error:  # of any kind, from the user's code: it will show where the step really runs
         _LOG.info("autotune: the step could not be run on its inputs", exc_info=True)
-        return {}
+        raise ProblemError(
+            f"the step could not be run on its inputs ({type(error).__name__})"
+        ) from error
     return {
         name: min(found) for name, found in taken.items()
     }  # what disturbs a run makes it longer

@@ -12,7 +12,7 @@ from remat.planning.fused_peak import within_fused_peak
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
-from remat.units import Budget, format_bytes
+from remat.units import Budget, format_apart, format_bytes
 
 #: How often a step is planned again that takes more than its budget as it was compiled, at most.
 MOST_REPLANS = 3
@@ -120,9 +120,10 @@ class CompiledBudget:
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak nothing."""
         what = "has a peak of" if asked.on_peak else "keeps"
+        more, most = format_apart(taken, limit)
         told = (
-            f"'{made.graph}' {what} {format_bytes(taken)} ({taken} bytes) as Inductor compiled it, above the "
-            f"{format_bytes(limit)} ({limit} bytes) of its budget, and was planned again {self._times} times. "
+            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, above the "
+            f"{most} ({limit} bytes) of its budget, and was planned again {self._times} times. "
             "Raise the budget"
         )
         if asked.peak_bytes is not None:

@@ -127,7 +127,12 @@ class _Life:
 
 
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs halves, and notes when storages come and go."""
+    """Runs halves, and notes when storages come and go.
+
+    Operators of higher order come here too: what runs an operator and keeps the generator's state returns both.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -79,6 +79,16 @@ class Batches:
             yield middle
             low, high = (middle, high) if self._fits[middle] else (low, middle)
 
+    def ahead(self, batch: int, width: int) -> tuple[int, ...]:
+        """A batch that is asked for, with those that will be if it fits, in order; at most ``width`` of them."""
+        if self.listed:
+            found = self.listed[self.listed.index(batch) :]
+        elif all(self._fits.values()):
+            found = tuple(batch << k for k in range(width) if batch << k <= _MOST)
+        else:
+            found = (batch,)
+        return found[:width]
+
 
 def read_batches(batches: object) -> Batches:
     """The batches to look at.

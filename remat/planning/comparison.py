@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
-from typing import Any
 
 from remat.arguments import COST, as_list, value_of
-from remat.errors import ProblemError, RematError
+from remat.errors import RematError
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
 from remat.planning.planner import Planner
@@ -18,7 +17,7 @@ from remat.planning.request import CostOption, PlanRequest
 from remat.planning.without import Without
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
-from remat.running.jobs import AnyExecutor, run_jobs
+from remat.running.jobs import AnyExecutor, name_to_send, run_jobs
 from remat.solvers.base import Solver
 from remat.units import (
     AnyBudget,
@@ -200,9 +199,9 @@ def compare(
         elsewhere = [
             _Elsewhere(
                 joint=print_joint(joint),
-                solver=_name_of(name, "solver"),
+                solver=name_to_send(name, "solver"),
                 budget=str(request.budget),
-                cost=_name_of(value_of(cost), "cost model"),
+                cost=name_to_send(value_of(cost), "cost model"),
                 time_limit=time_limit,
                 reread_inputs=reread_inputs,
             )
@@ -280,14 +279,6 @@ class _Elsewhere:
     cost: str
     time_limit: float | None
     reread_inputs: bool
-
-
-def _name_of(given: Any, what: str) -> str:
-    if isinstance(given, str):
-        return given
-    raise ProblemError(
-        f"{what} {given!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
-    )
 
 
 def _asked_of(

@@ -154,6 +154,11 @@ class Decider:
             self.decisions[capacity] = self.decided(self.choice(capacity))
         return self.decisions[capacity]
 
+    def learn(self, decided: Decided, peak_bytes: int) -> None:
+        """Takes over a decision that was made elsewhere within the bytes that its choice names, with its peak."""
+        self.decisions[decided.choice.capacity or 0] = decided
+        self._peaks[decided.decision] = peak_bytes
+
     def choice(self, capacity: int) -> DecisionInfo:
         """How a decision within so many bytes comes about, as far as is known before."""
         return DecisionInfo(

@@ -24,6 +24,7 @@ class FitRow:
         samples_per_s: samples of all ranks in a second; None where none fits.
         recompute_s: modelled seconds of what runs twice; None where none fits.
         reason: why none fits; empty where one does.
+        proven: where none fits, whether that is proven; else none was found.
     """
 
     batch: int
@@ -34,6 +35,12 @@ class FitRow:
     samples_per_s: float | None = None
     recompute_s: float | None = None
     reason: str = ""
+    proven: bool = False
+
+    @property
+    def recomputing(self) -> float | None:
+        """Share of the step's modelled time that goes into what runs twice; None where none fits."""
+        return None if not self.step_s else (self.recompute_s or 0.0) / self.step_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +129,18 @@ class Fit:
             f"{format_bytes(self.gradient_bytes)}, optimizer state {format_bytes(self.state_bytes)}, "
             f"and {format_bytes(self.optimizer_bytes)} while it steps",
             "",
-            *_table([("batch", "peak", "step", "samples/s", "budget"), *map(_cells, self.rows)]),
+            *_table(
+                [
+                    ("batch", "peak", "step", "recomputing", "samples/s", "budget"),
+                    *map(_cells, self.rows),
+                ]
+            ),
             "",
         ]
+        if any(not row.fits and not row.proven for row in self.rows):
+            lines.append(
+                "no plan found: of the plans that were tried none fits; that there is none is not proven"
+            )
         if self.largest is None or self.best is None:
             return "\n".join([*lines, f"no batch fits: {self.rows[0].reason}"])
         largest, best = self.largest, self.best
@@ -142,12 +158,20 @@ class Fit:
 def _cells(row: FitRow) -> tuple[str, ...]:
     peak = format_bytes(row.peak_bytes)
     if row.budget is None:
-        return str(row.batch), peak, "–", "–", "does not fit"
+        return (
+            str(row.batch),
+            peak,
+            "–",
+            "–",
+            "–",
+            "does not fit" if row.proven else "no plan found",
+        )
     rate = row.samples_per_s or 0.0
     return (
         str(row.batch),
         peak,
         f"{1e3 * (row.step_s or 0.0):,.4g} ms",
+        f"{row.recomputing or 0.0:.1%}",
         f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}",
         Budget.parse(row.budget).label,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,6 +13,7 @@ from remat.graph.lowering import Decision
 from remat.planning.decider import Decided
 from remat.planning.fit import FitRow
 from remat.planning.fit_fixed import Fixed
+from remat.planning.fit_known import Known, runnable
 from remat.planning.planner import Planner
 from remat.planning.step_memory import StepMemory
 from remat.units import Budget, bytes_of_share, format_bytes
@@ -43,8 +45,14 @@ class Fitting:
     on_cpu: bool
     _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
 
-    def row(self, batch: int) -> FitRow:
-        """The cheapest plan found that fits, and what it comes to."""
+    def row(self, batch: int, others: Callable[[], Known | None] = lambda: None) -> FitRow:
+        """The cheapest plan found that fits, and what it comes to.
+
+        Args:
+            batch: of this step.
+            others: finds what is known of the step of another batch, which then stands for what is found at this
+                one; None where there is none, or it cannot be made.
+        """
         full = self.planner.full
         sharding = self.fixed.sharding
         stepping = self.fixed.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
@@ -55,22 +63,26 @@ class Fitting:
                 "no plan changes that: take a smaller batch, an optimizer with less state or whose step takes "
                 "less (such as adamw:fused=True), or more ranks with FSDP"
             )
-            return FitRow(batch=batch, fits=False, budget=None, peak_bytes=stepping, reason=reason)
+            return _without_plan(batch, stepping, reason, proven=True)
         found: tuple[Decided, Budget] | None = None
         least = peak = self._peak(full)
         if peak <= self.memory_bytes:
             found = full, Budget(share=1.0)
-        elif sharding.ranks == 1:
-            found, least = self._within_peak()
-        else:
+        elif sharding.ranks > 1:
             found, least = self._within_share()
+        elif self._least_possible > self.memory_bytes:
+            least = self._least_possible
+        else:
+            found, least = self._within_peak(others)
         if found is None:
+            proven = least == self._least_possible
+            which = "that any plan can have" if proven else "that was found"
             reason = (
-                f"the least peak of batch {batch} that was found, or is possible, is {format_bytes(least)}, "
+                f"the least peak of batch {batch} {which} is {format_bytes(least)}, "
                 f"{format_bytes(least - self.memory_bytes)} more than there is: take a smaller batch, an "
                 "optimizer with less state, or more ranks with FSDP"
             )
-            return FitRow(batch=batch, fits=False, budget=None, peak_bytes=least, reason=reason)
+            return _without_plan(batch, least, reason, proven=proven)
         decided, budget = found
         step_s = self._step_s(decided)
         return FitRow(
@@ -82,6 +94,32 @@ class Fitting:
             samples_per_s=batch * sharding.ranks / step_s,
             recompute_s=decided.cost / 1e12,
         )
+
+    @cached_property
+    def known(self) -> Known:
+        """Decisions on this step that no memory has a part in."""
+        return Known.of(self.planner, self._peak)
+
+    @property
+    def _eager(self) -> bool:
+        """Whether the step runs as its graph stands: then simulated peaks are bounded from below.
+
+        What fuses is planned by its expected peak, of which nothing is proven.
+        """
+        return self.planner.state.joint.lower == "eager"
+
+    @cached_property
+    def _least_possible(self) -> int:
+        """Bytes that are alive at once under every plan on one rank; 0 where nothing is proven."""
+        if not self._eager or self.fixed.sharding.ranks > 1:
+            return 0
+        return self.planner.peaks.search.least_possible + self._beside
+
+    @cached_property
+    def _beside(self) -> int:
+        """Bytes of a step on one rank that the memory of its graph does not have."""
+        full = self.planner.full
+        return self._peak(full) - self._memory(full).peak
 
     def _memory(self, decided: Decided) -> StepMemory:
         known = self._memories.get(decided.decision)
@@ -107,47 +145,46 @@ class Fitting:
         )
         return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
 
-    def _within_peak(self) -> tuple[tuple[Decided, Budget] | None, int]:
+    def _within_peak(
+        self, others: Callable[[], Known | None]
+    ) -> tuple[tuple[Decided, Budget] | None, int]:
         """The cheapest decision found whose peak fits, with the budget for it; and the least peak known.
 
+        Whether one fits is asked of what no memory has a part in, so that more memory never says no. A search
+        that is aimed at this memory may find a cheaper one.
+        """
+        known = others()
+        found = None if known is None else known.on(self.planner)
+        if found is None:
+            found = self.known.on(self.planner) or []
+        found = [self.planner.full, *runnable(found, self._peak)]
+        fits = [d for d in found if self._peak(d) <= self.memory_bytes]
+        if not fits:
+            return None, min(map(self._peak, found))
+        aimed = self._aimed()
+        best = min([*fits, *([aimed] if aimed else [])], key=lambda d: (d.cost, self._peak(d)))
+        bound = self.planner.peak(best) if self._eager else self.memory_bytes - self._beside
+        return (best, Budget(peak_bytes=bound)), self._peak(best)
+
+    def _aimed(self) -> Decided | None:
+        """A decision whose peak fits, by searches for a simulated peak; None where none does.
+
         What a compiler, or workspaces, make of the simulated peak is off it by about as much for one plan
-        as for the next, so the search is aimed by what the last plan was off. Where that comes to nothing,
-        shares of what may be saved are tried.
+        as for the next, so each search is aimed by what the last plan was off.
         """
         planner = self.planner
-        least = self._peak(planner.full)
-        beside = least - self._memory(planner.full).peak
-        room = self.memory_bytes - beside
-        off = least - beside - planner.peak(planner.full)
-        possible = planner.peaks.search.least_possible
-        aim = room - off
-        # What fuses is planned by its expected peak; of other graphs the simulated one is bounded.
-        eager = planner.state.joint.lower == "eager"
+        off = self._peak(planner.full) - self._beside - planner.peak(planner.full)
+        aim = self.memory_bytes - self._beside - off
         for turn in range(_SEARCHES):
-            if aim < possible:
-                lower = max(possible + off + beside, self.memory_bytes + 1)
-                least = lower if turn == 0 else min(least, lower)
-                break
             try:
                 decided = planner.decide(Budget(peak_bytes=aim))
             except BudgetError:
-                least = min(least, planner.peaks.least_found + off + beside)
-                break
-            peak = self._peak(decided)
-            if peak <= self.memory_bytes:
-                return (decided, Budget(peak_bytes=aim if eager else room)), peak
-            least = min(least, peak)
-            simulated = planner.peak(decided)
-            off = peak - beside - simulated
-            aim = min(aim, simulated) - (1 + turn) * (peak - self.memory_bytes)
-        if eager and not off:
-            return None, least
-        found, seen = self._within_share()
-        within = None
-        if found is not None:
-            bound = planner.peak(found[0]) if eager else room
-            within = found[0], Budget(peak_bytes=bound)
-        return within, seen
+                return None
+            over = self._peak(decided) - self.memory_bytes
+            if over <= 0:
+                return decided
+            aim = min(aim, planner.peak(decided)) - (1 + turn) * over
+        return None
 
     def _within_share(self) -> tuple[tuple[Decided, Budget] | None, int]:
         """The decision at the highest share that fits, and the least peak seen."""
@@ -188,6 +225,12 @@ class Fitting:
         sending = self.fixed.sharding.sent_bytes / (self.link_gbps * 1e9)
         tbps = device_of(self.planner.request.cost).memory_tbps
         return max(computing, sending) + self.fixed.use.moved_bytes / (tbps * 1e12)
+
+
+def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> FitRow:
+    return FitRow(
+        batch=batch, fits=False, budget=None, peak_bytes=peak_bytes, reason=reason, proven=proven
+    )
 
 
 def is_cpu(device: Device) -> bool:

@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
-from remat.arguments import COST, SOLVER
-from remat.errors import ProblemError, unwarned
+from remat.arguments import COST, SOLVER, value_of
+from remat.errors import ProblemError
 from remat.graph.capture import capture
 from remat.graph.joint import JointGraph
 from remat.planning.batches import read_args, read_batches, read_memory
-from remat.planning.fit import Fit, FitRow
+from remat.planning.fit import Fit
+from remat.planning.fit_batches import Asked, Rows, Step, rows_of
 from remat.planning.fit_fixed import Fixed, other_bytes, parameters_of, without_gradient
-from remat.planning.fit_row import Fitting, device_of, is_cpu
-from remat.planning.planner import Planner
+from remat.planning.fit_row import device_of, is_cpu
 from remat.planning.request import CostOption, PlanRequest, SolverOption
+from remat.running.jobs import AnyExecutor, check_executor, name_to_send
 from remat.running.optimizer import Make, read_optimizer
 
 #: A model's call at a batch: the model, positional and keyword arguments.
@@ -41,6 +42,7 @@ def fit(
     time_limit: float | None = None,
     lower: str = "inductor",
     device: str | torch.device | None = None,
+    executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
     """Finds which batches of a whole training step fit a memory, under which budget, and how fast.
@@ -72,6 +74,9 @@ def fit(
         time_limit: as in `remat.plan`.
         lower: as in `remat.capture`; for ``"inductor"`` peaks are those that fused code is expected to have.
         device: as in `remat.capture`.
+        executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
+            Batches that are listed are planned at the same time, and so are doubled ones; steps are captured
+            here, and solver and cost model are given by name.
         on_step: called with a line of text before each step.
 
     Raises:
@@ -79,6 +84,10 @@ def fit(
         ProblemError: an argument that cannot be meant, or an optimizer that cannot be traced.
         CaptureError: the step cannot be captured.
     """
+    check_executor(executor)
+    if executor is not None:
+        name_to_send(value_of(cost), "cost model")
+        name_to_send(value_of(solver), "solver")
     made = read_args(args, kwargs)
     return fit_calls(
         lambda batch: (model, *made(batch)),
@@ -91,6 +100,7 @@ def fit(
         request=PlanRequest.of(cost=cost, solver=solver, time_limit=time_limit),
         lower=lower,
         device=device,
+        executor=executor,
         on_step=on_step,
     )
 
@@ -108,6 +118,7 @@ def fit_calls(
     lower: str,
     device: str | torch.device | None = None,
     title: str = "",
+    executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
     """`fit`, for a model that is built for each batch.
@@ -124,6 +135,7 @@ def fit_calls(
         lower: likewise.
         device: likewise.
         title: what the model is called.
+        executor: likewise.
         on_step: likewise.
     """
     wanted = read_batches(batches)
@@ -163,35 +175,32 @@ def fit_calls(
     step("tracing the optimizer")
     fixed = fixed_for(model, arguments, None)
     fixed.check(memory_bytes, called, model, parameters_of(model, arguments))
-    found: dict[int, FitRow] = {}
-    for batch in wanted:
+
+    def captured(batch: int, call: Call | None = None) -> Step:
         step(f"batch {batch}: building")
-        model, args, kwargs = called_first if batch == first else calls(batch)
+        model, args, kwargs = calls(batch) if call is None else call
         step(f"batch {batch}: capturing")
         joint = capture(model, args, kwargs, lower=lower, device=device)
-        if not found:
-            fixed = fixed_for(model, (args, kwargs), joint)
         parameters = parameters_of(model, (args, kwargs))
+        return joint, other_bytes(model, (args, kwargs), parameters)
 
-        def tell(text: str, batch: int = batch) -> None:
-            step(f"batch {batch}: {text}")
+    step_of_first = captured(first, called_first)
+    fixed = fixed_for(model, arguments, step_of_first[0])
+    asked = Asked(fixed=fixed, memory_bytes=memory_bytes, link_gbps=link_gbps, on_cpu=on_cpu)
+    priced = str(request.on(step_of_first[0]).cost)
+    kept = {first: step_of_first}
 
-        with unwarned():  # of plans that are only looked at
-            found[batch] = Fitting(
-                planner=Planner.of(joint, request, in_place=True, on_step=tell),
-                fixed=fixed,
-                memory_bytes=memory_bytes,
-                other_bytes=other_bytes(model, (args, kwargs), parameters),
-                link_gbps=link_gbps,
-                on_cpu=on_cpu,
-            ).row(batch)
-        wanted.learn(batch, fits=found[batch].fits)
+    def captured_once(batch: int) -> Step:
+        return kept.pop(batch, None) or captured(batch)
+
+    rows = Rows(asked=asked, request=request, captured=captured_once, on_step=step)
+    found = rows_of(wanted, rows, executor)
     sharding, use = fixed.sharding, fixed.use
     return Fit(
         model=called,
         memory_bytes=memory_bytes,
         optimizer=name,
-        cost=str(request.on(joint).cost),
+        cost=priced,
         lower=lower,
         ranks=ranks,
         sharding=sharding.label,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -10,13 +10,19 @@ from typing import ClassVar
 from remat.errors import PeakWarning, PlanError, ProblemError, warn
 from remat.files import Form, save_record, write_record
 from remat.graph import ops
+from remat.graph.joint import JointGraph
+from remat.graph.text import parse_joint, print_joint
 from remat.planning.decider import Decided
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
-from remat.units import Budget, format_bytes, format_cost
+from remat.planning.request import PlanRequest
+from remat.running.jobs import AnyExecutor, run_jobs
+from remat.units import Budget, format_apart, format_bytes, format_cost
 
 #: Points that the text of a frontier names, so that it stays on one screen.
 MOST_SHOWN = 16
+#: Parts that its budgets are in for an executor, unless that is a number of processes.
+_CHUNKS = 8
 #: What a frontier goes by: the field of its points, and the label of their axis.
 _BY = {
     "bytes": ("saved_bytes", "saved by forward for backward"),
@@ -71,11 +77,27 @@ class Frontier:
     _decided: tuple[Decided, ...] = field(repr=False)
 
     @classmethod
-    def of(cls, planner: Planner, by: str = "bytes") -> Frontier:
-        """The frontier of a prepared graph."""
+    def of(
+        cls,
+        planner: Planner,
+        by: str = "bytes",
+        *,
+        executor: AnyExecutor = None,
+        joint: JointGraph | None = None,
+    ) -> Frontier:
+        """The frontier of a prepared graph.
+
+        Args:
+            planner: decides it.
+            by: ``"bytes"`` or ``"peak"``.
+            executor: by bytes, what decides it at its budgets; None for this process.
+            joint: the graph as it was captured, for an executor.
+        """
         if by == "peak":
             found, bound = planner.peaks.frontier()
         else:
+            if executor is not None and joint is not None:
+                _decide_elsewhere(planner, joint, executor)
             found = [(d, planner.peak(d)) for d in planner.pareto()]
             bound = tuple((v.saved_bytes, v.cost) for v in planner.hull.vertices)
         return cls(
@@ -146,8 +168,9 @@ class Frontier:
             return self._planner.finish(decided, Budget(nbytes=point.saved_bytes))
         plan = self._planner.finish(decided, Budget(peak_bytes=point.peak_bytes))
         if plan.peak_bytes > point.peak_bytes:
+            told, _ = format_apart(plan.peak_bytes, point.peak_bytes)
             warn(
-                f"the plan of '{self.graph}' has a peak of {format_bytes(plan.peak_bytes)} ({plan.peak_bytes} "
+                f"the plan of '{self.graph}' has a peak of {told} ({plan.peak_bytes} "
                 f"bytes), above the {point.peak_bytes} bytes of its point: that peak was one of a schedule, "
                 f"not simulated. remat.plan(joint, remat.Peak({point.peak_bytes})) keeps to it",
                 PeakWarning,
@@ -244,3 +267,39 @@ class Frontier:
         ]
         rest = len(self.points) - len(shown)
         return "\n".join([*lines, *([f"  and {rest} more between them"] if rest else [])]) + ">"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chunk:
+    """Budgets of one graph, to be decided by a worker."""
+
+    joint: str
+    options: Mapping[str, str]
+    capacities: tuple[int, ...]
+
+
+def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor) -> None:
+    """Lets workers decide a graph at all budgets of its frontier, some to each, and tells the planner."""
+    wanted = sorted(set(planner.capacities()))
+    count = executor if isinstance(executor, int) else _CHUNKS
+    text, options = print_joint(joint), planner.request.to_text()
+    chunks = [
+        _Chunk(joint=text, options=options, capacities=tuple(wanted[k::count]))
+        for k in range(min(count, len(wanted)))
+    ]
+    planner.on_step(f"deciding at {len(wanted)} budgets")
+
+    def note(_: int, answer: tuple[tuple[Decided, int], ...]) -> None:
+        for decided, peak_bytes in answer:
+            planner.learn(decided, peak_bytes)
+
+    def died(k: int, why: str) -> None:
+        raise ProblemError(f"{len(chunks[k].capacities)} budgets were not decided: {why}")
+
+    run_jobs(_decided, chunks, executor, note, died)
+
+
+def _decided(chunk: _Chunk) -> tuple[tuple[Decided, int], ...]:
+    planner = Planner.of(parse_joint(chunk.joint), PlanRequest.from_text(chunk.options))
+    found = [planner.at(capacity) for capacity in chunk.capacities]
+    return tuple((d, planner.peak(d)) for d in found)

@@ -23,7 +23,7 @@ from remat.planning.peak_search import PeakSearch, Tried
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.run_graph import run_graph
-from remat.units import Budget, bytes_of_share, format_bytes
+from remat.units import Budget, bytes_of_share, format_apart, format_bytes
 
 #: Vertices of the hull that a frontier by peak begins with, at most.
 MOST_CUTS = 40
@@ -193,7 +193,7 @@ class PeakPlanner:
             )
         self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         found = self.searched(peak_bytes)
-        others = (self._of.full, *((self._least_peak,) if budget.peak_bytes is None else ()))
+        others = (self._of.full, *((self.least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
         if known and not self._of.request.hooks:
             best = min(known, key=lambda d: d.cost)
@@ -204,9 +204,7 @@ class PeakPlanner:
             return self._bounded(best, peak_bytes)
         # What the search takes the peak to be is not what it is where hooks pack what is saved.
         swept = self.swept(peak_bytes)
-        fits = [
-            d for d in (*known, self._least_peak, swept) if d and self._of.peak(d) <= peak_bytes
-        ]
+        fits = [d for d in (*known, self.least_peak, swept) if d and self._of.peak(d) <= peak_bytes]
         if not fits:
             least = self.least_found
             proven = f", and it is proven only that none has less than {possible} bytes"
@@ -222,16 +220,16 @@ class PeakPlanner:
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:
         """Whether it is not proven that every plan within a peak costs more than that."""
-        best = self.search.tried(self._of.saved_of(self._least_peak))
+        best = self.search.tried(self._of.saved_of(self.least_peak))
         return self.bounds.bound(peak_bytes, self.search.highest(best)) <= cost
 
     @cached_property
     def least_found(self) -> int:
         """The least peak of all decisions that are looked at whatever the budget, in bytes."""
-        return min(map(self._of.peak, (self._least_peak, self._of.cheapest, self._of.full)))
+        return min(map(self._of.peak, (self.least_peak, self._of.cheapest, self._of.full)))
 
     @cached_property
-    def _least_peak(self) -> Decided:
+    def least_peak(self) -> Decided:
         """The decision of the least peak that a search for less than is possible comes to."""
         search, cuts = self.search, self._of.cuts(4 * VERTICES)
         peaks = [search.tried(saved).peak_bytes for _, saved in cuts]
@@ -367,9 +365,10 @@ class PeakPlanner:
             return
         peak, most = self._of.peak(decided), self._of.peak(self._of.full)
         share = (decided.choice.capacity or 0) / self._of.full_bytes
+        told, above = format_apart(peak, most)
         warn(
-            f"budget {budget.label} for '{self._of.state.joint.name}' has a peak of {format_bytes(peak)} ({peak} "
-            f"bytes), above the {format_bytes(most)} ({most} bytes) of budget 1: it bounds what is saved, and "
+            f"budget {budget.label} for '{self._of.state.joint.name}' has a peak of {told} ({peak} "
+            f"bytes), above the {above} ({most} bytes) of budget 1: it bounds what is saved, and "
             "no plan found within it makes less at once. To bound the peak, give "
             f"remat.Peak({share:.2f}), as text peak:{share:.2f}: 0 is the least peak found, 1 that of budget 1",
             PeakWarning,

@@ -274,7 +274,7 @@ class Plan:
             self._complete()
         lines = [
             f"plan for {self.graph}, budget {self.asked.label}, cost model {self.cost}",
-            *(f"  {name:<11} {text}" for name, text in self.rows),
+            *(f"  {name:<13} {text}" for name, text in self.rows),
         ]
         if self.fallbacks:
             lines += ["  not priced by the cost model itself:"]
@@ -427,6 +427,15 @@ class PlanSet(Sequence[Plan]):
         """All plans as text, under a line for their sum."""
         return "\n\n".join(
             [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
+        )
+
+    def plot(self, path: str | Path) -> None:
+        """Draws memory over each graph, one beside the other; the rest is as for `Plan.plot`."""
+        from remat.report.memory_plot import draw_steps
+
+        steps = [(plan.graph, plan.timeline) for plan in self.plans]
+        draw_steps(
+            steps, path, title=f"{len(self)} graphs, budget {self.budget or self.plans[0].budget}"
         )
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from remat.planning.plan import PlanSet
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
-from remat.units import Budget, format_bytes
+from remat.units import Budget, format_apart
 
 #: How often the budget that unused room leaves is handed out again, at most.
 ROUNDS = 4
@@ -112,9 +112,10 @@ def _lowered(planners: Sequence[Planner], best: list[Decided], budget: Budget) -
     ]
     if max(peaks.highest(lower)) <= most:
         return lower
+    told, above = format_apart(peak_bytes, most)
     warn(
-        f"budget {budget.label} for {len(planners)} graphs has a peak of {format_bytes(peak_bytes)} "
-        f"({peak_bytes} bytes), above the {format_bytes(most)} ({most} bytes) of budget 1: it bounds what is "
+        f"budget {budget.label} for {len(planners)} graphs has a peak of {told} "
+        f"({peak_bytes} bytes), above the {above} ({most} bytes) of budget 1: it bounds what is "
         f"saved. To bound the peak, give remat.Peak({most}), or a share: remat.Peak(0.5)",
         PeakWarning,
         stacklevel=3,

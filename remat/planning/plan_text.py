@@ -69,7 +69,7 @@ def rows_of(plan: Figures) -> list[tuple[str, str]]:
         ("recomputed", _recomputed(plan)),
         ("peak", _peak(plan)),
         ("step", plan.before_after.step_text),
-        ("without", f"remat {WITHOUT_REMAT}" if plan.without_peak_bytes else ""),
+        ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
         ("decided by", _decided_by(plan)),
         ("chosen", plan.tuned),
     ]

@@ -29,12 +29,18 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
             "path to it"
         )
     text = str(plan)
-    if not text.lstrip().startswith("{"):
+    of_file = not text.lstrip().startswith("{")
+    if of_file:
         try:
             text = Path(plan).read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"plan '{plan}' cannot be read: {error}") from None
-    return (PlanSet if f'"{PlanSet.form.key}"' in text[:200] else Plan).from_json(text)
+    try:
+        return (PlanSet if f'"{PlanSet.form.key}"' in text[:200] else Plan).from_json(text)
+    except PlanError as error:
+        if not of_file:
+            raise
+        raise PlanError(f"plan '{plan}': {error}") from error
 
 
 def plan_for(

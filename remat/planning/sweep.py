@@ -132,8 +132,17 @@ def answer(question: _Question) -> list[SweepRow]:
     ) as error:  # whatever the user's code raises is this question's row
         told = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
         return _without_answer(question, told)
+    known = bool(found.step_cost and found.without_peak_bytes)
     return [
-        SweepRow(model=question.model, cost=question.cost, of=question.of, row=row)
+        SweepRow(
+            model=question.model,
+            cost=question.cost,
+            of=question.of,
+            row=row,
+            priced=found.cost,
+            without_peak_bytes=found.without_peak_bytes if known else None,
+            without_step_cost=found.step_cost + found.without_recompute_cost if known else None,
+        )
         for row in found.rows
     ]
 

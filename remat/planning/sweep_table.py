@@ -17,7 +17,7 @@ from remat.units import format_bytes, format_cost
 from remat.version import __version__
 
 #: Version of the tables and of what is written while a sweep runs.
-VERSION = 1
+VERSION = 2
 #: Forms of a table, by the end of its file's name.
 SUFFIXES = (".json", ".csv", ".parquet")
 
@@ -32,12 +32,18 @@ class SweepRow:
         of: what else the figures depend on: the digest of a captured step, or the name of a function with the
             lowering it is captured for, and a time limit.
         row: the figures, as `remat.compare` has them; ``reason`` says why there are none.
+        priced: the cost model that ``cost`` stands for on this step; empty where there are no figures.
+        without_peak_bytes: peak of the step without remat; None where it is not known.
+        without_step_cost: cost of the step without remat, in the row's unit; None where it is not known.
     """
 
     model: str
     cost: str
     row: ComparisonRow
     of: str = ""
+    priced: str = ""
+    without_peak_bytes: int | None = None
+    without_step_cost: int | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -46,7 +52,8 @@ class SweepRow:
 
     def as_dict(self) -> dict[str, Any]:
         """The row as it stands in tables."""
-        return {"model": self.model, "of": self.of, "cost": self.cost, **asdict(self.row)}
+        own = {name: getattr(self, name) for name in _OWN}
+        return {**own, **asdict(self.row)}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, Any]) -> SweepRow:
@@ -61,12 +68,16 @@ class SweepRow:
                 f"version of remat than {__version__}. Give another file"
             )
         figures = {f.name: told[f.name] for f in fields(ComparisonRow)}
-        texts = {name: str(told[name]) for name in ("model", "cost", "of")}
-        return cls(**texts, row=ComparisonRow(**figures))
+        texts: dict[str, Any] = {
+            name: str(told[name]) for name in ("model", "of", "cost", "priced")
+        }
+        without: dict[str, Any] = {name: told[name] for name in _OWN[-2:]}
+        return cls(**texts, **without, row=ComparisonRow(**figures))
 
 
 #: Columns of a table.
-COLUMNS = ("model", "of", "cost", *(f.name for f in fields(ComparisonRow)))
+_OWN = ("model", "of", "cost", "priced", "without_peak_bytes", "without_step_cost")
+COLUMNS = (*_OWN, *(f.name for f in fields(ComparisonRow)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,22 +143,27 @@ class Sweep:
 
     def __str__(self) -> str:
         wide = {
-            name: max((len(getattr(r, name)) for r in self.rows), default=0)
-            for name in ("model", "cost")
+            "model": max((len(r.model) for r in self.rows), default=0),
+            "cost": max((len(r.priced or r.cost) for r in self.rows), default=0),
         }
         solver = max((len(r.row.solver) for r in self.rows), default=0)
         lines = [
             f"{'model':{wide['model']}}  {'cost':{wide['cost']}}  {'budget':>13}  {'solver':{solver}}  "
-            f"{'saved':>9} {'peak':>9} {'recomputed':>11}"
+            f"{'saved':>9} {'peak':>9} {'without':>9} {'recomputed':>11} {'step without':>12}"
         ]
         for r in self.rows:
-            head = f"{r.model:{wide['model']}}  {r.cost:{wide['cost']}}  {r.row.label:>13}  {r.row.solver:{solver}}"
+            priced = r.priced or r.cost
+            head = f"{r.model:{wide['model']}}  {priced:{wide['cost']}}  {r.row.label:>13}  {r.row.solver:{solver}}"
             if r.row.saved_bytes is None:
                 lines.append(f"{head}  {r.row.reason}")
                 continue
             cost = format_cost(r.row.recompute_cost or 0, r.row.unit or "")
+            peak, without = r.without_peak_bytes, r.without_step_cost
+            before = "–" if peak is None else format_bytes(peak)
+            step = "–" if without is None else format_cost(without, r.row.unit or "")
             lines.append(
-                f"{head}  {format_bytes(r.row.saved_bytes):>9} {format_bytes(r.row.peak_bytes or 0):>9} {cost:>11}"
+                f"{head}  {format_bytes(r.row.saved_bytes):>9} {format_bytes(r.row.peak_bytes or 0):>9} "
+                f"{before:>9} {cost:>11} {step:>12}"
             )
         return "\n".join(lines)
 
@@ -207,7 +223,8 @@ def _columns_of(kind: str) -> tuple[str, ...]:
     return tuple(f.name for f in fields(ComparisonRow) if str(f.type).startswith(kind))
 
 
-_WHOLE, _REAL = _columns_of("int"), _columns_of("float")
+_WHOLE = (*_columns_of("int"), *_OWN[-2:])
+_REAL = _columns_of("float")
 
 
 def _typed(row: Mapping[str, str]) -> dict[str, Any]:
@@ -220,6 +237,6 @@ def _typed(row: Mapping[str, str]) -> dict[str, Any]:
             told[name] = float(text) if text else None
         elif name == "best":
             told[name] = text == "True"
-        elif name not in ("model", "of", "cost", "solver", "budget"):
+        elif name not in ("model", "of", "cost", "priced", "solver", "budget"):
             told[name] = text or None
     return told

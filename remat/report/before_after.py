@@ -64,7 +64,7 @@ class BeforeAfter:
         if self.more is not None:
             without = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
             text += f", {more_text(self.more)} than the {without} without remat"
-        return f"{text}; recomputing is {self.recomputing:.1%} of it"
+        return f"{text}; of the step with the plan, {self.recomputing:.1%} is recomputing"
 
 
 def more_text(share: float, of: str = "") -> str:

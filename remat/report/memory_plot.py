@@ -41,6 +41,8 @@ _COLUMNS = 1200
 #: The height of the picture, beside the highest peak in it.
 _ROOM = 1.16
 _LINES = 8
+#: Graphs of one step that are drawn, at most.
+_PANELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +148,45 @@ def step_figure(
         columnspacing=1.0,
     )
     _list(beside, step)
+    return figure
+
+
+def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title: str) -> None:
+    """Draws the graphs of one step beside each other, in one scale, with the peak of each marked.
+
+    Args:
+        steps: name and memory of each graph, in the order in which they run forward.
+        path: ends with ``.svg`` or ``.png``.
+        title: what is drawn.
+
+    Raises:
+        ProblemError: the path has another suffix.
+        PlanError: Matplotlib is not installed, or the file cannot be written.
+    """
+    write_picture(path, lambda: steps_figure(steps, title=title))
+
+
+def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
+    """The picture of `draw_steps` as a figure of its own; beyond `_PANELS` graphs, those of the highest peaks."""
+    kept = sorted(sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)[:_PANELS])
+    shown = [steps[k] for k in kept]
+    rest = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
+    width = min(20.0, 3.2 * len(shown) + 2.0)
+    figure, first = figure_of((width, 5.2), (0.9 / width, 0.2, 0.01, 0.66), title + rest)
+    highest = max(step.peak.nbytes for _, step in shown)
+    scale = Scale.of(highest, "B")
+    each = (1 - 1.2 / width) / len(shown)
+    for k, (name, step) in enumerate(shown):
+        place = (0.9 / width + k * each, 0.2, 0.88 * each, 0.66)
+        axes = first if k == 0 else figure.add_axes(place)
+        axes.set_position(place)
+        _stack(axes, step, scale, highest)
+        _mark_peak(axes, step, scale)
+        axes.set_title(shortened(name, 28), fontsize=9, pad=18)
+        if k:
+            axes.set_ylabel("")
+            axes.set_yticklabels([])
+    first.legend(loc="upper left", bbox_to_anchor=(-0.01, -0.14), ncols=3, frameon=False)
     return figure
 
 

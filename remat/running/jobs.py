@@ -18,7 +18,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from remat.errors import ProblemError
 
@@ -47,6 +47,19 @@ def check_executor(executor: AnyExecutor) -> None:
     raise ProblemError(
         f"executor is {executor!r}; expected a concurrent.futures.Executor (of Dask: client.get_executor()), a "
         "number of processes from 1 on, or None for this process"
+    )
+
+
+def name_to_send(given: Any, what: str) -> str:
+    """A name, for what a worker makes anew from it.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    if isinstance(given, str):
+        return given
+    raise ProblemError(
+        f"{what} {given!r} cannot be sent to an executor; give its name, of a plugin or as module:Class"
     )
 
 

@@ -149,11 +149,13 @@ def trace_optimizer(
                 most = max(most, tracker.peak - given)
                 running.zero_grad(set_to_none=True)
     except Exception as error:  # foreign code; what it raises has no class of its own
-        raise ProblemError(
+        wrong = ProblemError(
             f"optimizer '{name}' cannot be traced: {type(error).__name__}: "
             f"{' '.join(str(error).split())[:200]}; {_EXAMPLES}, or give a function that makes an "
             "optimizer of a list of parameters"
-        ) from error
+        )
+        wrong.option = "optimizer"
+        raise wrong from error
     state = tracker.current - own
     return OptimizerUse(
         name=name,

@@ -77,4 +77,4 @@ def test_what_is_no_plan_is_an_error(saved: tuple[remat.Plan, remat.Plan]) -> No
     for name in ("d.json", "missing.json"):
         done = run("diff", "a.json", name)
         assert done.exit_code == 1
-        assert done.stderr.startswith("error: ")
+        assert done.stderr.startswith(f"error: plan '{name}'"), "the file that it is about"

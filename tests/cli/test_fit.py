@@ -75,6 +75,7 @@ def test_where_nothing_fits_the_command_fails_and_says_why() -> None:
         (("--memory", "1GiB", "--batch", "0"), "batch is 0; expected whole numbers of 1 or more"),
         (("--memory", "1GiB", "--batch", "1,many"), "batch is 'many'"),
         (("--memory", "1GiB", "--optimizer", "adamv"), "did you mean 'adam'"),
+        (("--memory", "1GiB", "--optimizer", "lbfgs"), "cannot be traced"),
         (("--memory", "1GiB", "--ranks", "0"), "--ranks"),
         ((), "--memory"),
     ],
@@ -88,7 +89,6 @@ def test_wrong_usage_is_told(arguments: tuple[str, ...], says: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("fitted:fixed", "--memory", "1GiB", "--optimizer", "lbfgs"), "cannot be traced"),
         (("fitted:fixed", "--memory", "1GiB", "--fsdp"), "say ranks=8"),
         (("fitted:fixed", "--memory", "1GiB", "--cost", "unit"), "no time"),
         (("fitted:mixed", "--memory", "1GiB"), "first dimensions 3, 4"),
@@ -100,3 +100,10 @@ def test_what_cannot_be_done_is_told_in_one_line(arguments: tuple[str, ...], say
     assert done.exit_code == 1
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_weights_that_are_really_allocated_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remat.cli.models.LARGE", 1000)
+    done = run("fitted:fixed", "--memory", "1MiB", "--batch", "2")
+    assert done.exit_code == 0, done.output
+    assert "'fitted:fixed' allocates 6.25 KiB of weights; under torch.device('meta')" in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from remat.cli import main
@@ -13,35 +14,66 @@ from remat.planning.sweep_table import Sweep
 MODEL = "examples/models.py:gpt"
 
 
+def broken() -> None:
+    """A model that cannot be built."""
+    raise RuntimeError("no such luck")
+
+
 def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     output = tmp_path / "table.csv"
-    command = [
-        "sweep",
-        MODEL,
-        "examples/models.py:missing",
-        "--solvers",
-        "auto,greedy",
-        "-o",
-        str(output),
-    ]
+    failing = "tests/cli/test_sweep.py:broken"
+    command = ["sweep", MODEL, failing, "--solvers", "auto,greedy", "-o", str(output)]
     done = CliRunner().invoke(main, [*command, "--budgets", "0.5"])
     assert done.exit_code == 0, done.output
-    assert "has no 'missing'" in done.stdout, (
-        "a model that cannot be built is a row with the reason"
-    )
+    assert "no such luck" in done.stdout, "a model that cannot be built is a row with the reason"
+    assert "2 of 4 rows have no plan" in done.stdout
     assert f"written to {output}" in done.stdout
-    assert "planning 4 rows" in done.stderr
+    assert f"planning 2 rows of {MODEL} (1 of 2 models)" in done.stderr
+    assert f"planning 2 rows of {failing} (2 of 2 models)" in done.stderr
     again = CliRunner().invoke(main, [*command, "--budgets", "0.5,0.3", "--jobs", "2", "--json"])
     assert again.exit_code == 0, again.output
-    rows = json.loads(again.stdout)["rows"]
-    assert [(r["model"], r["budget"], r["solver"]) for r in rows if r["model"] == MODEL] == [
-        (MODEL, budget, solver) for budget in ("0.5", "0.3") for solver in ("auto", "greedy")
+    rows = [r for r in json.loads(again.stdout)["rows"] if r["model"] == MODEL]
+    assert [(r["budget"], r["solver"]) for r in rows] == [
+        (budget, solver) for budget in ("0.5", "0.3") for solver in ("auto", "greedy")
     ]
+    for row in rows:
+        assert row["cost"] == "auto"
+        assert row["priced"] == "roofline-fused:h100"
+        assert row["without_step_cost"] > row["recompute_cost"]
+        assert row["without_peak_bytes"] > 0
     assert len(Sweep.load(output).rows) == 8
+    assert Sweep.load(output).rows[0].without_peak_bytes == rows[0]["without_peak_bytes"]
+
+
+@pytest.mark.parametrize("model", ["examples/models.py:missing", "hf:lama", "nothing"])
+def test_a_misspelled_model_is_wrong_usage_before_anything_is_planned(model: str) -> None:
+    done = CliRunner().invoke(main, ["sweep", MODEL, model])
+    assert done.exit_code == 2
+    assert model.removeprefix("examples/models.py:") in done.stderr
+    assert "planning" not in done.stderr
+
+
+def test_where_no_row_has_a_plan_the_command_fails() -> None:
+    done = CliRunner().invoke(main, ["sweep", "tests/cli/test_sweep.py:broken"])
+    assert done.exit_code == 1
+    assert "3 of 3 rows have no plan" in done.stdout
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("remat.planning.sweep.run_jobs", interrupted)
+    monkeypatch.setattr("sys.argv", ["remat", "sweep", MODEL, "-o", "a table.csv"])
+    done = CliRunner().invoke(main, ["sweep", MODEL, "-o", str(tmp_path / "a table.csv")])
+    assert done.exit_code == 130
+    assert f"go on with: remat sweep {MODEL} -o 'a table.csv'" in done.stderr
 
 
 def test_what_cannot_be_meant_is_told_in_one_line(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["sweep", MODEL, "-o", str(tmp_path / "table.xlsx")])
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "must end in .json, .csv or .parquet" in done.stderr
     assert CliRunner().invoke(main, ["sweep", MODEL, "--jobs", "0"]).exit_code == 2

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
 from remat.errors import CaptureError
+from remat.graph.capture import capture
 from remat.graph.graph_breaks import graph_breaks
 
 
@@ -22,6 +25,15 @@ def branches(x: torch.Tensor) -> torch.Tensor:
     return y.sum()
 
 
+LOG = logging.getLogger(__name__)
+
+
+def logs(x: torch.Tensor) -> torch.Tensor:
+    y = x.sin()
+    LOG.warning("so far")
+    return y.cos().sum()
+
+
 X = (torch.ones(4, requires_grad=True),)
 
 
@@ -34,6 +46,19 @@ def test_each_break_has_its_line_and_its_reason() -> None:
     assert "graph_break" in one.reason
     assert "\n" not in one.reason
     assert found.summary == "2 graphs, 1 graph break"
+
+
+def test_what_a_model_logs_breaks_torch_compile_and_not_the_capture() -> None:
+    found = graph_breaks(logs, X)
+    assert found.graphs == 2
+    (one,) = found.breaks
+    assert not one.captured
+    assert one.source.endswith('.warning("so far")')
+    assert "torch._dynamo.config.ignore_logging_functions.add(" in one.reason
+    assert found.summary.endswith(
+        "1 of them under torch.compile only: remat's capture goes past logging"
+    )
+    assert len(capture(logs, X, fullgraph=False)) == 1
 
 
 def test_a_whole_model_has_none() -> None:

@@ -58,9 +58,9 @@ def test_tuning_leaves_the_step_as_it_was(budget: Any) -> None:
     for a, b in zip(stepped(tuned, model, x), expected, strict=True):
         torch.testing.assert_close(a, b)
     (plan,) = remat.plans()[known:]
-    assert "the fastest of 2 as measured" in plan.tuned or plan.tuned == "as asked"
-    if plan.tuned != "as asked":
-        assert f"chosen      {plan.tuned}" in plan.explain()
+    alone_left = "as asked; nothing was compared: "
+    assert "the fastest of 2 as measured" in plan.tuned or plan.tuned.startswith(alone_left)
+    assert f"chosen        {plan.tuned}" in plan.explain()
 
 
 @pytest.mark.usefixtures("quick")
@@ -132,7 +132,7 @@ def test_what_goes_over_its_budget_is_left_out(
     with caplog.at_level(logging.INFO, "remat"):
         compiled(torch.randn(16, 32)).sum().backward()
     assert "'PyTorch's decision' is left out" in caplog.text
-    assert remat.plans()[-1].tuned == "as asked"
+    assert remat.plans()[-1].tuned.startswith("as asked; nothing was compared: ")
 
 
 @pytest.mark.parametrize("given", [0, 5, True, 2.0, "4"])

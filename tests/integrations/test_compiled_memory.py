@@ -149,3 +149,13 @@ def test_workspaces_are_asked_for_once_and_of_known_operators() -> None:
     assert taken >= w.nbytes
     assert taken == workspace_bytes(op, (x, w, None, *rest), {}, x)
     assert workspace_bytes(torch.ops.aten.add.Tensor, (x, x), {}, x) == 0
+
+
+def test_random_operators_that_keep_the_generators_state_are_followed() -> None:
+    """With PyTorch's own random numbers, the code runs an operator of higher order for each."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.1), nn.GELU(), nn.Linear(64, 32))
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fallback_random=True):
+        compiled = torch.compile(model, backend="remat", options={"budget": 0.2})
+        compiled(torch.randn(64, 32)).sum().backward()
+    assert remat.plans()[-1].planned_peak_bytes, "the peak is that of the compiled code"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch import nn
 import remat
 from benchmarks.fit import cells
 from remat.errors import BudgetError, ProblemError, RematError
+from remat.graph.costs import Roofline
 from remat.planning.batches import Batches, read_batches, read_memory
 from tests.planning import fit_child
 
@@ -281,3 +284,55 @@ def test_batches_are_doubled_and_then_bisected() -> None:
 def test_without_parameters_there_is_nothing_to_fit() -> None:
     with pytest.raises(ProblemError, match="'ReLU' has no parameters"):
         remat.fit(nn.ReLU(), rows_at, memory="1GiB", batches=[1])
+
+
+def wide(hidden: int = 64) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(
+            nn.Linear(16, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, 10),
+        )
+
+
+def of_sixteen(batch: int) -> tuple[torch.Tensor]:
+    return (torch.empty(batch, 16, device="meta"),)
+
+
+@pytest.mark.parametrize("lower", ["inductor", "eager"])
+def test_the_largest_batch_never_falls_with_more_memory(lower: str) -> None:
+    """Searches that are aimed at a memory find a plan here and none there; what fits is not asked of them."""
+    fit = partial(remat.fit, wide(), of_sixteen, optimizer="sgd", lower=lower, cost="roofline:h100")
+    largest = [fit(memory=m).largest_batch or 0 for m in (500_000, 520_000, 545_000, 570_000)]
+    assert largest == sorted(largest)
+    assert largest[0] > 0
+    below = fit(memory=520_000, batches=(largest[1] - 1, largest[1]))
+    assert all(row.fits for row in below.rows), "asked by itself, too"
+    assert all(row.recomputing is not None and row.recomputing > 0 for row in below.rows)
+
+
+def test_what_does_not_fit_is_proven_or_only_not_found() -> None:
+    """Proven is what operators of an eager graph have alive at once, and what the optimizer's step takes."""
+    fit = partial(remat.fit, wide(), of_sixteen, optimizer="sgd", cost="roofline:h100")
+    eager = fit(memory=500_000, batches=1024, lower="eager")
+    assert eager.rows[0].proven
+    assert "does not fit" in str(eager)
+    assert "that any plan can have" in eager.rows[0].reason
+    fused = fit(memory=500_000, batches=900)
+    assert (fused.rows[0].fits, fused.rows[0].proven) == (False, False)
+    assert "that there is none is not proven" in str(fused)
+    assert "that was found" in fused.rows[0].reason
+
+
+def test_processes_answer_what_this_one_does() -> None:
+    fit = partial(
+        remat.fit, wide(), of_sixteen, memory=500_000, optimizer="sgd", cost="roofline:h100"
+    )
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        assert fit(executor=pool) == fit()
+        given = {"batches": (100, 500, 3), "lower": "eager"}
+        assert fit(executor=pool, **given) == fit(**given)
+    with pytest.raises(ProblemError, match=r"cost model .* cannot be sent to an executor"):
+        fit(executor=2, cost=Roofline())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import warnings
 from bisect import bisect_right
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -562,3 +564,17 @@ def test_bytes_beyond_those_of_budget_1_may_peak_higher(joint: remat.JointGraph)
     assert more.recompute_cost <= full.recompute_cost
     assert [r.reason for r in compared.rows] == [None, None, None]
     assert compared.rows[0].peak_bytes == remat.plan(joint, 0.0, "lagrangian").peak_bytes
+
+
+def test_processes_decide_what_this_one_does() -> None:
+    joint = joint_of(blocks(), torch.randn(8, 16))
+    here = {by: remat.frontier(joint, by=by) for by in ("bytes", "peak")}
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for by, frontier in here.items():
+            other = remat.frontier(joint, by=by, executor=pool)
+            assert other.points == frontier.points
+            assert other.bound == frontier.bound
+            knee = frontier.knee()
+            assert other.plan(knee).saved == frontier.plan(knee).saved
+    with pytest.raises(ProblemError, match="expected a concurrent"):
+        remat.frontier(joint, executor=0)

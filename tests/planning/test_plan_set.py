@@ -406,3 +406,12 @@ def test_graphs_out_of_order_are_refused(tied) -> None:
         remat.plan(joints[::-1], budget=0.5)
     with pytest.raises(PlanError, match="all graphs of one step"):
         remat.plan(joints[1:], budget=0.5)
+
+
+def test_a_picture_has_all_graphs_beside_each_other(step, tmp_path) -> None:
+    plans = remat.plan(step[2], 0.3)
+    plans.plot(tmp_path / "graphs.svg")
+    drawn = (tmp_path / "graphs.svg").read_text()
+    assert "3 graphs, budget 0.3" in drawn
+    assert drawn.count("bytes alive") == 1
+    assert all(plan.graph in drawn for plan in plans)

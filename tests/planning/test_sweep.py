@@ -207,15 +207,15 @@ def interrupted(row: Any) -> None:
 
 def test_files_of_another_version_are_refused(alone: Sweep, tmp_path: Path) -> None:
     path = alone.save(tmp_path / "table.json")
-    path.write_text(path.read_text().replace('"remat_sweep": 1', '"remat_sweep": 2'))
-    with pytest.raises(ProblemError, match="no sweep of version 1"):
+    path.write_text(path.read_text().replace('"remat_sweep": 2', '"remat_sweep": 1'))
+    with pytest.raises(ProblemError, match="no sweep of version 2"):
         remat.sweep(MODELS, budgets=0.3, output=path)
     table = tmp_path / "table.csv"
     table.write_text("model,cost,price\na,b,1\n")
     with pytest.raises(ProblemError, match="of another version of remat"):
         Sweep.load(table)
     partial_file = tmp_path / "other.csv.partial"
-    partial_file.write_text(json.dumps({"remat_sweep": 1, "remat": "0.0.1", "torch": "1.0"}) + "\n")
+    partial_file.write_text(json.dumps({"remat_sweep": 2, "remat": "0.0.1", "torch": "1.0"}) + "\n")
     with pytest.raises(ProblemError, match="written by other versions"):
         remat.sweep(MODELS, budgets=0.3, output=tmp_path / "other.csv")
 

@@ -34,7 +34,10 @@ class Auto(CostModel):
 
     name: ClassVar[str] = "auto"
     unit: ClassVar[str] = Roofline.unit
-    summary: ClassVar[str] = "roofline-fused under Inductor, else roofline"
+    summary: ClassVar[str] = (
+        "the default: the time of fused kernels (roofline-fused) where Inductor compiles the step, of single "
+        "operators (roofline) where its graphs run as they are; on an H100 if only planned, else where it runs"
+    )
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
@@ -57,7 +60,7 @@ class Auto(CostModel):
     def on(self, joint: JointGraph) -> CostModel:
         """The model for one graph."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
-        return kind(DEVICES[preset_of(_device_of(joint) if self.by_tensors else "")])
+        return kind(DEVICES[preset_of(device_type_of(joint) if self.by_tensors else "")])
 
     def cost(self, node: fx.Node) -> int:
         """Of a node of no graph in particular: that of `Roofline`."""
@@ -72,7 +75,7 @@ def preset_of(device_type: str) -> str:
     return _PRESETS.get(device_type, "h100")
 
 
-def _device_of(joint: JointGraph) -> str:
+def device_type_of(joint: JointGraph) -> str:
     """The type of device that most inputs of a graph are on."""
     values = [n.meta.get("val") for n in joint.graph.find_nodes(op="placeholder")]
     types = [v.device.type for v in values if isinstance(v, torch.Tensor)]

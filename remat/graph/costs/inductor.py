@@ -7,13 +7,15 @@ import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.graph.costs.base import report
+from remat.graph.costs.auto import device_type_of, preset_of
+from remat.graph.costs.base import CostModel, report
+from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import (
     Fuse,
     RooflineFused,
@@ -24,6 +26,7 @@ from remat.graph.costs.fused import (
     readers_of,
 )
 from remat.graph.costs.roofline import Roofline, all_bytes
+from remat.graph.joint import JointGraph
 from remat.graph.storages import tensor_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -37,20 +40,39 @@ class Inductor(Roofline):
     """The roofline of a graph as Inductor fuses it, in picoseconds.
 
     Inductor lowers the whole joint graph and its scheduler forms the kernels, for the device that the graph's
-    tensors are on; the device of this model gives the rates. A node costs
+    tensors are on; the device of this model gives the rates, by default the preset for that one. A node costs
     ``max(operations / peak, external bytes / bandwidth)``, at least 1 ps, where external are the bytes that it
     reads from what is not computed in its kernels, and those that something outside of them reads. A value
     that stays in registers, and that a plan may save, would have to be written and read: what that takes is
     taken off its cost, down to 1 ps.
 
     It takes about 3 ms a node. A graph that Inductor does not lower is priced by `RooflineFused`.
+
+    Attributes:
+        by_tensors: whether the device is the preset for that of the graph's tensors, as where none is named.
     """
+
+    by_tensors: bool = False
 
     name: ClassVar[str] = "inductor"
     summary: ClassVar[str] = (
         "roofline of the kernels that Inductor would form; asks it, 3 ms a node"
     )
     contextual: ClassVar[bool] = True
+
+    @classmethod
+    def parse(cls, argument: str | None) -> Self:
+        """Reads a device as `Roofline` does; nothing: that of the graph's tensors."""
+        return cls(by_tensors=True) if argument is None else super(Inductor, cls).parse(argument)
+
+    def on(self, joint: JointGraph) -> CostModel:
+        """The model for one graph."""
+        if not self.by_tensors:
+            return self
+        return Inductor(DEVICES[preset_of(device_type_of(joint))])
+
+    def __str__(self) -> str:
+        return self.name if self.by_tensors else super(Inductor, self).__str__()
 
     def cost(self, node: fx.Node) -> int:
         """Time of one run in picoseconds, given the graph that the node is in."""

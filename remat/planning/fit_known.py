@@ -6,14 +6,12 @@ aimed at the memory itself only makes the plan cheaper; the next memory, or batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 
 from remat.errors import RematError
 from remat.graph.lowering import Decision
 from remat.passes.core.state import Costs
 from remat.planning.decider import Decided
-from remat.planning.peak_frontier import pareto
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.planner import Planner
 from remat.solvers.graph_problem import evaluate
@@ -23,46 +21,46 @@ from remat.units import bytes_of_share
 _NODES, _PEAKS = 2_000, (2, 32)
 #: Shares that are decided.
 _SHARES = (0.6, 0.3, 0.0)
-#: Plans that are taken to another batch, at most; the one of the least peak is always among them.
-_MOST = 8
 
 
-@dataclass(frozen=True, slots=True)
 class Known:
-    """Decisions on the step of one batch, of which none has a lower peak and costs no more; the least peak first.
+    """Decisions on the step of one batch, made as they are asked for: what is quick to find comes first.
 
-    Attributes:
-        operators: name and target of each node of the step.
-        decisions: what is kept.
+    Args:
+        planner: decides the step.
     """
 
-    operators: tuple[tuple[str, str], ...]
-    decisions: tuple[Decision, ...]
+    def __init__(self, planner: Planner) -> None:
+        self._operators = _operators(planner)
+        self._found: list[Decision] = []
+        self._more = _decisions(planner)
 
-    @classmethod
-    def of(cls, planner: Planner, peak_of: Callable[[Decided], int]) -> Known:
-        """Decides a step at shares and at peaks over the whole range.
-
-        Args:
-            planner: decides the step.
-            peak_of: bytes that are alive at once under a decision.
-        """
-        found = pareto(_found(planner), lambda d: (peak_of(d), d.cost))
-        steps = max(1, len(found) - 1)
-        some = sorted({steps * k // (_MOST - 1) for k in range(_MOST)} & {*range(len(found))})
-        return cls(_operators(planner), tuple(found[i].decision for i in some))
-
-    def on(self, planner: Planner) -> list[Decided] | None:
+    def on(self, planner: Planner) -> Iterator[Decided] | None:
         """The decisions on the step of another batch; None where that has other operators."""
-        if _operators(planner) != self.operators:
+        if _operators(planner) != self._operators:
             return None
-        return [_on(decision, planner) for decision in self.decisions]
+        return (_on(decision, planner) for decision in self._decisions())
+
+    def _decisions(self) -> Iterator[Decision]:
+        yield from self._found
+        for decision in self._more:
+            self._found.append(decision)
+            yield decision
 
 
-def _found(planner: Planner) -> Iterator[Decided]:
-    peaks = PeakPlanner(planner)  # of its own: what it finds depends on nothing that was looked at
+def _decisions(planner: Planner) -> Iterator[Decision]:
+    seen = set()
+    for decided in _decided(planner):
+        if decided.decision not in seen:
+            seen.add(decided.decision)
+            yield decided.decision
+
+
+def _decided(planner: Planner) -> Iterator[Decided]:
+    """Decides a step at shares, at its least peak, and at peaks over the whole range."""
     for share in _SHARES:
         yield planner.at(max(planner.least_bytes, bytes_of_share(share, planner.full_bytes)))
+    peaks = PeakPlanner(planner)  # of its own: what it finds depends on nothing that was looked at
     yield peaks.least_peak
     low, high = peaks.least_found, planner.peak(planner.full)
     least, most = _PEAKS
@@ -89,13 +87,11 @@ def _on(decision: Decision, planner: Planner) -> Decided:
     return Decided(decision=decision, saved_bytes=scored.saved_bytes, cost=cost, choice=choice)
 
 
-def runnable(decided: list[Decided], peak_of: Callable[[Decided], int]) -> list[Decided]:
+def runnable(decided: Iterable[Decided], peak_of: Callable[[Decided], int]) -> Iterator[Decided]:
     """Those of which a step can be made, where sizes, which decide what is a view, are others."""
-    found = []
     for one in decided:
         try:
             peak_of(one)
         except RematError:
             continue
-        found.append(one)
-    return found
+        yield one

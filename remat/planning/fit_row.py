@@ -98,7 +98,7 @@ class Fitting:
     @cached_property
     def known(self) -> Known:
         """Decisions on this step that no memory has a part in."""
-        return Known.of(self.planner, self._peak)
+        return Known(self.planner)
 
     @property
     def _eager(self) -> bool:
@@ -156,13 +156,22 @@ class Fitting:
         known = others()
         found = None if known is None else known.on(self.planner)
         if found is None:
-            found = self.known.on(self.planner) or []
-        found = [self.planner.full, *runnable(found, self._peak)]
-        fits = [d for d in found if self._peak(d) <= self.memory_bytes]
-        if not fits:
-            return None, min(map(self._peak, found))
+            found = self.known.on(self.planner) or iter(())
+        peaks = [self._peak(self.planner.full)]
+        candidates = runnable(found, self._peak)
+        first = None
+        for decided in candidates:
+            peaks.append(self._peak(decided))
+            if peaks[-1] <= self.memory_bytes:
+                first = decided
+                break
+        if first is None:
+            return None, min(peaks)
         aimed = self._aimed()
-        best = min([*fits, *([aimed] if aimed else [])], key=lambda d: (d.cost, self._peak(d)))
+        others_fit = (d for d in candidates if self._peak(d) <= self.memory_bytes)
+        best = min(
+            [first, *([aimed] if aimed else others_fit)], key=lambda d: (d.cost, self._peak(d))
+        )
         bound = self.planner.peak(best) if self._eager else self.memory_bytes - self._beside
         return (best, Budget(peak_bytes=bound)), self._peak(best)
 

@@ -27,6 +27,20 @@ from remat.units import format_bytes, format_change, format_cost, format_share
 from remat.version import __version__
 
 
+def figures_path(path: str | Path) -> Path:
+    """Where the figures of a report go: beside its page, with the suffix ``.json``.
+
+    Raises:
+        ProblemError: the path does not end with ``.html``.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in (".html", ".htm"):
+        raise ProblemError(
+            f"the report cannot be written to '{path}': its suffix is '{target.suffix}'; expected .html"
+        )
+    return target.with_suffix(".json")
+
+
 def environment(joint: JointGraph) -> dict[str, str]:
     """Versions and hardware that the figures of a report come from."""
     return {
@@ -67,15 +81,13 @@ def write_report(
 
     Raises:
         PlanError: Bokeh is not installed, or a file cannot be written.
-        ProblemError: the suffix is ``.json``, or there is no budget.
+        ProblemError: the path does not end with ``.html``, or there is no budget or no solver.
     """
     require_bokeh()
-    target = Path(path)
-    beside = target.with_suffix(".json")
-    if beside == target or not requests:
+    target, beside = Path(path), figures_path(path)
+    if not requests or not solvers:
         raise ProblemError(
-            f"the report is to be written to '{path}', at {len(requests)} budgets; expected a path that ends with "
-            "'.html', as its figures go to '.json', and one budget or more"
+            f"the report has {len(requests)} budgets and {len(solvers)} solvers; expected one or more of both"
         )
 
     def tell(text: str) -> None:

@@ -94,6 +94,7 @@ def explore(
     path: str | Path,
     *,
     frontier: AnyFrontier | None = None,
+    title: str = "",
     on_step: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Writes a page that explains a plan: memory over the step, what is kept, what runs again.
@@ -104,6 +105,7 @@ def explore(
         plan: the plan.
         path: where to; ``.html``.
         frontier: of the same graph and cost model: the page has a slider over it.
+        title: what the page is about; the name of the graph where empty.
         on_step: called with a line of text before each plan that is made for it.
 
     Returns:
@@ -127,11 +129,11 @@ def explore(
     knee = None if frontier is None else _knee(frontier, plans)
     by = "bytes" if frontier is None else frontier.by
     page = Page(
-        title=f"{plan.graph}: memory of one training step",
+        title=f"{title or plan.graph}: memory of one training step",
         lead=f"Cost model {plan.cost}; decided by {plan.solver}.",
         stops=stops,
         start=plans.index(plan),
-        slider=(f"Plan along the frontier, by {_AXIS[by]}", "less memory", "less recomputing"),
+        slider=(f"Plans along the frontier by {by}", "less memory", "less recomputing"),
         knee=knee,
         no_slider=_NO_FRONTIER
         if frontier is None

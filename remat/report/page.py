@@ -130,6 +130,7 @@ def page_of(page: Page) -> str:
         lead=f"{escape(page.lead)} {_LEAD}",
         control=_control(page),
         frontier=_beside(page),
+        columns=" two" if page.curve else "",
         memory=_MEMORY,
         sections="\n".join(map(_section, page.sections)),
         figures=_json(page.figures),

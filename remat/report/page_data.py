@@ -235,7 +235,7 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
         (
             "Recomputed",
             format_cost(figures["recompute_cost"], both.unit),
-            f"no plan within the budget needs less than {format_cost(figures['recompute_bound'], both.unit)}",
+            f"proven bound {format_cost(figures['recompute_bound'], both.unit)}",
         ),
     ]
 

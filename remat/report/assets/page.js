@@ -130,7 +130,7 @@
       if (kept) rows.push({ i, name: text(v.name[i]), op: text(v.op[i]), bytes: v.bytes[i], said: text(v.said[i]), price: v.price[i], cost: text(v.cost[i]), source: text(v.source[i]) });
     });
     const made = table("kept", [
-      { key: "name", label: "value", show: (r) => r.name },
+      { key: "name", label: "value", class: "name", show: (r) => r.name },
       { key: "bytes", label: "bytes", number: true, show: (r) => r.said },
       { key: "op", label: "operator", show: (r) => r.op },
       { key: "price", label: "cost saved", number: true, show: (r) => r.cost },

@@ -119,7 +119,7 @@ def write_report(
     }
     start = next(k for k, p in enumerate(plans) if str(p.asked) == str(requests[0].budget))
     page = Page(
-        title=f"{title or joint.name}: report",
+        title=f"Report: {title or joint.name}",
         lead=f"Cost model {table.cost}; plans at {len(plans)} budgets by {requests[0].solver.name}.",
         stops=[stop_of(p, False, frontier) for p in plans],
         start=start,

@@ -129,7 +129,7 @@ def explore(
     knee = None if frontier is None else _knee(frontier, plans)
     by = "bytes" if frontier is None else frontier.by
     page = Page(
-        title=f"{title or plan.graph}: memory of one training step",
+        title=title or plan.graph,
         lead=f"Cost model {plan.cost}; decided by {plan.solver}.",
         stops=stops,
         start=plans.index(plan),
@@ -185,7 +185,9 @@ def curve_of(frontier: AnyFrontier) -> Curve:
         )
         for p in frontier.points
     ]
-    return Curve(points=points, bound=frontier.bound, axis=_AXIS[frontier.by], unit=frontier.unit)
+    least = min(p[0] for p in points)
+    shown = frontier.bound if any(nbytes >= least for nbytes, _ in frontier.bound) else ()
+    return Curve(points=points, bound=shown, axis=_AXIS[frontier.by], unit=frontier.unit)
 
 
 def stop_of(plan: AnyPlan, asked: bool, frontier: AnyFrontier | None) -> Stop:

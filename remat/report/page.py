@@ -21,13 +21,15 @@ from remat.report.page_data import Curve, Stop, highest_of, page_data, scales_of
 from remat.report.pictures import Scale, byte_ticks
 
 _ASSETS = Path(__file__).with_name("assets")
+#: Characters beyond which a cell of a table is wrapped.
+_LONG = 30
 _MEMORY = (
     "What is alive while each operator of the step runs, forward's first. The <dfn>peak</dfn> is the most bytes "
     "alive at once: what has to fit the device. The grey line is the step <dfn>without remat</dfn>, the plan at "
     "budget 1, each half as wide as the plan's. Point at a value to see what it is; click it to find it in the table."
 )
 _LEAD = (
-    "What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
+    "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
     "<dfn>recomputes</dfn>: it runs the operator again."
 )
 
@@ -127,11 +129,12 @@ def page_of(page: Page) -> str:
     }
     return Template(assets["html"]).substitute(
         title=escape(page.title),
-        lead=f"{escape(page.lead)} {_LEAD}",
+        lead=f"{_LEAD} {escape(page.lead)}",
         control=_control(page),
         frontier=_beside(page),
         columns=" two" if page.curve else "",
         memory=_MEMORY,
+        moments="kernels" if page.stops[page.start].view.as_compiled else "operators",
         sections="\n".join(map(_section, page.sections)),
         figures=_json(page.figures),
         data=_json(page_data(page.stops, page.start, page.without, page.curve)),
@@ -151,7 +154,7 @@ def _control(page: Page) -> str:
     if len(page.stops) < 2:
         return f'<p class="note">{escape(page.no_slider)}</p>' if page.no_slider else ""
     label, low, high = map(escape, page.slider)
-    jumps = [(page.start, "The plan asked for")]
+    jumps = [(page.start, page.stops[page.start].label)]
     if page.knee is not None:
         jumps.append((page.knee, "Knee: beyond it, more memory buys little"))
     buttons = "".join(f'<button type="button" data-stop="{k}">{t}</button>' for k, t in jumps)
@@ -165,11 +168,16 @@ def _control(page: Page) -> str:
 def _beside(page: Page) -> str:
     if page.curve is None:
         return ""
+    ring = (
+        "Its <dfn>knee</dfn>, the ring, is" if page.knee is not None else "Its <dfn>knee</dfn> is"
+    )
+    bound = "The grey region is proven to hold no plan. " if page.curve.bound else ""
     return (
         '<div><h2 id="frontier-title">Frontier</h2><p>The <dfn>frontier</dfn> is the best plans over all budgets: '
-        "less recomputing only for more memory. Its <dfn>knee</dfn>, the ring, is where more memory starts to buy "
-        "little; the grey region is proven to hold no plan. The large dot is the plan that is shown.</p>"
-        '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div></div>'
+        f"less recomputing only for more memory. {ring} where more memory starts to buy little. {bound}The large dot "
+        "is the plan that is shown.</p>"
+        '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div>'
+        f'<p class="axis">{page.curve.axis}, {scales_of_curve(page.curve)[0].unit}</p></div>'
     )
 
 
@@ -177,15 +185,19 @@ def _section(section: Section) -> str:
     head = "".join(f'<th class="plain" scope="col">{escape(c)}</th>' for c in section.columns)
     rows = "".join(
         f"<tr{' class=best' if k in section.best else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "".join(_cell(cell) for cell in row)
         + "</tr>"
         for k, row in enumerate(section.rows)
     )
     title = escape(section.title)
     return (
         f'<section><h2>{title}</h2><p>{escape(section.text)}</p><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{title}"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
+        f'aria-label="{title}"><table class="static"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
+
+
+def _cell(text: str) -> str:
+    return f"<td{' class=long' if len(text) > _LONG else ''}>{escape(text)}</td>"
 
 
 def _figure(name: str, height: int, **options: Any) -> Any:
@@ -203,6 +215,7 @@ def _figure(name: str, height: int, **options: Any) -> Any:
         min_border_right=12,
         **options,
     )
+    made.title = None
     for axis in (made.xaxis, made.yaxis):
         axis.minor_tick_line_color = None
         axis.axis_label_text_font_style = "normal"
@@ -225,13 +238,11 @@ def _timeline(page: Page) -> Any:
     highest = highest_of(page.stops, page.without)
     scale = Scale.of(highest, "B")
     top = 1.06 * highest / scale.size or 1
-    what = "kernels" if page.stops[page.start].view.as_compiled else "operators"
     made = _figure(
         "timeline-figure",
         340,
         x_range=Range1d(start=0, end=1),
         y_range=Range1d(start=0, end=top),
-        x_axis_label=f"{what} run; forward, then backward behind the line",
         y_axis_label=f"bytes alive, {scale.unit}",
     )
     made.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
@@ -253,11 +264,12 @@ def _timeline(page: Page) -> Any:
         source=_empty("xs", "ys", "color"),
         fill_color="color",
         line_alpha=0,
-        nonselection_fill_alpha=0.3,
+        nonselection_fill_alpha=1,
+        nonselection_fill_color="color",
         nonselection_line_alpha=0,
         selection_fill_alpha=1,
         selection_line_alpha=1,
-        selection_line_width=2,
+        selection_line_width=1,
         name="values",
     )
     made.line("x", "y", source=_empty("x", "y"), line_width=1.5, name="without")
@@ -294,7 +306,6 @@ def _frontier(curve: Curve, page: Page) -> Any:
         260,
         x_range=Range1d(start=left, end=right or 1),
         y_range=Range1d(start=0, end=1.08 * max(1, *(p[1] for p in curve.points)) / y.size),
-        x_axis_label=f"{curve.axis}, {x.unit}",
         y_axis_label=f"recomputed, {y.unit}",
     )
     if not left:

@@ -72,7 +72,7 @@ class Curve:
 
     Attributes:
         points: what was reached, with a text for each.
-        bound: vertices of a line below which nothing lies.
+        bound: vertices of a line below which nothing lies; none where it is far from what is drawn.
         axis: whose bytes they are.
         unit: unit of the costs.
     """
@@ -230,7 +230,7 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
         (
             "Kept for backward",
             format_bytes(figures["saved_bytes"]),
-            f"of {format_bytes(figures['full_bytes'])} at budget 1",
+            f"{format_bytes(figures['full_bytes'])} at budget 1",
         ),
         (
             "Recomputed",
@@ -282,7 +282,7 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
     text = "Nothing that costs time runs twice."
     if rows:
         text = (
-            f"{counted(runs, 'operator')} a second time, {format_cost(cost, view.unit)} together."
+            f"{counted(runs, 'further run')} of operators, {format_cost(cost, view.unit)} together."
         )
     if free:
         text += f" {counted(free, 'node')} besides at no cost: views, sizes, elements of tuples."

@@ -144,6 +144,7 @@
       tr.onfocus = () => { for (const other of at("kept").tBodies[0].rows) other.tabIndex = other === tr ? 0 : -1; };
     }
     if (at("kept").tBodies[0].rows.length) at("kept").tBodies[0].rows[0].tabIndex = 0;
+    at("kept").closest(".scroll").hidden = !rows.length;
     at("kept-text").textContent = text(stop.keptText);
     const a = stop.again;
     table("again", [
@@ -153,6 +154,7 @@
       { key: "bytes", label: "bytes if kept", number: true, show: (r) => text(r.bytesText) },
       { key: "source", label: "source line", class: "code wide", show: (r) => r.source },
     ], a.op.map((op, i) => ({ op: text(op), cost: a.cost[i], costText: a.costText[i], count: a.count[i], bytes: a.bytes[i], bytesText: a.bytesText[i], source: text(a.source[i]) })), 1);
+    at("again").closest(".scroll").hidden = !a.op.length;
     at("again-text").textContent = text(stop.againText);
   }
 
@@ -226,7 +228,7 @@
 
   // Bokeh draws on a canvas, which knows no style sheet: colors are handed over, and again when they change.
   function paint() {
-    const ink = css("ink"), quiet = css("quiet"), line = css("line");
+    const quiet = css("quiet"), line = css("line");
     for (const figure of models.figures) {
       for (const axis of [...figure.below, ...figure.left]) axis.setv({
         axis_label_text_color: quiet, major_label_text_color: quiet, axis_line_color: line, major_tick_line_color: line,
@@ -239,7 +241,7 @@
       for (const glyph of renderer ? [renderer.glyph, renderer.nonselection_glyph, renderer.selection_glyph] : []) if (glyph && glyph[part] !== undefined) glyph[part] = css(color);
     }
     const selected = models.all.get_model_by_name("values").selection_glyph;
-    selected.line_color = ink;
+    selected.setv({ fill_color: css("mark"), line_color: css("mark") });
     models.values.data = { ...models.values.data, color: colors(data.stops[now]) };
     at("legend").replaceChildren(...data.legend.map(([color, label]) => {
       const swatch = make("i", []);

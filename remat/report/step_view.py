@@ -165,13 +165,14 @@ def view_step(
     repeated = {(run.name, run.in_backward) for run in runs if run.again}
     values = []
     for life in timeline.lifetimes:
-        row = rows.get(life.saved_as) if life.kind is StorageKind.SAVED else None
+        is_kept = life.kind is StorageKind.SAVED
+        row = rows.get(life.saved_as) if is_kept else None
         node = nodes.get(life.saved_as or life.node)
         late = life.first >= timeline.boundary
-        state = KEPT if row else RECOMPUTED if (life.node, late) in repeated else ""
+        state = KEPT if is_kept else RECOMPUTED if (life.node, late) in repeated else ""
         values.append(
             Value(
-                name=life.saved_as if row else life.node,
+                name=(life.saved_as if is_kept else "") or life.node,
                 op="" if node is None else "input" if node.op == "placeholder" else op_name(node),
                 nbytes=life.nbytes,
                 kind=life.kind,

@@ -246,15 +246,11 @@ def _timeline(page: Page) -> Any:
         y_axis_label=f"bytes alive, {scale.unit}",
     )
     made.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
-    # Bokeh's script never comes back from drawing steps of no points.
-    made.varea_step(
-        "x",
-        "low",
-        "y",
-        source=ColumnDataSource({"x": [0, 1], "low": [0, 0], "y": [0, 0]}),
-        step_mode="after",
-        name="total",
-    )
+    # What is not named: temporary values, and above what is kept, small outputs and gradients.
+    for name in ("total", "small"):
+        # Bokeh's script never comes back from drawing steps of no points.
+        points = ColumnDataSource({"x": [0, 1], "low": [0, 0], "y": [0, 0]})
+        made.varea_step("x", "low", "y", source=points, step_mode="after", name=name)
     box = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
     cells = made.quad(**box, source=_empty(*box), fill_alpha=0, line_alpha=0, name="cells")
     made.quad(**box, source=_empty(*box), line_alpha=0, name="inputs")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remat.graph.liveness import MemoryCurve, StorageKind
+from remat.graph.liveness import MemoryCurve, StorageKind, sums_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import counted
 from remat.report.memory_plot import LAYERS, highest_moments
@@ -107,8 +107,7 @@ def page_data(
         "scale": {"size": scale.size, "unit": scale.unit},
         "kinds": [{"label": str(kind), "color": color_of[kind]} for kind in kinds],
         "legend": [
-            *zip(_COLORS[:3], (label for label, *_ in LAYERS[:3]), strict=True),
-            ("temporary", "temporary, and small values summed up"),
+            *zip(_COLORS, (label for label, *_ in LAYERS), strict=True),
             ("without", "without remat"),
         ],
         "paint": PAINT,
@@ -122,6 +121,7 @@ def page_data(
 #: Which color of the style sheet each part of the pictures has: name of the renderer, property, color.
 PAINT = [
     ("total", "fill_color", "temporary"),
+    ("small", "fill_color", "output"),
     ("inputs", "fill_color", "input"),
     ("without", "line_color", "without"),
     ("peak", "fill_color", "mark"),
@@ -160,7 +160,16 @@ def _stop(
     chosen = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
-    peak = step.peak
+    peak, one_by_one = step.peak, set(map(id, named))
+    apart = (StorageKind.INPUT, StorageKind.TEMPORARY)  # the area below all, and that above all
+    small = sums_of(
+        (
+            (v.nbytes, v.first, v.last)
+            for v in view.values
+            if v.kind not in apart and id(v) not in one_by_one
+        ),
+        len(sums),
+    )
     return {
         "label": stop.label,
         "spoken": stop.spoken,
@@ -178,6 +187,7 @@ def _stop(
         "columns": {
             "x": [len(sums) * k // len(chosen) for k in range(len(chosen))],
             "nbytes": [sums[m] for m in chosen],
+            "small": [small[m] for m in chosen],
             "said": [texts(format_bytes(sums[m])) for m in chosen],
             "op": [texts(" · ".join(filter(None, running[m]))) for m in chosen],
         },

@@ -103,7 +103,9 @@ def test_pages_show_the_step_as_compiled() -> None:
     assert view.as_compiled
     kept = [v for v in view.values if v.state == "kept"]
     assert sum(v.nbytes for v in kept) == plan.saved_bytes
-    assert {v.name for v in kept} == {k.name for k in view.kept}, "by the names that the plan gives them"
+    assert {v.name for v in kept} == {k.name for k in view.kept}, (
+        "by the names that the plan gives them"
+    )
     assert all(v.op for v in kept)
     assert max(view.timeline.nbytes()) == plan.peak_bytes
 

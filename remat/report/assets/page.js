@@ -17,7 +17,8 @@
   let models = {};
 
   // One polygon for each named value, on top of what was there before it and still is. What lies above a value
-  // that ends moves down, so only then are there further corners.
+  // that ends moves down, so only then are there further corners. Kept values come first, then the small outputs
+  // and gradients that are summed up, then the others. Beside the polygons: bytes kept at each column.
   function stacked(stop) {
     const v = stop.values, n = v.first.length, events = new Map();
     const note = (moment, i, born) => {
@@ -26,7 +27,12 @@
     };
     for (let i = 0; i < n; i++) { note(v.first[i], i, true); note(v.last[i] + 1, i, false); }
     const shapes = Array.from({ length: n }, () => ({ x: [], y: [] }));
-    const place = new Float64Array(n), alive = [];
+    const place = new Float64Array(n), alive = [], c = stop.columns;
+    const columnOf = (moment) => Math.min(c.x.length - 1, Math.floor((moment * c.x.length) / stop.moments));
+    const keptAt = c.x.map(() => 0);
+    for (let i = 0; i < n; i++) {
+      if (v.kept[i]) for (let k = columnOf(v.first[i]); k <= columnOf(v.last[i]); k++) keptAt[k] += v.bytes[i];
+    }
     for (const moment of [...events.keys()].sort((a, b) => a - b)) {
       const { born, gone } = events.get(moment);
       for (const i of gone) { shapes[i].x.push(moment); shapes[i].y.push(place[i]); }
@@ -38,8 +44,9 @@
         alive.splice(k, 0, i);
       }
       const fresh = new Set(born);
-      let height = stop.base;
+      let height = stop.base, above = false;
       for (const i of alive) {
+        if (!above && !v.kept[i]) { height += c.small[columnOf(moment)]; above = true; }
         if (fresh.has(i)) { shapes[i].x.push(moment); shapes[i].y.push(height); }
         else if (place[i] !== height) {
           shapes[i].x.push(moment, moment);
@@ -50,10 +57,10 @@
       }
     }
     const size = data.scale.size;
-    return shapes.map(({ x, y }, i) => [
+    return [shapes.map(({ x, y }, i) => [
       [...x, ...x.slice().reverse()],
       [...y.map((b) => b / size), ...y.slice().reverse().map((b) => (b + v.bytes[i]) / size)],
-    ]);
+    ]), keptAt];
   }
 
   function colors(stop) {
@@ -65,11 +72,13 @@
   }
 
   function drawPlots(stop) {
-    const size = data.scale.size, c = stop.columns, shapes = stacked(stop);
+    const size = data.scale.size, c = stop.columns, [shapes, keptAt] = stacked(stop);
     const end = stop.moments, edges = [...c.x, end];
     edges[0] = 0;
     const high = c.nbytes.map((b) => b / size);
-    models.total.data = { x: [...c.x.map((x, i) => edges[i]), end], y: [...high, high[high.length - 1]], low: edges.map(() => 0) };
+    const area = (heights) => ({ x: edges, y: [...heights, heights[heights.length - 1]], low: edges.map(() => 0) });
+    models.total.data = area(high);
+    models.small.data = area(c.small.map((b, k) => (b && (stop.base + b + keptAt[k])) / size));
     models.cells.data = { left: edges.slice(0, -1), right: edges.slice(1), bottom: c.x.map(() => 0), top: high };
     models.inputs.data = { left: [0], right: [end], bottom: [0], top: [stop.base / size] };
     models.values.data = { xs: shapes.map((s) => s[0]), ys: shapes.map((s) => s[1]), color: colors(stop) };
@@ -254,7 +263,7 @@
     for (const [id, item] of Object.entries(read("plots"))) if (at(id)) await Bokeh.embed.embed_item(item, id);
     const find = (name) => Bokeh.documents.map((d) => d.get_model_by_name(name)).find((m) => m);
     const source = (name) => (find(name) ? find(name).data_source : undefined);
-    models = Object.fromEntries(["total", "cells", "inputs", "values", "without", "peak", "now"].map((name) => [name, source(name)]));
+    models = Object.fromEntries(["total", "small", "cells", "inputs", "values", "without", "peak", "now"].map((name) => [name, source(name)]));
     models.all = { get_model_by_name: find };
     models.figures = ["timeline-figure", "frontier-figure"].map(find).filter((m) => m);
     models.boundary = find("boundary");

@@ -3,6 +3,7 @@
 try:
     from remat.cli import compare as _compare  # noqa: F401 - its command registers itself
     from remat.cli import diff as _diff  # noqa: F401 - its command registers itself
+    from remat.cli import explain as _explain  # noqa: F401 - its commands register themselves
     from remat.cli import fit as _fit  # noqa: F401 - its command registers itself
     from remat.cli import frontier as _frontier  # noqa: F401 - its command registers itself
     from remat.cli import instances as _instances  # noqa: F401 - its commands register themselves

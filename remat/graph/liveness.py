@@ -67,6 +67,7 @@ class Lifetime:
         source: where the user's code made it, ``"file.py:12 code"``; empty where that is unknown.
         first: moment at which it is there for the first time.
         last: moment at which it is there for the last time.
+        saved_as: name of the value on it that forward hands to backward; empty where it hands none.
     """
 
     node: str
@@ -75,6 +76,7 @@ class Lifetime:
     source: str
     first: int
     last: int
+    saved_as: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
         num_fwd_outputs: how many of forward's outputs are its own.
     """
     step = StepWalk(forward, backward, num_fwd_outputs)
+    saved_as = step.sizes.first_of(step.handed)
     found = [
         Lifetime(
             node=node.name,
@@ -160,6 +163,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
             source="" if node.op == "placeholder" else source_line(node),
             first=first,
             last=last,
+            saved_as=saved_as[key].name if key in saved_as else "",
         )
         for key, node, nbytes, first, last in step.lifetimes()
     ]
@@ -247,6 +251,7 @@ class StepWalk:
         sizes: tells storages apart.
         inputs: the storages that the step is given, each with the first placeholder that has it.
         outputs: bytes of the storages of forward's own outputs.
+        handed: the values that forward hands to backward.
         tangents: the storages of the tangents, each with the first placeholder that has it.
         last_read: for each storage that is handed to backward, the moment of its last use there; once
             `lifetimes` has run.
@@ -274,6 +279,7 @@ class StepWalk:
         self.inputs = sizes.first_of(n for n in first if n.op == "placeholder")
         self.outputs = sizes.of_all(outputs)
         self._handed = sizes.of_all(handed)
+        self.handed = handed
         self.tangents = sizes.first_of(n for n, r in roles.items() if r is Role.TANGENT)
         saved = sizes.first_of((n for n, r in roles.items() if r is Role.PRIMAL))
         self._initial = {**self.tangents, **saved}

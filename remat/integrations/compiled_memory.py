@@ -12,6 +12,7 @@ import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def compiled_timeline(forward: CompiledHalf, backward: CompiledHalf) -> Timeline
         step.begin_backward()
         own = outputs[: forward.own]
         step.mark(own, StorageKind.OUTPUT)
-        step.mark(outputs, StorageKind.SAVED)
+        step.mark(outputs, StorageKind.SAVED, forward.returned)
         there = dict(zip(forward.returned, outputs, strict=True))
         arguments = [
             there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
@@ -97,7 +98,9 @@ def held_bytes(timeline: Timeline) -> int:
 
 def write_timeline(timeline: Timeline) -> str:
     """A timeline as JSON, for what is kept beside a compiled step."""
-    rows = [[x.node, x.nbytes, x.kind.value, x.first, x.last] for x in timeline.lifetimes]
+    rows = [
+        [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as] for x in timeline.lifetimes
+    ]
     return json.dumps([timeline.moments, timeline.boundary, rows])
 
 
@@ -110,9 +113,15 @@ def read_timeline(text: str) -> Timeline:
     moments, boundary, rows = json.loads(text)
     lifetimes = (
         Lifetime(
-            node=node, nbytes=nbytes, kind=StorageKind(kind), source="", first=first, last=last
+            node=node,
+            nbytes=nbytes,
+            kind=StorageKind(kind),
+            source="",
+            first=first,
+            last=last,
+            saved_as=saved_as,
         )
-        for node, nbytes, kind, first, last in rows
+        for node, nbytes, kind, first, last, saved_as in rows
     )
     return Timeline(moments=tuple(moments), boundary=boundary, lifetimes=tuple(lifetimes))
 
@@ -124,6 +133,7 @@ class _Life:
     kind: StorageKind
     first: int
     last: int | None = None
+    saved_as: str = ""
 
 
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -161,13 +171,13 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._moments.append("")
         self._boundary = len(self._moments)
 
-    def mark(self, values: Sequence[Any], kind: StorageKind) -> None:
-        """Says what storages are that were made on the way."""
-        for value in values:
+    def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
+        """Says what storages are that were made on the way, and by which names they are handed over."""
+        for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 life = self._alive[torch_compat.storage_id(value.untyped_storage())]
                 if life.kind is StorageKind.TEMPORARY:
-                    life.kind = kind
+                    life.kind, life.saved_as = kind, name
 
     def timeline(self) -> Timeline:
         if len(self._moments) == self._boundary:
@@ -181,6 +191,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 source="",
                 first=min(x.first, end),
                 last=end if x.last is None else x.last,
+                saved_as=x.saved_as,
             )
             for x in self._lives
         ]

@@ -209,7 +209,7 @@ def compare(
             for name in names
         ]
         return _compared(joint, prepared, requests[0], _asked_of(executor, elsewhere, on_row))
-    without, step_cost = prepared.without, prepared.step_cost
+    without, step_costs = prepared.without, prepared.step_costs
     rows: list[ComparisonRow] = []
     higher: list[ComparisonRow] = []  # peaks above budget 1's
     ready: dict[str, Solver] = {}
@@ -224,7 +224,7 @@ def compare(
                     prepared.state, request.by(ready[label]), fingerprint=prepared.fingerprint
                 )
                 # One step without remat for all rows, so that none pays for it.
-                planner.without, planner.step_cost = without, step_cost
+                planner.without, planner.step_costs = without, step_costs
                 decided = planner.decide(request.budget)
                 p = planner.finish(decided, request.budget)
             except RematError as error:

@@ -178,6 +178,18 @@ class Frontier:
             )
         return plan
 
+    def check_same(self, plan: Plan) -> None:
+        """Refuses a plan that cannot be shown on this frontier.
+
+        Raises:
+            ProblemError: it is of another graph or cost model.
+        """
+        if (plan.fingerprint, plan.cost) != (self._planner.fingerprint, self.cost):
+            raise ProblemError(
+                f"{plan!r} is of another graph or cost model ({plan.cost}) than this "
+                f"frontier ({self.cost}) and cannot be marked on it; plan the frontier's graph"
+            )
+
     def plot(
         self,
         path: str | Path,
@@ -204,11 +216,7 @@ class Frontier:
         label = "chosen"
         if isinstance(chosen, Plan):
             label = f"plan at budget {chosen.asked.label}"
-            if (chosen.fingerprint, chosen.cost) != (self._planner.fingerprint, self.cost):
-                raise ProblemError(
-                    f"{chosen!r} is of another graph or cost model ({chosen.cost}) than this "
-                    f"frontier ({self.cost}) and cannot be marked on it; plan the frontier's graph"
-                )
+            self.check_same(chosen)
         if strange := [f.by for f in others if f.by != self.by]:
             raise ProblemError(
                 f"others has a frontier by {strange[0]}, this one is by {self.by}; expected frontiers that go "

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, overload
+from typing import Any, ClassVar, overload
 
 from torch import fx
 
@@ -20,6 +20,9 @@ from remat.graph.refills import told
 from remat.planning.plan_text import rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
+from remat.report.explorer import AnyFrontier, explore
+from remat.report.exports import export
+from remat.report.step_view import StepView, view_step
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import Budget, format_bytes, format_cost
 
@@ -33,6 +36,8 @@ _FIGURES = (
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
 )  # fmt: skip
 _TOO_LARGE = 2**100
+#: What a plan has beside its figures as long as its modules are there.
+_OF_MODULES = ("_modules", "_problem", "_costs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
@@ -137,6 +142,7 @@ class Plan:
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
+    _costs: Mapping[str, int] | None = None
     _again: Callable[[], Plan] | None = None
     _timeline: Timeline | None = None
     _without: MemoryCurve | None = None
@@ -198,9 +204,8 @@ class Plan:
     @property
     def figures(self) -> Plan:
         """The plan without its modules, as if it had been read from a file."""
-        return replace(
-            self, _modules=None, _problem=None, _again=None, _timeline=None, _without=None
-        )
+        none: dict[str, Any] = dict.fromkeys((*_OF_MODULES, "_again", "_timeline", "_without"))
+        return replace(self, **none)
 
     @property
     def decision(self) -> Decision:
@@ -231,8 +236,8 @@ class Plan:
         """Makes the modules of a plan that came out of a cache, now that somebody asks for them."""
         if self._modules is None and self._again is not None:
             made = self._again()
-            object.__setattr__(self, "_modules", made._modules)
-            object.__setattr__(self, "_problem", made._problem)
+            for name in _OF_MODULES:
+                object.__setattr__(self, name, getattr(made, name))
 
     def to_json(self) -> str:
         """The plan as JSON, without its modules."""
@@ -333,6 +338,21 @@ class Plan:
             without=self._without,
             without_peak_bytes=self.without_peak_bytes,
         )
+
+    @property
+    def view(self) -> StepView:
+        """The step as pages and exports show it; a plan that was read from a file has none."""
+        self._pair()
+        compiled = self._timeline is not None
+        return view_step(self, self._problem, self._costs, self._without, as_compiled=compiled)
+
+    def explore(self, path: str | Path, *, frontier: AnyFrontier | None = None) -> None:
+        """Writes a page that shows the step, with a slider over a frontier: `remat.report.explorer.explore`."""
+        explore(self, path, frontier=frontier)
+
+    def export(self, path: str | Path, *, format: str | None = None) -> None:  # noqa: A002
+        """Writes the step for another tool: `remat.report.exports.export`."""
+        export(self.view, path, format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

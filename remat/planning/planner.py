@@ -19,7 +19,7 @@ What comes back is scored where it is checked, by `remat.solvers.verify`; once i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -42,7 +42,7 @@ from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
-from remat.planning.without import Without, curve_of, step_cost_of
+from remat.planning.without import Without, curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget
@@ -129,7 +129,6 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         without=Without(
             peak_bytes=plan.without_peak_bytes, recompute_cost=plan.without_recompute_cost
         ),
-        step_cost=plan.step_cost or None,
     )
 
 
@@ -160,9 +159,14 @@ class Planner(Decider):
         return self.peaks.lowered(found) if self.peaks.above_full(found) else found
 
     @cached_property
+    def step_costs(self) -> Sequence[int]:
+        """Cost of running each node of the step once; empty where backward cannot be priced."""
+        return step_costs_of(self.state, self.request.cost)
+
+    @property
     def step_cost(self) -> int:
         """Cost of running every operator of the step once; 0 where backward cannot be priced."""
-        return step_cost_of(self.state, self.request.cost)
+        return sum(self.step_costs)
 
     @cached_property
     def without(self) -> Without:
@@ -204,7 +208,7 @@ class Planner(Decider):
             fingerprint=self.fingerprint,
             peak_bytes=peak_bytes,
             without=without,
-            step_cost=self.step_cost,
+            step_costs=self.step_costs,
         )
 
 
@@ -217,7 +221,7 @@ def finish(
     fingerprint: str,
     peak_bytes: int | None = None,
     without: Without | None = None,
-    step_cost: int | None = None,
+    step_costs: Sequence[int] | None = None,
 ) -> Plan:
     """Scores and verifies a partitioned state: the end of every way to a plan.
 
@@ -228,7 +232,7 @@ def finish(
         fingerprint: digest of the joint graph as it was captured.
         peak_bytes: the simulated peak, where it is known.
         without: the step without remat, where it is known.
-        step_cost: cost of running every operator once, where it is known.
+        step_costs: cost of running each node once, by position, where it is known.
 
     Raises:
         PlanError: a rule of the verifier is broken.
@@ -261,6 +265,7 @@ def finish(
     )
     state.forward.recompile()
     state.backward.recompile()
+    costs = step_costs_of(state, cost) if step_costs is None else step_costs
     kept = [i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE]
     saved = tuple(problem.names[i] for i in kept)
     recomputed = tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i])
@@ -268,8 +273,8 @@ def finish(
     if state.decision.is_ordered:
         saved = state.decision.saved
         recomputed = state.decision.further_runs
-        costs = state.get(Costs(cost))
-        recompute_cost = sum(costs[state.index.by_name[name]] for name in recomputed)
+        once = state.get(Costs(cost))
+        recompute_cost = sum(once[state.index.by_name[name]] for name in recomputed)
     region = choice.region_budget
     hull = Hull.of(problem)
     most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity
@@ -307,11 +312,12 @@ def finish(
         operators=state.operators,
         forward_order=state.decision.forward_order,
         backward_order=state.decision.backward_order,
-        step_cost=step_cost_of(state, cost) if step_cost is None else step_cost,
+        step_cost=sum(costs),
         without_peak_bytes=0 if without is None else without.peak_bytes,
         without_recompute_cost=0 if without is None else without.recompute_cost,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,
+        _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=None if without is None else without.curve,
     )

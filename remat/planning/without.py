@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remat.errors import ProblemError
@@ -34,11 +35,11 @@ def curve_of(state: State) -> MemoryCurve:
     return memory_curve(state.forward, state.backward, joint.num_fwd_outputs, joint.memories)
 
 
-def step_cost_of(state: State, cost: CostModel) -> int:
-    """What running every operator of a step once costs; 0 where the model cannot price backward."""
+def step_costs_of(state: State, cost: CostModel) -> Sequence[int]:
+    """What running each node of a step once costs, by position; empty where the model cannot price backward."""
     late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
     try:
-        backward = sum(node_costs(state.index, state.storages, cost, late))
+        backward = node_costs(state.index, state.storages, cost, late)
     except ProblemError:  # planning never asks about backward's own operators
-        return 0
-    return sum(state.get(Costs(cost))) + backward
+        return ()
+    return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]

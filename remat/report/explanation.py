@@ -108,7 +108,7 @@ def kept(
         found.append(
             KeptStorage(
                 name=node.name,
-                op=_op(node),
+                op=op_name(node),
                 source=source_line(node),
                 nbytes=sum(sizes.nbytes[k] for k in fresh),
                 price=None if i is None else price(problem, there, i),
@@ -148,7 +148,7 @@ def again(
     return [
         RecomputedNode(
             name=name,
-            op=_op(nodes[name]),
+            op=op_name(nodes[name]),
             source=source_line(nodes[name]),
             nbytes=problem.size[index[name]],
             cost=problem.cost[index[name]],
@@ -321,11 +321,11 @@ def _table(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
     return lines
 
 
-def _op(node: fx.Node) -> str:
+def op_name(node: fx.Node) -> str:
     """The operator of a node; of an element of a tuple, the one that made the tuple."""
     target = getattr(node.target, "__name__", "")
     if target == "getitem" and isinstance(node.args[0], fx.Node):
-        return _op(node.args[0])
+        return op_name(node.args[0])
     if isinstance(node.target, torch_compat.OpOverload):
         return str(node.target.overloadpacket).removeprefix("aten.")
     return target or str(node.target)

@@ -192,7 +192,7 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int) -> None:
     """Bytes of each kind over the moments of the step."""
-    chosen = _columns(step)
+    chosen = highest_moments(step.nbytes())
     rows = [
         [sums[i] / scale.size for i in chosen]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
@@ -218,16 +218,12 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int) -> None:
         axes.text(step.boundary - 0.5, 1.03, text, transform=above, ha=side, va="bottom")
 
 
-def _columns(step: Timeline) -> list[int]:
-    """The moments that are drawn: all, or the highest of each column."""
-    return _highest(step.nbytes())
-
-
-def _highest(sums: Sequence[int]) -> list[int]:
+def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
+    """The moments that are drawn: all, or the highest of each of so many columns."""
     n = len(sums)
-    if n <= _COLUMNS:
+    if n <= columns:
         return list(range(n))
-    edges = [n * c // _COLUMNS for c in range(_COLUMNS + 1)]
+    edges = [n * c // columns for c in range(columns + 1)]
     return [max(range(a, b), key=sums.__getitem__) for a, b in pairwise(edges)]
 
 
@@ -243,7 +239,7 @@ def _without(
         return
     n, middle = len(curve.nbytes), curve.boundary
     own, last = step.boundary, max(1, len(step.moments) - 1)
-    chosen = _highest(curve.nbytes)
+    chosen = highest_moments(curve.nbytes)
     at = [
         i * own / max(1, middle)
         if i < middle

@@ -97,6 +97,19 @@ def test_its_timeline_adds_up() -> None:
     assert plan.planned_peak_bytes == simulated
 
 
+def test_pages_show_the_step_as_compiled() -> None:
+    plan = compiled("images", 0.3)[2]
+    view = plan.view
+    assert view.as_compiled
+    kept = [v for v in view.values if v.state == "kept"]
+    assert sum(v.nbytes for v in kept) == plan.saved_bytes
+    assert {v.name for v in kept} == {k.name for k in view.kept}, (
+        "by the names that the plan gives them"
+    )
+    assert all(v.op for v in kept)
+    assert max(view.timeline.nbytes()) == plan.peak_bytes
+
+
 def test_a_peak_holds_in_the_allocator() -> None:
     top, low = compiled("blocks", 1.0)[3], compiled("blocks", remat.Peak(0.0))[3]
     assert low < top

@@ -1,0 +1,186 @@
+"""The commands ``remat explain`` and ``remat report``: plans as pages, and in the formats of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remat.cli import params
+from remat.cli.commands import (
+    budget_option,
+    capture_model,
+    echo_json,
+    main,
+    model_options,
+    plan_request,
+    solver_option,
+    title_of,
+    wrong_usage,
+)
+from remat.cli.progress import Progress
+
+
+@main.command()
+@model_options
+@budget_option
+@solver_option
+@click.option("--html", type=params.OutputFile(), help="write a page to explore the plan")
+@click.option(
+    "--by",
+    type=click.Choice(["bytes", "peak", "none"]),
+    default="bytes",
+    show_default=True,
+    help="the frontier that the slider of the page moves over; none: no slider, less work",
+)
+@click.option(
+    "--export",
+    "exports",
+    type=params.OutputFile(),
+    multiple=True,
+    help="write the step for another tool: .pickle (PyTorch's memory viewer), .json (Chrome, Perfetto), .csv; "
+    "may be given several times",
+)
+@click.option(
+    "--export-format",
+    metavar="FORMAT",
+    help="format of the exports, whatever their names: memory-viewer, chrome, model-explorer, csv",
+)
+def explain(
+    model: str,
+    overrides: tuple[str, ...],
+    budget: str,
+    solver: str,
+    cost: str,
+    time_limit: float | None,
+    reread_inputs: bool,
+    html: Path | None,
+    by: str,
+    exports: tuple[Path, ...],
+    export_format: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Explain one plan of MODEL: as text, as a page to explore, or in a format of other tools.
+
+    Without --html and --export, the text that `remat plan --explain` prints.
+    """
+    from remat.planning.frontier import Frontier
+    from remat.planning.planner import Planner
+    from remat.report.explorer import explore, figures_of
+    from remat.report.exports import export, format_of
+    from remat.report.page import require_bokeh
+
+    request = plan_request(
+        budget=budget, solver=solver, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs
+    )
+    with wrong_usage("exports"):
+        for path in exports:
+            format_of(path, export_format)
+    if html is not None:
+        require_bokeh()
+    with Progress() as progress:
+        example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        progress.step("planning")
+        planner = Planner.of(joint, request, on_step=progress.detail)
+        decided = planner.decide(planner.request.budget)
+        planner.peaks.warn(decided, planner.request.budget)
+        plan = planner.finish(decided, planner.request.budget)
+        figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
+        if html is not None:
+            frontier = None
+            if by != "none":
+                progress.step(f"planning at all budgets, by {by}")
+                frontier = Frontier.of(planner, by)
+            progress.step("writing the page")
+            figures = explore(
+                plan, html, frontier=frontier, title=example.title, on_step=progress.detail
+            )
+        view = plan.view if exports else None
+        for path in exports:
+            progress.step(f"writing {path}")
+            assert view is not None
+            export(view, path, export_format)
+    if as_json:
+        echo_json(figures)
+        return
+    if html is None and not exports:
+        click.echo(title_of(example, joint, captured_s))
+        click.echo(plan.explain())
+    for path in (*([html] if html else []), *exports):
+        click.echo(f"written: {path}")
+
+
+@main.command()
+@model_options
+@click.option(
+    "--budgets",
+    type=params.ListOf(click.STRING),
+    metavar="BUDGET,…",
+    default="1,0.5,0.2",
+    show_default=True,
+    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB, peak:0.5; the first is shown first",
+)
+@click.option(
+    "--solvers",
+    type=params.ListOf(params.SOLVER_NAME),
+    default="auto,greedy,dp",
+    show_default=True,
+    help="solvers to compare, with commas; the first makes the plans and the frontier",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=params.OutputFile(),
+    required=True,
+    help="the page to write, .html; its figures go beside it, .json",
+)
+def report(
+    model: str,
+    overrides: tuple[str, ...],
+    budgets: tuple[str, ...],
+    solvers: tuple[str, ...],
+    cost: str,
+    time_limit: float | None,
+    reread_inputs: bool,
+    output: Path,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write one page over MODEL: its frontier, a plan for each budget, solvers side by side.
+
+    It has the versions and the hardware that the figures come from. Beside it, with the suffix .json, lie
+    exactly the figures that it shows.
+    """
+    from remat.planning.model_report import figures_path, write_report
+    from remat.report.page import require_bokeh
+
+    requests = [
+        plan_request(
+            budget=budget,
+            solver=solvers[0],
+            cost=cost,
+            time_limit=time_limit,
+            reread_inputs=reread_inputs,
+        )
+        for budget in budgets
+    ]
+    with wrong_usage("output"):
+        figures_path(output)
+    require_bokeh()
+    with Progress() as progress:
+        example, joint, _ = capture_model(progress, model, overrides, **options)
+        progress.step("planning and comparing")
+        figures = write_report(
+            joint,
+            requests,
+            output,
+            solvers=solvers,
+            title=example.title,
+            on_step=progress.detail,
+        )
+    if as_json:
+        echo_json(figures)
+        return
+    click.echo(f"written: {output}\nwritten: {figures_path(output)}")

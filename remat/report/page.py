@@ -1,0 +1,334 @@
+"""Pages that explain plans: one file each, which loads nothing and runs without a server.
+
+Bokeh draws the pictures. The slider and the tables are those of HTML: they are reached by the keyboard, read
+aloud, and follow light and dark, which Bokeh's own are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from remat.errors import PlanError
+from remat.files import write_whole
+from remat.graph.liveness import MemoryCurve
+from remat.report.page_data import Curve, Stop, highest_of, page_data, scales_of_curve
+from remat.report.pictures import Scale, byte_ticks
+
+_ASSETS = Path(__file__).with_name("assets")
+#: Characters beyond which a cell of a table is wrapped.
+_LONG = 30
+_MEMORY = (
+    "What is alive while each operator of the step runs, forward's first. The <dfn>peak</dfn> is the most bytes "
+    "alive at once: what has to fit the device. The grey line is the step <dfn>without remat</dfn>, the plan at "
+    "budget 1, each half as wide as the plan's. Point at a value to see what it is; click it to find it in the table."
+)
+_LEAD = (
+    "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
+    "<dfn>recomputes</dfn>: it runs the operator again."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A table below the pictures of a page.
+
+    Attributes:
+        title: its heading.
+        text: what it shows.
+        columns: heads of its columns.
+        rows: its cells, as text.
+        best: numbers of the rows that stand out.
+    """
+
+    title: str
+    text: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    best: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """A page.
+
+    Attributes:
+        title: what it is about.
+        lead: a line below the title.
+        stops: its plans; with more than one, a slider moves over them.
+        start: which is shown first.
+        slider: what the slider is called, and what stands at its ends.
+        knee: number of the plan that is the knee of the frontier.
+        no_slider: why there is no slider.
+        curve: the frontier, drawn beside the figures.
+        without: memory over the step without remat.
+        sections: tables below.
+        figures: all figures, which stand in the page as JSON too.
+    """
+
+    title: str
+    lead: str
+    stops: Sequence[Stop]
+    start: int = 0
+    slider: tuple[str, str, str] = ("Plan", "", "")
+    knee: int | None = None
+    no_slider: str = ""
+    curve: Curve | None = None
+    without: MemoryCurve | None = None
+    sections: Sequence[Section] = ()
+    figures: Mapping[str, Any]
+
+
+def write_page(page: Page, path: str | Path) -> None:
+    """Writes a page, whole or not at all.
+
+    Raises:
+        PlanError: Bokeh is not installed, or the file cannot be written; what was there before is as it was.
+    """
+    text = page_of(page)
+    try:
+        write_whole(Path(path), text)
+    except OSError as error:
+        raise PlanError(f"page '{path}' cannot be written: {error.strerror}") from error
+
+
+def require_bokeh() -> None:
+    """Looks whether pages can be drawn here, before any work is done.
+
+    Raises:
+        PlanError: Bokeh is not installed.
+    """
+    try:
+        import bokeh  # noqa: F401
+    except ImportError as error:
+        raise PlanError(
+            "pages are drawn with Bokeh, which is not installed; pip install 'remat[explore]'"
+        ) from error
+
+
+def page_of(page: Page) -> str:
+    """The HTML of a page.
+
+    Raises:
+        PlanError: Bokeh is not installed.
+    """
+    require_bokeh()
+    from bokeh.resources import Resources
+
+    plots = {"timeline": _timeline(page)}
+    if page.curve is not None:
+        plots["frontier"] = _frontier(page.curve, page)
+    assets = {
+        name: (_ASSETS / f"page.{name}").read_text(encoding="utf-8")
+        for name in ("html", "css", "js")
+    }
+    return Template(assets["html"]).substitute(
+        title=escape(page.title),
+        lead=f"{_LEAD} {escape(page.lead)}",
+        control=_control(page),
+        frontier=_beside(page),
+        columns=" two" if page.curve else "",
+        memory=_MEMORY,
+        moments="kernels" if page.stops[page.start].view.as_compiled else "operators",
+        sections="\n".join(map(_section, page.sections)),
+        figures=_json(page.figures),
+        data=_json(page_data(page.stops, page.start, page.without, page.curve)),
+        plots=_json(plots),
+        bokeh=Resources(mode="inline", components=["bokeh"]).render_js(),
+        css=assets["css"],
+        js=assets["js"],
+    )
+
+
+def _json(data: Any) -> str:
+    """JSON that may stand in a script element."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _control(page: Page) -> str:
+    if len(page.stops) < 2:
+        return f'<p class="note">{escape(page.no_slider)}</p>' if page.no_slider else ""
+    label, low, high = map(escape, page.slider)
+    jumps = [(page.start, page.stops[page.start].label)]
+    if page.knee is not None:
+        jumps.append((page.knee, "Knee: beyond it, more memory buys little"))
+    buttons = "".join(f'<button type="button" data-stop="{k}">{t}</button>' for k, t in jumps)
+    return (
+        f'<div class="slider"><label for="budget">{label}</label><output id="budget-now" for="budget"></output>'
+        f'<input type="range" id="budget" min="0" max="{len(page.stops) - 1}" step="1" value="{page.start}">'
+        f'<div class="ends"><span>{low}</span><span>{high}</span></div><div class="jumps">{buttons}</div></div>'
+    )
+
+
+def _beside(page: Page) -> str:
+    if page.curve is None:
+        return ""
+    ring = (
+        "Its <dfn>knee</dfn>, the ring, is" if page.knee is not None else "Its <dfn>knee</dfn> is"
+    )
+    bound = "The grey region is proven to hold no plan. " if page.curve.bound else ""
+    return (
+        '<div><h2 id="frontier-title">Frontier</h2><p>The <dfn>frontier</dfn> is the best plans over all budgets: '
+        f"less recomputing only for more memory. {ring} where more memory starts to buy little. {bound}The large dot "
+        "is the plan that is shown.</p>"
+        '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div>'
+        f'<p class="axis">{page.curve.axis}, {scales_of_curve(page.curve)[0].unit}</p></div>'
+    )
+
+
+def _section(section: Section) -> str:
+    head = "".join(f'<th class="plain" scope="col">{escape(c)}</th>' for c in section.columns)
+    rows = "".join(
+        f"<tr{' class=best' if k in section.best else ''}>"
+        + "".join(_cell(cell) for cell in row)
+        + "</tr>"
+        for k, row in enumerate(section.rows)
+    )
+    title = escape(section.title)
+    return (
+        f'<section><h2>{title}</h2><p>{escape(section.text)}</p><div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{title}"><table class="static"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
+    )
+
+
+def _cell(text: str) -> str:
+    return f"<td{' class=long' if len(text) > _LONG else ''}>{escape(text)}</td>"
+
+
+def _figure(name: str, height: int, **options: Any) -> Any:
+    from bokeh.plotting import figure
+
+    made = figure(
+        name=name,
+        height=height,
+        sizing_mode="stretch_width",
+        toolbar_location=None,
+        tools="",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        min_border_right=12,
+        **options,
+    )
+    made.title = None
+    for axis in (made.xaxis, made.yaxis):
+        axis.minor_tick_line_color = None
+        axis.axis_label_text_font_style = "normal"
+    made.xgrid.grid_line_color = None
+    return made
+
+
+def _hover(made: Any, renderer: Any, what: str) -> None:
+    from bokeh.models import CustomJS, HoverTool
+
+    code = f"window.rematHover && window.rematHover('{what}', cb_data)"
+    made.add_tools(HoverTool(renderers=[renderer], tooltips=None, callback=CustomJS(code=code)))
+
+
+def _timeline(page: Page) -> Any:
+    """Memory over the step; the script of the page fills it."""
+    from bokeh.embed import json_item
+    from bokeh.models import ColumnDataSource, FixedTicker, Range1d, Span, TapTool
+
+    highest = highest_of(page.stops, page.without)
+    scale = Scale.of(highest, "B")
+    top = 1.06 * highest / scale.size or 1
+    made = _figure(
+        "timeline-figure",
+        340,
+        x_range=Range1d(start=0, end=1),
+        y_range=Range1d(start=0, end=top),
+        y_axis_label=f"bytes alive, {scale.unit}",
+    )
+    made.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
+    # What is not named: temporary values, and above what is kept, small outputs and gradients.
+    for name in ("total", "small"):
+        # Bokeh's script never comes back from drawing steps of no points.
+        points = ColumnDataSource({"x": [0, 1], "low": [0, 0], "y": [0, 0]})
+        made.varea_step("x", "low", "y", source=points, step_mode="after", name=name)
+    box = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
+    cells = made.quad(**box, source=_empty(*box), fill_alpha=0, line_alpha=0, name="cells")
+    made.quad(**box, source=_empty(*box), line_alpha=0, name="inputs")
+    values = made.patches(
+        "xs",
+        "ys",
+        source=_empty("xs", "ys", "color"),
+        fill_color="color",
+        line_alpha=0,
+        nonselection_fill_alpha=1,
+        nonselection_fill_color="color",
+        nonselection_line_alpha=0,
+        selection_fill_alpha=1,
+        selection_line_alpha=1,
+        selection_line_width=1,
+        name="values",
+    )
+    made.line("x", "y", source=_empty("x", "y"), line_width=1.5, name="without")
+    made.add_layout(Span(dimension="height", location=0, line_width=1, name="boundary"))
+    made.scatter(
+        "x",
+        "y",
+        source=_empty("x", "y"),
+        marker="inverted_triangle",
+        size=9,
+        line_alpha=0,
+        name="peak",
+    )
+    _hover(made, values, "value")
+    _hover(made, cells, "cell")
+    made.add_tools(TapTool(renderers=[values]))
+    return json_item(made)
+
+
+def _frontier(curve: Curve, page: Page) -> Any:
+    """The frontier over its bound, with the plan that is shown."""
+    from bokeh.embed import json_item
+    from bokeh.models import FixedTicker, Range1d
+
+    x, y = scales_of_curve(curve)
+    right = 1.05 * max(p[0] for p in curve.points) / x.size
+    left = (
+        0.97 * min(p[0] for p in curve.points) / x.size
+        if curve.points[0][0] * 2 > curve.points[-1][0]
+        else 0
+    )
+    made = _figure(
+        "frontier-figure",
+        260,
+        x_range=Range1d(start=left, end=right or 1),
+        y_range=Range1d(start=0, end=1.08 * max(1, *(p[1] for p in curve.points)) / y.size),
+        y_axis_label=f"recomputed, {y.unit}",
+    )
+    if not left:
+        made.xaxis.ticker = FixedTicker(ticks=byte_ticks(right))
+    corners = [(b / x.size, c / y.size) for b, c in curve.bound]
+    if corners:
+        edge = [*corners, (right, corners[-1][1])]
+        made.varea([p[0] for p in edge], 0, [p[1] for p in edge], name="bound")
+    xs, ys = [p[0] / x.size for p in curve.points], [p[1] / y.size for p in curve.points]
+    made.line(xs, ys, line_width=1.5, name="frontier")
+    points = made.scatter(xs, ys, size=6, line_alpha=0, name="points")
+    if page.knee is not None:
+        bytes_of_knee, cost = page.stops[page.knee].point
+        made.scatter(
+            [bytes_of_knee / x.size],
+            [cost / y.size],
+            size=15,
+            fill_alpha=0,
+            line_width=2,
+            name="knee",
+        )
+    made.scatter("x", "y", source=_empty("x", "y"), size=12, line_width=2, name="now")
+    _hover(made, points, "point")
+    return json_item(made)
+
+
+def _empty(*columns: str) -> Any:
+    from bokeh.models import ColumnDataSource
+
+    return ColumnDataSource({name: [] for name in columns})

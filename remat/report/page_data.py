@@ -1,0 +1,325 @@
+"""What the script of a page draws: plans as columns of numbers, every text once.
+
+Nothing is rounded or worded in the browser: texts come from `remat.units`, as in the tables of the command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from remat.graph.liveness import MemoryCurve, StorageKind, sums_of
+from remat.report.before_after import BeforeAfter
+from remat.report.explanation import counted
+from remat.report.memory_plot import LAYERS, highest_moments
+from remat.report.pictures import Scale
+from remat.report.step_view import KEPT, StepView, Value
+from remat.units import format_bytes, format_cost
+
+#: Columns of the curve of bytes alive: of more moments, the highest of each column is drawn.
+COLUMNS = 500
+#: Values that are named in the picture and in the table, largest first; the rest is summed up.
+MOST_KEPT, MOST_OTHERS = 1000, 120
+#: Share of the peak below which a value that is not kept is not named.
+_SMALL = 1 / 200
+#: Rows of the table of what runs again.
+MOST_AGAIN = 400
+#: The layers of the picture by their names in the style sheet.
+_COLORS = ("input", "kept", "output", "temporary")
+
+
+class Texts:
+    """Texts by number, each once."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        return self._numbers.setdefault(text, len(self._numbers))
+
+    @property
+    def all(self) -> list[str]:
+        return list(self._numbers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """One plan of a page, which its slider stops at.
+
+    Attributes:
+        label: which plan it is.
+        spoken: the plan in a few words, beside the slider.
+        view: its step.
+        figures: its figures by name, as `Plan.to_json` writes them, without lists of names.
+        rows: all that is told of it: name and text.
+        before_after: the step without remat and with it.
+        point: bytes and cost at which it stands on the frontier.
+    """
+
+    label: str
+    spoken: str
+    view: StepView
+    figures: Mapping[str, Any]
+    rows: Sequence[tuple[str, str]]
+    before_after: BeforeAfter
+    point: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """A frontier beside the slider; points are (bytes, cost).
+
+    Attributes:
+        points: what was reached, with a text for each.
+        bound: vertices of a line below which nothing lies; none where it is far from what is drawn.
+        axis: whose bytes they are.
+        unit: unit of the costs.
+    """
+
+    points: Sequence[tuple[int, int, str]]
+    bound: Sequence[tuple[int, int]]
+    axis: str
+    unit: str
+
+
+def page_data(
+    stops: Sequence[Stop], start: int, without: MemoryCurve | None, curve: Curve | None
+) -> dict[str, Any]:
+    """The data of a page.
+
+    Args:
+        stops: its plans.
+        start: which of them is drawn first.
+        without: memory over the step without remat, where it is known.
+        curve: the frontier, if there is one.
+    """
+    texts = Texts()
+    scale = Scale.of(highest_of(stops, without), "B")
+    x, y = scales_of_curve(curve) if curve else (scale, scale)
+    kinds = list(StorageKind)
+    color_of = {
+        kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
+    }
+    drawn = [_stop(stop, texts, kinds, (x, y)) for stop in stops]
+    return {
+        "texts": texts.all,
+        "scale": {"size": scale.size, "unit": scale.unit},
+        "kinds": [{"label": str(kind), "color": color_of[kind]} for kind in kinds],
+        "legend": [
+            *zip(_COLORS, (label for label, *_ in LAYERS), strict=True),
+            ("without", "without remat"),
+        ],
+        "paint": PAINT,
+        "without": _without(without, stops[start].before_after.without_peak_bytes),
+        "points": [text for *_, text in curve.points] if curve else [],
+        "start": start,
+        "stops": drawn,
+    }
+
+
+#: Which color of the style sheet each part of the pictures has: name of the renderer, property, color.
+PAINT = [
+    ("total", "fill_color", "temporary"),
+    ("small", "fill_color", "output"),
+    ("inputs", "fill_color", "input"),
+    ("without", "line_color", "without"),
+    ("peak", "fill_color", "mark"),
+    ("frontier", "line_color", "kept"),
+    ("points", "fill_color", "kept"),
+    ("bound", "fill_color", "bound"),
+    ("now", "fill_color", "mark"),
+    ("now", "line_color", "page"),
+    ("knee", "line_color", "ink"),
+]  # fmt: skip
+
+
+def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
+    """Most bytes alive in any picture of a page."""
+    peaks = [
+        peak
+        for stop in stops
+        for peak in (stop.view.timeline.peak.nbytes, stop.before_after.without_peak_bytes)
+    ]
+    return max([*peaks, without.peak_bytes if without else 0])
+
+
+def scales_of_curve(curve: Curve) -> tuple[Scale, Scale]:
+    """In which units a frontier is drawn."""
+    return (
+        Scale.of(max(p[0] for p in curve.points), "B"),
+        Scale.of(max(1, *(p[1] for p in curve.points)), curve.unit),
+    )
+
+
+def _stop(
+    stop: Stop, texts: Texts, kinds: list[StorageKind], scales: tuple[Scale, Scale]
+) -> dict[str, Any]:
+    view, step = stop.view, stop.view.timeline
+    sums, running = step.nbytes(), view.operator_at
+    chosen = highest_moments(sums, COLUMNS)
+    kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
+    named = _named(view, kept)
+    peak, one_by_one = step.peak, set(map(id, named))
+    apart = (StorageKind.INPUT, StorageKind.TEMPORARY)  # the area below all, and that above all
+    small = sums_of(
+        (
+            (v.nbytes, v.first, v.last)
+            for v in view.values
+            if v.kind not in apart and id(v) not in one_by_one
+        ),
+        len(sums),
+    )
+    return {
+        "label": stop.label,
+        "spoken": stop.spoken,
+        "cards": _cards(stop),
+        "rows": list(stop.rows),
+        "moments": len(sums),
+        "boundary": step.boundary,
+        "base": sum(v.nbytes for v in view.values if v.kind is StorageKind.INPUT),
+        "peak": {
+            "moment": step.peak_moment,
+            "nbytes": peak.nbytes,
+            "text": f"The peak, {format_bytes(peak.nbytes)}, is reached in "
+            f"{'backward' if peak.in_backward else 'forward'} while {peak.node} runs.",
+        },
+        "columns": {
+            "x": [len(sums) * k // len(chosen) for k in range(len(chosen))],
+            "nbytes": [sums[m] for m in chosen],
+            "small": [small[m] for m in chosen],
+            "said": [texts(format_bytes(sums[m])) for m in chosen],
+            "op": [texts(" · ".join(filter(None, running[m]))) for m in chosen],
+        },
+        "values": {
+            "name": [texts(v.name) for v in named],
+            "op": [texts(v.op) for v in named],
+            "kind": [kinds.index(v.kind) for v in named],
+            "kept": [int(v.state == KEPT) for v in named],
+            "bytes": [v.nbytes for v in named],
+            "said": [texts(format_bytes(v.nbytes)) for v in named],
+            "first": [v.first for v in named],
+            "last": [v.last for v in named],
+            "price": [v.price for v in named],
+            "cost": [texts(_price(v, view.unit)) for v in named],
+            "source": [texts(v.source) for v in named],
+        },
+        "keptText": texts(_kept_text(kept)),
+        **_again(view, texts),
+        "point": [stop.point[0] / scales[0].size, stop.point[1] / scales[1].size],
+    }
+
+
+def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
+    """Values that are drawn one by one: what is kept, and what is large beside the peak."""
+    least = view.timeline.peak.nbytes * _SMALL
+    others = [
+        v
+        for v in view.values
+        if v.state != KEPT and v.kind is not StorageKind.INPUT and v.nbytes >= least
+    ]
+    largest = sorted(others, key=lambda v: -v.nbytes)[:MOST_OTHERS]
+    return sorted([*kept[:MOST_KEPT], *largest], key=lambda v: (v.first, v.last))
+
+
+def _cards(stop: Stop) -> list[tuple[str, str, str]]:
+    """The figures at the head: name, value, and the same without remat."""
+    figures, both = stop.figures, stop.before_after
+    compiled = " as compiled" if figures["planned_peak_bytes"] else ""
+    step = without = "not known"
+    if both.step_cost:
+        step = format_cost(both.step_cost + both.recompute_cost, both.unit)
+        without = format_cost(both.step_cost + both.without_recompute_cost, both.unit)
+    return [
+        (
+            f"Peak{compiled}",
+            format_bytes(figures["peak_bytes"]),
+            _beside(format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""),
+        ),
+        ("Step, modelled", step, _beside(without if both.more is not None else "")),
+        (
+            "Kept for backward",
+            format_bytes(figures["saved_bytes"]),
+            f"{format_bytes(figures['full_bytes'])} at budget 1",
+        ),
+        (
+            "Recomputed",
+            format_cost(figures["recompute_cost"], both.unit),
+            f"proven bound {format_cost(figures['recompute_bound'], both.unit)}",
+        ),
+    ]
+
+
+def _beside(without: str) -> str:
+    return f"{without} without remat" if without else "without remat: not known"
+
+
+def _price(value: Value, unit: str) -> str:
+    if value.price is not None:
+        return format_cost(value.price, unit)
+    return "cannot be recomputed" if value.state == KEPT else ""
+
+
+def _kept_text(kept: Sequence[Value]) -> str:
+    if not kept:
+        return "Forward keeps nothing for backward but inputs and outputs."
+    text = (
+        f"{counted(len(kept), 'value')}, {format_bytes(sum(v.nbytes for v in kept))}. "
+        "Cost saved: what recomputing that value alone would take. Select a row to find the value in the picture."
+    )
+    rest = kept[MOST_KEPT:]
+    if rest:
+        text += (
+            f" Not listed: {len(rest):,} smaller ones, {format_bytes(sum(v.nbytes for v in rest))}."
+        )
+    return text
+
+
+def _again(view: StepView, texts: Texts) -> dict[str, Any]:
+    """What runs again, by operator and source line; views and the like cost nothing and are counted only."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    free = 0
+    for run in view.recomputed:
+        if not run.cost:
+            free += 1
+            continue
+        row = groups.setdefault((run.op, run.source), [0, 0, 0])
+        for k, amount in enumerate((run.cost, 1, run.nbytes)):
+            row[k] += amount
+    rows = sorted(groups.items(), key=lambda item: -item[1][0])
+    shown, rest = rows[:MOST_AGAIN], rows[MOST_AGAIN:]
+    runs, cost = sum(r[1] for _, r in rows), sum(r[0] for _, r in rows)
+    text = "Nothing that costs time runs twice."
+    if rows:
+        text = (
+            f"{counted(runs, 'further run')} of operators, {format_cost(cost, view.unit)} together."
+        )
+    if free:
+        text += f" {counted(free, 'node')} besides at no cost: views, sizes, elements of tuples."
+    if rest:
+        text += f" Not listed: {format_cost(sum(r[0] for _, r in rest), view.unit)} in {len(rest)} lines."
+    return {
+        "again": {
+            "op": [texts(op) for (op, _), _ in shown],
+            "source": [texts(source) for (_, source), _ in shown],
+            "cost": [r[0] for _, r in shown],
+            "costText": [texts(format_cost(r[0], view.unit)) for _, r in shown],
+            "count": [r[1] for _, r in shown],
+            "bytes": [r[2] for _, r in shown],
+            "bytesText": [texts(format_bytes(r[2])) for _, r in shown],
+        },
+        "againText": texts(text),
+    }
+
+
+def _without(curve: MemoryCurve | None, peak_bytes: int) -> dict[str, Any]:
+    """The step without remat; places are shares of a half: 0 to 1 in forward, 1 to 2 in backward."""
+    if curve is None:
+        return {"share": [], "nbytes": [], "peak": peak_bytes}
+    n, middle = len(curve.nbytes), curve.boundary
+    chosen = highest_moments(curve.nbytes, COLUMNS)
+    share = [
+        i / max(1, middle) if i < middle else 1 + (i - middle) / max(1, n - 1 - middle)
+        for i in chosen
+    ]
+    return {"share": share, "nbytes": [curve.nbytes[i] for i in chosen], "peak": peak_bytes}

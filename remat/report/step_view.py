@@ -1,0 +1,196 @@
+"""One step as pages and exports show it: its storages over time, its operators, what is kept and what runs again.
+
+Everything comes from where `Plan.timeline`, `Plan.plot` and `Plan.explain` get it, so that no page tells another
+figure than the plan itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import fx
+
+from remat.graph.copying import run_of
+from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
+from remat.graph.source import source_line
+from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
+from remat.solvers.graph_problem import GraphProblem
+
+#: What a plan does with a value.
+KEPT, RECOMPUTED = "kept", "recomputed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """One storage over the step.
+
+    Attributes:
+        name: the value that forward hands to backward on it, else the node that made it.
+        op: the operator that made it; ``"input"`` of what the step is given, empty where it is not known.
+        nbytes: bytes of the storage.
+        kind: what it is to the step.
+        first: moment at which it is there for the first time.
+        last: moment at which it is there for the last time.
+        state: ``"kept"`` from forward to backward; ``"recomputed"`` where this is the result of a further run;
+            else empty.
+        source: the user's line, empty where unknown.
+        price: cost of recomputing it alone, of a kept one that can be recomputed.
+    """
+
+    name: str
+    op: str
+    nbytes: int
+    kind: StorageKind
+    first: int
+    last: int
+    state: str
+    source: str
+    price: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRun:
+    """One run of an operator.
+
+    Attributes:
+        name: the node.
+        op: its operator.
+        source: the user's line, empty where unknown.
+        in_backward: whether it runs in backward.
+        again: whether it runs for a second time.
+        cost: cost of this run in the unit of the step; None where it is not known.
+    """
+
+    name: str
+    op: str
+    source: str
+    in_backward: bool
+    again: bool
+    cost: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """A step under one plan.
+
+    Attributes:
+        graph: name of the joint graph.
+        unit: unit of all costs.
+        timeline: what is alive when.
+        as_compiled: whether the moments of the timeline are kernels of compiled code, and not ``runs``.
+        values: its storages, in the order of the timeline.
+        runs: forward's operators, then backward's.
+        kept: what forward keeps for backward.
+        recomputed: what runs again.
+        without: memory over the step without remat; None where it is not known.
+    """
+
+    graph: str
+    unit: str
+    timeline: Timeline
+    as_compiled: bool
+    values: tuple[Value, ...]
+    runs: tuple[OperatorRun, ...]
+    kept: tuple[KeptStorage, ...]
+    recomputed: tuple[RecomputedNode, ...]
+    without: MemoryCurve | None = None
+
+    @property
+    def operator_at(self) -> list[tuple[str, str]]:
+        """Name and source line of what runs at each moment; of a kernel, its name alone."""
+        if self.as_compiled or len(self.runs) != len(self.timeline.moments):
+            return [(name, "") for name in self.timeline.moments]
+        return [(run.name, run.source) for run in self.runs]
+
+
+class ViewedPlan(Protocol):
+    """What a view needs of a plan; see `remat.planning.plan.Plan`."""
+
+    @property
+    def graph(self) -> str: ...
+    @property
+    def timeline(self) -> Timeline: ...
+    @property
+    def forward(self) -> fx.GraphModule: ...
+    @property
+    def backward(self) -> fx.GraphModule: ...
+    @property
+    def recomputed(self) -> Sequence[str]: ...
+
+
+def view_step(
+    plan: ViewedPlan,
+    problem: GraphProblem | None,
+    costs: Mapping[str, int] | None,
+    without: MemoryCurve | None,
+    *,
+    as_compiled: bool,
+) -> StepView:
+    """The view of a plan's step.
+
+    Args:
+        plan: the plan.
+        problem: its graph problem.
+        costs: what running a node of the joint graph once costs, by name; empty where that is not known.
+        without: memory over the step without remat, where it is known.
+        as_compiled: whether the plan's timeline is that of compiled code.
+    """
+    assert problem is not None, "a plan with modules has its problem"
+    timeline, forward, backward = plan.timeline, plan.forward, plan.backward
+    recomputed, costs = plan.recomputed, costs or {}
+    nodes = {n.name: n for half in (backward, forward) for n in half.graph.nodes}
+    keeps = kept(forward, problem, recomputed)
+    rows = {k.name: k for k in keeps}
+    twice = set(recomputed)
+    runs: list[OperatorRun] = []
+    ran: set[str] = set()
+    for half in (forward, backward):
+        for node in half.graph.nodes:
+            if node.op != "call_function":
+                continue
+            name = run_of(node)
+            runs.append(
+                OperatorRun(
+                    name=node.name,
+                    op=op_name(node),
+                    source=source_line(node),
+                    in_backward=half is backward,
+                    again=name in twice and name in ran,
+                    cost=costs.get(name, 0) if costs else None,
+                )
+            )
+            ran.add(name)
+    repeated = {(run.name, run.in_backward) for run in runs if run.again}
+    values = []
+    for life in timeline.lifetimes:
+        is_kept = life.kind is StorageKind.SAVED
+        row = rows.get(life.saved_as) if is_kept else None
+        node = nodes.get(life.saved_as or life.node)
+        late = life.first >= timeline.boundary
+        state = KEPT if is_kept else RECOMPUTED if (life.node, late) in repeated else ""
+        values.append(
+            Value(
+                name=(life.saved_as if is_kept else "") or life.node,
+                op="" if node is None else "input" if node.op == "placeholder" else op_name(node),
+                nbytes=life.nbytes,
+                kind=life.kind,
+                first=life.first,
+                last=life.last,
+                state=state,
+                source=life.source or (row.source if row else ""),
+                price=row.price if row else None,
+            )
+        )
+    return StepView(
+        graph=plan.graph,
+        unit=problem.unit,
+        timeline=timeline,
+        as_compiled=as_compiled,
+        values=tuple(values),
+        runs=tuple(runs),
+        kept=tuple(keeps),
+        recomputed=tuple(again(forward, backward, problem, recomputed)),
+        without=without,
+    )

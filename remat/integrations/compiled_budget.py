@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from remat.errors import BudgetError, warn
 from remat.graph.joint import JointGraph
+from remat.graph.lowering import Decision
 from remat.passes.core.base import Pass
 from remat.passes.decide.budgeted import RegionBudget, refuse_peak
 from remat.planning.fused_peak import within_fused_peak
@@ -35,19 +36,21 @@ class CompiledBudget:
     Attributes:
         excess: bytes by which compiled steps were above the peak, together.
         tighter: what is planned within instead of a budget in bytes or a share of them.
+        peaks: the peaks of the decisions that were compiled, and are above it.
     """
 
     excess: int = 0
     tighter: Budget | None = None
+    peaks: dict[Decision, int] = field(default_factory=dict)
+    _chosen: Decision | None = None
     _capacity: int = 0
-    _peak_bytes: int = 0
     _limit: int = 0
     _times: int = 0
 
     @property
     def key(self) -> str:
         """What of it decides, for the keys of caches."""
-        return f"{self.excess} {self.tighter}"
+        return f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
         """Plans a graph that Inductor will compile.
@@ -74,13 +77,20 @@ class CompiledBudget:
         budget = request.budget
         planner = Planner.of(joint, request, in_place=True)
         refuse_peak(budget, planner.state.get(RegionBudget()))
-        found = within_fused_peak(planner, budget, excess=self.excess)
-        self._limit = found.limit
-        if self.excess and budget.peak_bytes and found.peak_bytes > found.limit - self.excess:
+        found = within_fused_peak(
+            planner,
+            budget,
+            excess=self.excess,
+            compiled=self.peaks,
+            last=self._times == _most(budget),
+        )
+        self._limit, self._chosen = found.limit, found.decided.decision
+        if budget.peak_bytes and self.peaks.get(self._chosen, 0) > found.limit:
+            least = min(self.peaks.values())
             raise BudgetError(
-                f"budget {budget.label} ({found.limit} bytes): the step has a peak of "
-                f"{format_bytes(self._peak_bytes)} ({self._peak_bytes} bytes) as Inductor compiled it, and no other "
-                f"plan is expected to have less: {_UNSHRUNK}"
+                f"budget {budget.label} ({found.limit} bytes): the step has a peak of {format_bytes(least)} "
+                f"({least} bytes) as Inductor compiled it, the least of the plans tried "
+                f"({len(self.peaks)}): {_UNSHRUNK}"
             )
         return planner.finish(found.decided, budget, agree)
 
@@ -104,13 +114,13 @@ class CompiledBudget:
         taken = made.peak_bytes if asked.on_peak else made.saved_bytes
         if not limit or taken <= limit or (not asked.on_peak and taken <= made.planned_saved_bytes):
             return False
-        most = MOST_REPLANS if asked.peak_share is None else _OF_SHARES
-        if self._times == most or not alone:
-            self._tell(made, asked, taken, limit)
+        if self._chosen is not None:
+            self.peaks[self._chosen] = taken
+        if self._times == _most(asked) or not alone:
+            self._tell(made, asked, min(self.peaks.values(), default=taken), limit)
             return False
         if asked.on_peak:
             self.excess += taken - limit
-            self._peak_bytes = taken
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self._capacity = made.capacity
@@ -119,7 +129,9 @@ class CompiledBudget:
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak nothing."""
-        what = "has a peak of" if asked.on_peak else "keeps"
+        what = "keeps"
+        if asked.on_peak:
+            what = "has a peak of at least" if self._times else "has a peak of"
         more, most = format_apart(taken, limit)
         told = (
             f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, above the "
@@ -130,6 +142,10 @@ class CompiledBudget:
             raise BudgetError(told)
         if asked.peak_share is None:
             warn(told, BudgetWarning, stacklevel=4)
+
+
+def _most(budget: Budget) -> int:
+    return MOST_REPLANS if budget.peak_share is None else _OF_SHARES
 
 
 def _decides(request: PlanRequest) -> bool:

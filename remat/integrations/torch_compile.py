@@ -329,7 +329,8 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     * To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
       the generator too; which ones depends on what else is in the graph. Where more than one operator
       draws, the order is kept.
-    * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten`.
+    * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten` and
+      `_moves_what_is_overwritten`.
     * Inductor lays inputs of convolutions out anew. See `_keep_layouts_of_inputs`.
     * Operators that draw fill memory in its order. See `_draw_into_planned_layouts`.
     """
@@ -341,7 +342,7 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
         _keep_layouts_of_inputs(gm.graph)
     if sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes) > 1:
         changes["reorder_for_peak_memory"] = False
-    if _returns_what_is_overwritten(gm.graph):
+    if _returns_what_is_overwritten(gm.graph) or _moves_what_is_overwritten(gm.graph):
         disabled = inductor_config.disabled_passes
         changes["disabled_passes"] = ",".join(filter(None, (disabled, "reinplace_inplaceable_ops")))
     with inductor_config.patch(changes):
@@ -367,6 +368,32 @@ def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
             read = maker.all_input_nodes
             if any(p in read and last is not value for p, last in written_back.items()):
                 return True
+    return False
+
+
+def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
+    """Whether Inductor would read elements of an input after it has overwritten them.
+
+    Where the first operator that updates an input writes to the input itself (as above), and the value that
+    is written back at the end has the elements of its result in other places (a roll, a transpose), PyTorch
+    2.13 to 2.15 make one loop of that and of writing it back, which reads what it has just written.
+    """
+    for copied in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        given, last = copied.args[:2]
+        if given.op != "placeholder":
+            continue
+        updates = {n for n in given.users if n.op == "call_function" and n is not copied}
+        updates = {n for n in updates if not ops.is_pointwise(n.target)}
+        todo, seen = [(last, False)], set()
+        while updates and todo:
+            node, moved = todo.pop()
+            if (node, moved) in seen or not isinstance(node, fx.Node):
+                continue
+            seen.add((node, moved))
+            if node in updates and moved:
+                return True
+            moved = moved or (node.op == "call_function" and not ops.is_pointwise(node.target))
+            todo += [(n, moved) for n in node.all_input_nodes]
     return False
 
 

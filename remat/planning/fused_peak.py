@@ -2,15 +2,17 @@
 
 What is searched and proven is the peak of the graphs as they are. The peak that a compiler is expected to come
 to (`remat.graph.fused_liveness`) is off from it by about as much for one plan as for the next, so the search is
-repeated with the peak moved by what the last plan was off.
+repeated with the peak moved by what the last plan was off. What was compiled is known, and no longer expected.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from remat.errors import BudgetError
 from remat.graph.fused_liveness import predict_peak
+from remat.graph.lowering import Decision
 from remat.planning.decider import VERTICES, Decided
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share
@@ -27,25 +29,35 @@ class Expected:
 
     Attributes:
         decided: the decision; nothing is proven of it.
-        peak_bytes: the peak that is expected of it.
         limit: the peak that was asked for: of a share, that between the least and budget 1's expected.
     """
 
     decided: Decided
-    peak_bytes: int
     limit: int
 
 
-def within_fused_peak(planner: Planner, budget: Budget, *, excess: int = 0) -> Expected:
+def within_fused_peak(
+    planner: Planner,
+    budget: Budget,
+    *,
+    excess: int = 0,
+    compiled: Mapping[Decision, int] | None = None,
+    last: bool = False,
+) -> Expected:
     """The cheapest decision found whose expected peak is within a budget on it.
 
-    Where none is: the one of the least expected peak, which may do, as a prediction is no measurement.
+    Where none is, as a prediction is no measurement: the one of the least expected peak. Once that was compiled,
+    budget 1's if it is expected to take less than all that were compiled, else another one that was expected to
+    fit, else the best of those compiled.
 
     Args:
         planner: decides the graph.
         budget: a peak, or a share.
         excess: bytes by which the expected peak is to be lower than that.
+        compiled: the peaks of decisions that were compiled.
+        last: whether no other decision will be compiled: budget 1's then comes first as well.
     """
+    known = compiled or {}
     found: list[tuple[Decided, int]] = []
 
     def tried(decided: Decided) -> int:
@@ -72,10 +84,29 @@ def within_fused_peak(planner: Planner, budget: Budget, *, excess: int = 0) -> E
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
             break
         aim += room
-    fits = [pair for pair in found if pair[1] <= wanted]
-    best, expected = min(fits or found, key=lambda x: (x[0].cost, x[1]) if fits else x[1:])
+    best = _best(found, planner.full, known, limit, excess, last)
     best = replace(best, choice=replace(best.choice, recompute_bound=0))
-    return Expected(best, expected, limit)
+    return Expected(best, limit)
+
+
+def _best(
+    found: Sequence[tuple[Decided, int]],
+    full: Decided,
+    known: Mapping[Decision, int],
+    limit: int,
+    excess: int,
+    last: bool,
+) -> Decided:
+    new = [(d, expected) for d, expected in found if d.decision not in known]
+    fits = [pair for pair in new if pair[1] + excess <= limit]
+    fits += [(d, known[d.decision]) for d, _ in found if known.get(d.decision, limit + 1) <= limit]
+    if known and (last or not fits):
+        fits = [p for p in new if p[0] is full and p[1] < min(known.values())] or fits
+    if fits:
+        return min(fits, key=lambda pair: (pair[0].cost, pair[1]))[0]
+    if known:  # what was not even expected to fit is not worth compiling
+        new = [pair for pair in new if pair[1] <= limit]
+    return min(new or found, key=lambda pair: known.get(pair[0].decision, pair[1]))[0]
 
 
 def _predicted(planner: Planner, decided: Decided) -> int:

@@ -343,3 +343,33 @@ def test_what_a_buffer_was_between_two_updates_is_kept_from_inductor(budget: flo
     left = gradients(torch.compile(model, backend="remat", options=options))
     assert len(left) == 5
     torch.testing.assert_close(left, expected)
+
+
+class Shifted(torch.nn.Module):
+    """Adds to some elements of a buffer, reads it, and shifts it by one."""
+
+    line: T
+    at: T
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("line", torch.zeros(5))
+        self.register_buffer("at", torch.tensor([0, 0, 3]))
+        self.weight = torch.nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: T) -> T:
+        self.line.index_add_(0, self.at, torch.ones(3))
+        y = (x @ (self.weight * (self.line * torch.arange(5.0)).sum())).tanh()
+        self.line.copy_(self.line.roll(1))
+        return y
+
+
+def test_a_buffer_that_is_shifted_keeps_its_elements_under_inductor() -> None:
+    """Plain Inductor leaves zeros: see `_moves_what_is_overwritten`."""
+    torch.manual_seed(0)
+    model, x = Shifted(), torch.randn(4, 6)
+    model(x)
+    expected = model.line.clone()
+    model.line.zero_()
+    torch.compile(model, backend="remat", options={"budget": 0.5})(x).sum().backward()
+    torch.testing.assert_close(model.line, expected)

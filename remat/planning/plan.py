@@ -15,22 +15,22 @@ from remat.errors import PlanError, ProblemError, RematError
 from remat.files import Form, load_record, read_record, save_record, write_record
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
-from remat.graph.lowering import Decision
+from remat.graph.lowering import Decision, Way
 from remat.graph.refills import told
 from remat.planning.plan_text import rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
+from remat.report.ways import ways_lines
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import Budget, format_bytes, format_cost
 
 #: Plans that the text of a set names one by one, so that it stays on one screen.
 MOST_SHOWN = 16
-
-
 #: Figures of a plan that are no less than 0, and less than what a float can hold.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
+    "waited",
 )  # fmt: skip
 _TOO_LARGE = 2**100
 
@@ -95,6 +95,9 @@ class Plan:
             plan at budget 1; to be compared with the peak that was planned. 0 where it is not known:
             in such files, and for pipelines.
         without_recompute_cost: what that plan recomputes, in ``unit``.
+        ways: the saved values that are packed or offloaded, under a budget on the peak that allows it.
+        waited: time for which runs wait for copies to and from the host, in ``unit``.
+        link: the link to the host, where values may be offloaded.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
@@ -134,6 +137,9 @@ class Plan:
     step_cost: int = 0
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0
+    ways: tuple[Way, ...] = ()
+    waited: int = 0
+    link: str = ""
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
@@ -209,7 +215,18 @@ class Plan:
             snapshots=self.snapshots,
             forward_order=self.forward_order,
             backward_order=self.backward_order,
+            ways=self.ways,
         )
+
+    @property
+    def ways_cost(self) -> int:
+        """Time of packing and unpacking, and of waiting for copies, in ``unit``."""
+        return sum(way.cost for way in self.ways) + self.waited
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the values that are in the host's memory between forward and backward."""
+        return sum(way.nbytes for way in self.ways if not way.pair)
 
     def __repr__(self) -> str:
         return (
@@ -285,8 +302,9 @@ class Plan:
                 "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
             ]
             lines += [f"    {self._input_told(name)}" for name in self.reread]
+        show_cost = partial(format_cost, unit=self.unit)
+        lines += ways_lines(self.ways, show_cost)
         if self._modules is not None and self._problem is not None:
-            show_cost = partial(format_cost, unit=self.unit)
             lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
 
@@ -303,6 +321,7 @@ class Plan:
             without_peak_bytes=self.without_peak_bytes,
             step_cost=self.step_cost,
             recompute_cost=self.recompute_cost,
+            ways_cost=self.ways_cost,
             without_recompute_cost=self.without_recompute_cost,
             unit=self.unit,
         )

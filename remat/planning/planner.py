@@ -120,6 +120,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         deterministic=plan.deterministic,
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
+        waited=plan.waited,
     )
     return finish(
         split(replace(prepared, decision=plan.decision, choice=choice)),
@@ -130,6 +131,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             peak_bytes=plan.without_peak_bytes, recompute_cost=plan.without_recompute_cost
         ),
         step_cost=plan.step_cost or None,
+        link=plan.link,
     )
 
 
@@ -205,6 +207,7 @@ class Planner(Decider):
             peak_bytes=peak_bytes,
             without=without,
             step_cost=self.step_cost,
+            link="" if self.request.offload is None else self.request.offload.told,
         )
 
 
@@ -218,6 +221,7 @@ def finish(
     peak_bytes: int | None = None,
     without: Without | None = None,
     step_cost: int | None = None,
+    link: str = "",
 ) -> Plan:
     """Scores and verifies a partitioned state: the end of every way to a plan.
 
@@ -229,6 +233,7 @@ def finish(
         peak_bytes: the simulated peak, where it is known.
         without: the step without remat, where it is known.
         step_cost: cost of running every operator once, where it is known.
+        link: the link to the host, where values may be offloaded.
 
     Raises:
         PlanError: a rule of the verifier is broken.
@@ -310,6 +315,9 @@ def finish(
         step_cost=step_cost_of(state, cost) if step_cost is None else step_cost,
         without_peak_bytes=0 if without is None else without.peak_bytes,
         without_recompute_cost=0 if without is None else without.recompute_cost,
+        ways=state.decision.ways,
+        waited=choice.waited,
+        link=link,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,

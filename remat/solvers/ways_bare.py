@@ -10,8 +10,9 @@ from collections.abc import Iterable
 
 from remat.errors import BudgetError, ProblemError
 from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.ways_lagrangian import Found, Lives
 from remat.solvers.ways_problem import WaysProblem
-from remat.solvers.ways_search import Found, Lives, Scheduled, WaysSearch
+from remat.solvers.ways_search import Scheduled, WaysSearch
 
 
 def solve_ways(problem: WaysProblem) -> Found:

@@ -57,9 +57,14 @@ class LoweredStep:
         return [at for name, at in self.of_name.items() if name.endswith(_SNAPSHOT)]
 
     @property
+    def optional(self) -> list[int]:
+        """States and copies of inputs, which need not be kept."""
+        return [at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))]
+
+    @property
     def least_peak(self) -> int:
         """Bytes that every schedule has alive at some moment; states and copies need not be kept."""
-        optional = {at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))}
+        optional = set(self.optional)
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]

@@ -22,7 +22,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut
-from remat.errors import noting_warnings, warn
+from remat.errors import PlanError, noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -296,6 +296,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             fingerprint = joint.fingerprint
             met = self.siblings.met[fingerprint]
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
+            if self.lower == "inductor" and isinstance(asked.plan, Plan) and asked.plan.ways:
+                raise PlanError(
+                    f"the plan for '{asked.plan.graph}' packs or offloads values, which goes with "
+                    "lower='eager' only; plan again without offload and pack"
+                )
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         plan = (

@@ -184,14 +184,18 @@ class PeakPlanner:
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
-            if found := self._ways.within(peak_bytes, None):
-                return found
-            raise
-        return self._ways.within(peak_bytes, without) or without
+            found = self._ways.within(peak_bytes, None)
+            if found is None:
+                raise
+        else:
+            found = self._ways.within(peak_bytes, without) or without
+        tried = self.search.tried(self._of.saved_of(found))
+        bound = self._ways.bound(peak_bytes, self.search.highest(tried))
+        return replace(found, choice=replace(found.choice, recompute_bound=bound))
 
     @cached_property
     def _ways(self) -> WaysPlanner:
-        return WaysPlanner(self._of, self.search)
+        return WaysPlanner(self._of, self.search, self.bounds)
 
     def _peak_of(self, budget: Budget) -> int:
         """A budget on the peak in bytes."""

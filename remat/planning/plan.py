@@ -52,7 +52,8 @@ class Plan:
         recompute_cost: summed cost of ``recomputed``, in ``unit``.
         recompute_bound: a proven lower bound on the cost of every plan that saves no more than
             ``capacity`` bytes, in ``unit``. Under a budget on the peak: of every schedule within it, in
-            which backward's own operators run once.
+            which backward's own operators run once; where values may be packed or offloaded, what that
+            takes is part of the cost.
         unit: unit of both costs.
         capacity: the budget in bytes.
         full_bytes: bytes that the runtime-optimal partition saves: what a ratio is a share of.
@@ -194,7 +195,7 @@ class Plan:
     @property
     def gap(self) -> int:
         """How far from optimal the plan can be at most, in ``unit``."""
-        return self.recompute_cost - self.recompute_bound
+        return self.recompute_cost + self.ways_cost - self.recompute_bound
 
     @property
     def asked(self) -> Budget:

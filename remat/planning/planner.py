@@ -287,7 +287,7 @@ def finish(
         peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
-            recompute_cost,
+            recompute_cost + choice.waited + sum(way.cost for way in state.decision.ways),
             max(choice.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,

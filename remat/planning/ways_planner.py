@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,10 +11,11 @@ from torch import fx
 from remat.graph.copying import run_of
 from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.graph.liveness import StepWalk, sums_of
-from remat.graph.lowering import Way
+from remat.graph.lowering import Decision, Way
 from remat.passes.core.state import State
 from remat.passes.hooks.ways import KeepInWays, sorted_out
 from remat.planning.decider import Decided, Decider
+from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager, split
 from remat.planning.ways_prices import Times, ways_problem
@@ -26,6 +28,8 @@ from remat.solvers.ways_search import WaysSearch
 _TURNS = 4
 #: Vertices of the hull that a search begins with.
 _CUTS = 4
+#: How often an order is looked for that leaves room for what its ways have there at times.
+_ORDERS = 3
 
 
 class WaysPlanner:
@@ -34,10 +38,11 @@ class WaysPlanner:
     Args:
         decider: decides it without them.
         search: the search for its peaks.
+        bounds: what is proven without ways.
     """
 
-    def __init__(self, decider: Decider, search: PeakSearch) -> None:
-        self._of, self._search = decider, search
+    def __init__(self, decider: Decider, search: PeakSearch, bounds: PeakBounds) -> None:
+        self._of, self._search, self._without = decider, search, bounds
         self._left_out: frozenset[str] = frozenset()
 
     @cached_property
@@ -70,10 +75,13 @@ class WaysPlanner:
         self._of.on_step("searching for what to pack and to offload")
         aimed = peak_bytes
         for _ in range(_TURNS):
-            found = self._found(aimed, without)
+            search = self._searching(aimed)
+            found, decision = self._found(search, without), None
+            if found.ways:
+                found, decision = self._reordered(search, found, aimed, without)
             if not found.ways or found.over or (without and found.cost >= without.cost):
                 break
-            decided, over = self._placed(found, peak_bytes)
+            decided, over = self._placed(found, decision, peak_bytes)
             if decided is not None and not over:
                 over = max(0, self._of.peak(decided) - peak_bytes)
                 if not over:
@@ -82,22 +90,81 @@ class WaysPlanner:
             aimed -= over
         return without
 
-    def _found(self, peak_bytes: int, without: Decided | None) -> Found:
-        of = self._of
-        search = WaysSearch(
+    def _searching(self, peak_bytes: int) -> WaysSearch:
+        return WaysSearch(
             self._problem(),
-            of.lowered.problem,
+            self._of.lowered.problem,
             self._node_of,
             self._search.schedule,
             self._lives,
             peak_bytes,
         )
+
+    def _found(self, search: WaysSearch, without: Decided | None) -> Found:
+        of = self._of
         starts = [of.cheapest, of.full, of.runtime_optimal]
         saved = [of.saved_of(d) for d in starts]
         if without is not None and not without.decision.is_ordered:
             saved.append(of.saved_of(without))
         saved += [cut for _, cut in of.cuts(_CUTS)]
         return search.best(saved)
+
+    def _reordered(
+        self, search: WaysSearch, found: Found, peak_bytes: int, without: Decided | None
+    ) -> tuple[Found, Decision | None]:
+        """A cheaper order around the ways of a decision, with the decision that it is; else what was found.
+
+        It is looked for from the schedule of the decision, and from the best without ways, if that has an order.
+        """
+        best: tuple[Found, Decision | None] = found, None
+        starts: list[tuple[Sequence[int], int]] = [
+            (found.followed.sequence, found.followed.done.boundary)
+        ]
+        if without is not None and without.decision.is_ordered:
+            done = self._of.split(without)
+            assert done.forward is not None
+            assert done.backward is not None
+            starts.append(self._whole(*self._search.step.schedule(done.forward, done.backward)))
+        for start in starts:
+            for other, decision in self._orders_from(search, start, found, peak_bytes):
+                if other.rank < best[0].rank:
+                    best = other, decision
+        return best
+
+    def _orders_from(
+        self, search: WaysSearch, start: tuple[Sequence[int], int], found: Found, peak_bytes: int
+    ) -> Iterator[tuple[Found, Decision]]:
+        """Schedules around the ways that were found, from another one."""
+        orders, step, aimed = self._search.orders, self._search.step.problem, peak_bytes
+        packings = self._problem().packings
+        away = {
+            v: step.size[v] - (0 if way == OFFLOADED else packings[v][way].nbytes)
+            for v, way in found.ways.items()
+        }
+        for _ in range(_ORDERS):
+            better = orders.improved(*start, aimed, away)
+            if better is None:
+                return
+            other = search.along(found.saved, *better, found.ways)
+            decision = orders.decision_of(*better)
+            if decision is not None:
+                yield other, decision
+            if not other.over and not other.done.waited:
+                return
+            # Room for what is under way: else runs wait until it is there.
+            aimed -= max(other.peak_bytes - peak_bytes, max(away.values()))
+
+    def _whole(self, runs: Sequence[int], boundary: int) -> tuple[Sequence[int], int]:
+        """A schedule of two halves with the states and copies of inputs that they do without."""
+        inputs, there, whole = self._search.step.problem.inputs, set[int](), list[int]()
+        optional = set(self._search.step.optional)
+        edge = 0
+        for at, v in enumerate(runs):
+            missing = [u for u in inputs[v] if u in optional and u not in there]
+            whole += [*missing, v]
+            there.update(missing, (v,))
+            edge += (1 + len(missing)) if at < boundary else 0
+        return whole, edge
 
     @cached_property
     def _lives(self) -> Lives:
@@ -119,11 +186,54 @@ class WaysPlanner:
             begin=begin, ready=[ready[p] for p in lowered.position], first=first, last=last
         )
 
+    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
+        """A lower bound on the cost of every decision with ways within a peak, whatever its order.
+
+        What is in the host's memory at a moment of backward was sent while forward ran, and forward runs no
+        longer than its operators and what the decision adds. So a decision that adds less than some time has
+        sent no more than goes over the link until then, and what is left is the problem without ways in so
+        many bytes more. What may be packed counts as if packing were free.
+
+        Args:
+            peak_bytes: the peak.
+            moments: positions of runs that backward makes in any case.
+        """
+        of, link, at_moments = self._of, self._of.request.offload, tuple(moments)
+        forward = sum(
+            self._times.of_name[node.name]
+            for node, late in zip(of.state.index.nodes, of.state.roles.tangent_closure, strict=True)
+            if not late
+        )
+        bounds = self._bounds
+
+        def least(added: int) -> int:
+            sent = 0 if link is None else (forward + added) * link.bytes_per_s // 10**12 + 1
+            return bounds.bound(peak_bytes + sent, at_moments)
+
+        low, high = 0, least(0)  # whoever adds less than `low` costs more than that
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if least(middle) > middle else (low, middle)
+        return low
+
+    @cached_property
+    def _bounds(self) -> PeakBounds:
+        if not self._of.request.pack:
+            return self._without
+        problem, packings = self._of.lowered.problem, self._problem().packings
+        sizes = (
+            min((size, *(p.nbytes for p in packings[at]))) if at >= 0 else size
+            for size, at in zip(problem.size, self._node_of, strict=True)
+        )
+        return PeakBounds(self._of.state, replace(problem, size=tuple(sizes), known=()))
+
     # ---- from what was found to a decision ------------------------------------------------------------
-    def _placed(self, found: Found, peak_bytes: int) -> tuple[Decided | None, int]:
+    def _placed(
+        self, found: Found, ordered: Decision | None, peak_bytes: int
+    ) -> tuple[Decided | None, int]:
         """What was found as a decision with its copies placed, and bytes that it is over the peak by.
 
-        None where some values cannot be kept so: the next search does without.
+        Where it has orders, ``ordered`` says which. None where some values cannot be kept so: the next search does without.
         """
         of, problem = self._of, self._of.lowered.problem
         packings = self._problem().packings
@@ -144,8 +254,9 @@ class WaysPlanner:
                         cost=p.pack + p.unpack,
                     )
                 )
-        decision = replace(of.lowered.decision(found.saved), ways=tuple(ways))
-        saved_bytes = sum(problem.size[i] for i in found.saved)
+        decision = replace(ordered or of.lowered.decision(found.saved), ways=tuple(ways))
+        saved = of.lowered.saved_of(decision) if ordered else found.saved
+        saved_bytes = sum(problem.size[i] for i in saved)
         choice = replace(
             of.choice(max(of.full_bytes, saved_bytes)),
             solver=of.deciding.asked().name,

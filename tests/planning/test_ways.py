@@ -71,7 +71,8 @@ def test_ways_never_cost_more_than_doing_without() -> None:
     assert plan.recompute_cost + plan.ways_cost < without.recompute_cost
     assert plan.before_after.more is not None
     assert plan.before_after.more < (without.before_after.more or 0)
-    assert plan.recompute_bound <= plan.recompute_cost
+    assert 0 <= plan.recompute_bound <= without.recompute_bound
+    assert plan.gap >= 0
 
 
 @cache

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from torch import fx
 
+from remat.errors import ProblemError
 from remat.graph.copying import run_of
 from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.graph.liveness import StepWalk, sums_of
@@ -19,6 +20,7 @@ from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager, split
 from remat.planning.ways_prices import Times, ways_problem
+from remat.solvers.schedule_problem import evaluate_schedule
 from remat.solvers.transfers import Transfer, place
 from remat.solvers.ways_lagrangian import Found, Lives
 from remat.solvers.ways_problem import OFFLOADED, WaysProblem
@@ -122,9 +124,7 @@ class WaysPlanner:
         ]
         if without is not None and without.decision.is_ordered:
             done = self._of.split(without)
-            assert done.forward is not None
-            assert done.backward is not None
-            starts.append(self._whole(*self._search.step.schedule(done.forward, done.backward)))
+            starts += self._schedule_of(done)
         for start in starts:
             for other, decision in self._orders_from(search, start, found, peak_bytes):
                 if other.rank < best[0].rank:
@@ -149,22 +149,33 @@ class WaysPlanner:
             decision = orders.decision_of(*better)
             if decision is not None:
                 yield other, decision
-            if not other.over and not other.done.waited:
-                return
-            # Room for what is under way: else runs wait until it is there.
+                if not other.over and not other.done.waited:
+                    return
+            # Room for what is under way, else runs wait until it is there; or another schedule, which the
+            # passes can arrange.
             aimed -= max(other.peak_bytes - peak_bytes, max(away.values()))
 
-    def _whole(self, runs: Sequence[int], boundary: int) -> tuple[Sequence[int], int]:
-        """A schedule of two halves with the states and copies of inputs that they do without."""
-        inputs, there, whole = self._search.step.problem.inputs, set[int](), list[int]()
-        optional = set(self._search.step.optional)
-        edge = 0
-        for at, v in enumerate(runs):
-            missing = [u for u in inputs[v] if u in optional and u not in there]
-            whole += [*missing, v]
-            there.update(missing, (v,))
-            edge += (1 + len(missing)) if at < boundary else 0
-        return whole, edge
+    def _schedule_of(self, state: State) -> list[tuple[Sequence[int], int]]:
+        """The schedule of two halves, with the states and copies of inputs that they may do without.
+
+        Nothing where the step problem has no such schedule.
+        """
+        step, there, runs = self._search.step, set[int](), list[int]()
+        optional, boundary = set(step.optional), 0
+        for half in (state.forward, state.backward):
+            assert half is not None
+            boundary = len(runs)
+            for node in half.graph.nodes:
+                at = step.of_name.get(run_of(node)) if node.op == "call_function" else None
+                if at is not None and at not in optional:
+                    missing = [u for u in step.problem.inputs[at] if u in optional - there]
+                    runs += [*missing, at]
+                    there.update(missing)
+        try:
+            evaluate_schedule(step.problem, runs, boundary)
+        except ProblemError:
+            return []
+        return [(runs, boundary)]
 
     @cached_property
     def _lives(self) -> Lives:

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     from remat.passes.core.pipeline import Pipeline
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan, PlanSet
-    from remat.planning.request import BudgetOption, CostOption, HooksOption, SolverOption
+    from remat.planning.request import (
+        BudgetOption,
+        CostOption,
+        HooksOption,
+        OffloadOption,
+        PackOption,
+        SolverOption,
+    )
     from remat.planning.saved_plans import SavedPlan
 
 
@@ -114,6 +121,8 @@ def plan(
     hooks: HooksOption = ...,
     reread_inputs: bool = ...,
     isolation: str | None = ...,
+    offload: OffloadOption = ...,
+    pack: PackOption = ...,
 ) -> Plan: ...
 @overload
 def plan(
@@ -129,6 +138,8 @@ def plan(
     hooks: HooksOption = ...,
     reread_inputs: bool = ...,
     isolation: str | None = ...,
+    offload: OffloadOption = ...,
+    pack: PackOption = ...,
 ) -> PlanSet: ...
 def plan(
     joint: JointGraph | Sequence[JointGraph],
@@ -143,6 +154,8 @@ def plan(
     hooks: HooksOption = None,
     reread_inputs: bool = True,
     isolation: str | None = None,
+    offload: OffloadOption = None,
+    pack: PackOption = (),
 ) -> Plan | PlanSet:
     """Decides what one training step keeps and what it computes again.
 
@@ -174,6 +187,11 @@ def plan(
             may be refilled between forward and backward, as in eager PyTorch. A saved plan carries
             the option.
         isolation: ``"process"``: the solver runs in a process of its own.
+        offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``, ``"pcie5"``,
+            ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may then go to the host's
+            memory where that costs less time than keeping to the peak otherwise. `Plan.ways` lists them.
+        pack: names of ready-made pairs by which saved values may be packed where that pays, such as
+            ``["bf16"]``. All of them lose something, so gradients change.
 
     Raises:
         BudgetError: a budget that cannot be read, or below the least possible (which is named).
@@ -195,6 +213,8 @@ def plan(
         hooks=hooks,
         reread_inputs=reread_inputs,
         isolation=isolation,
+        offload=offload,
+        pack=pack,
     )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)

@@ -16,6 +16,7 @@ from itertools import accumulate
 from torch import fx
 
 from remat.graph.copying import RUN_OF, run_of
+from remat.graph.host_copies import host_storages
 from remat.graph.index import inputs_of
 from remat.graph.joint import (
     Role,
@@ -200,7 +201,10 @@ def saved_storages(
     count_outputs: bool = False,
     memories: Memories | None = None,
 ) -> dict[int, int]:
-    """Distinct storages that forward hands to backward beyond inputs and outputs, with their bytes."""
+    """Distinct storages that forward hands to backward beyond inputs and outputs, with their bytes.
+
+    Copies in the host's memory are left out.
+    """
     values = outputs_of(forward.graph)
     sizes = Sizes(memories)
     free = sizes.of_all(forward.graph.find_nodes(op="placeholder", sort=False))
@@ -213,6 +217,7 @@ def saved_storages(
             if isinstance(v, fx.Node) and not is_input_mutation(d)
         )
     handed = sizes.of_all(v for v in values[num_fwd_outputs:] if isinstance(v, fx.Node))
+    free |= dict.fromkeys(host_storages(forward.graph.nodes, sizes), 0)
     return {k: b for k, b in handed.items() if k not in free}
 
 
@@ -293,7 +298,14 @@ class StepWalk:
         yield from enumerate(self._backward, self.boundary)
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Each storage: its key, the node that made it, its bytes, first and last moment."""
+        """Each storage of the device: its key, the node that made it, its bytes, first and last moment."""
+        host = host_storages(self._forward, self.sizes)
+        for found in self._lifetimes():
+            if found[0] not in host:
+                yield found
+
+    def _lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
+        """The same with copies in the host's memory."""
         start, end = self.boundary, len(self.moments) - 1
         nbytes = self.sizes.nbytes
         inputs, outputs = self.inputs, self.outputs

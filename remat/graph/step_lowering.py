@@ -39,10 +39,12 @@ class LoweredStep:
         problem: the problem, without a capacity.
         of_name: node of the problem that runs where a node of the joint graph, or what the passes put in
             its place, runs; nodes that look at memory only have none.
+        of_value: node of the problem that holds the memory of a value, for values of one memory.
     """
 
     problem: ScheduleProblem
     of_name: dict[str, int]
+    of_value: dict[str, int]
 
     def runs_of(self, name: str) -> tuple[int, ...]:
         """What runs where forward runs a node of the joint graph: the generator's state first, if it is kept."""
@@ -55,9 +57,14 @@ class LoweredStep:
         return [at for name, at in self.of_name.items() if name.endswith(_SNAPSHOT)]
 
     @property
+    def optional(self) -> list[int]:
+        """States and copies of inputs, which need not be kept."""
+        return [at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))]
+
+    @property
     def least_peak(self) -> int:
         """Bytes that every schedule has alive at some moment; states and copies need not be kept."""
-        optional = {at for name, at in self.of_name.items() if name.endswith((_DRAWN, _SNAPSHOT))}
+        optional = set(self.optional)
         sizes = enumerate(self.problem.size)
         size = tuple(0 if i in optional else nbytes for i, nbytes in sizes)
         return least_peak(replace(self.problem, size=size))[0]
@@ -259,7 +266,13 @@ class _Lowering:
             resident=sum(resident.values()),
             unit=unit,
         )
-        return LoweredStep(problem=problem, of_name=of_name)
+        memory = ((node.name, tuple(sizes.keys(node))) for node in index.nodes)
+        of_value = {
+            name: self._of_key[keys[0]]
+            for name, keys in memory
+            if len(keys) == 1 and keys[0] in self._of_key
+        }
+        return LoweredStep(problem=problem, of_name=of_name, of_value=of_value)
 
     def _snapshot(self, name: str, of_name: dict[str, int], once: list[int]) -> int:
         position = self._index.by_name.get(name)

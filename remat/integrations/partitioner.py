@@ -22,7 +22,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut
-from remat.errors import noting_warnings, warn
+from remat.errors import PlanError, noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -51,6 +51,8 @@ from remat.planning.request import (
     BudgetOption,
     CostOption,
     HooksOption,
+    OffloadOption,
+    PackOption,
     PlanRequest,
     SolverOption,
 )
@@ -131,6 +133,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if isinstance(options.get("cost", COST), LeftOut):  # these tensors tell where it runs
             options["cost"] = LeftOut(f"{COST.value}:tensors")
         self.request = PlanRequest.of(**options)
+        if lower == "inductor":
+            self.request.refuse_ways("the lowering 'inductor'")
         self.hooks_key = "".join(map(register, self._all_hooks()))
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
@@ -292,6 +296,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             fingerprint = joint.fingerprint
             met = self.siblings.met[fingerprint]
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
+            if self.lower == "inductor" and isinstance(asked.plan, Plan) and asked.plan.ways:
+                raise PlanError(
+                    f"the plan for '{asked.plan.graph}' packs or offloads values, which goes with "
+                    "lower='eager' only; plan again without offload and pack"
+                )
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         plan = (
@@ -410,6 +419,8 @@ def partitioner(
     hooks: HooksOption = None,
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
+    offload: OffloadOption = None,
+    pack: PackOption = (),
 ) -> Partitioner:
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
 
@@ -430,6 +441,8 @@ def partitioner(
         repro: the folder that a reproducer is written to where planning fails and should not; False
             for none, None for what the variable ``REMAT_REPRO_DIR`` names, else for one among the
             temporary files.
+        offload: as in `remat.plan`.
+        pack: as in `remat.plan`.
 
     Raises:
         RematError: an option that cannot be meant, at once and not at the first compilation.
@@ -445,6 +458,8 @@ def partitioner(
         hooks=hooks,
         reread_inputs=reread_inputs,
         repro=repro,
+        offload=offload,
+        pack=pack,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -130,7 +130,7 @@ class OrderSearch:
         Returns:
             None where that cannot be carried out, or none can.
         """
-        found = self._improved(sequence, boundary, peak_bytes)
+        found = self.improved(sequence, boundary, peak_bytes)
         return found and self._decided(*found)
 
     def lowest(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
@@ -139,7 +139,7 @@ class OrderSearch:
         low = 0
         for _ in range(_LOWER):
             high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
-            found = self._improved(sequence, boundary, (low + high) // 2)
+            found = self.improved(sequence, boundary, (low + high) // 2)
             decided = found and self._decided(*found)
             if not found or not decided or (best and decided.peak_bytes >= best.peak_bytes):
                 break
@@ -147,13 +147,32 @@ class OrderSearch:
             low = max(low, 2 * decided.peak_bytes - high)
         return best
 
-    def _improved(
-        self, sequence: Sequence[int], boundary: int, peak_bytes: int
+    def improved(
+        self,
+        sequence: Sequence[int],
+        boundary: int,
+        peak_bytes: int,
+        away: Mapping[int, int] | None = None,
     ) -> tuple[Sequence[int], int] | None:
+        """A cheaper schedule within a peak, or a lower one, and its boundary; None where none can be carried out.
+
+        Args:
+            sequence: the schedule to start from.
+            boundary: position of its first run of backward.
+            peak_bytes: the peak.
+            away: bytes of values that are not there but while runs of backward read them.
+        """
         compiled = kernel()
         if compiled is None or not self.is_possible:
             return None
         problem = self._free.within(peak_bytes)
+        if away:
+            read = {v: sum(away.get(u, 0) for u in problem.inputs[v]) for v in problem.backward}
+            problem = replace(
+                problem,
+                size=tuple(s - away.get(v, 0) for v, s in enumerate(problem.size)),
+                extra=tuple(read.get(v, 0) for v in range(len(problem))),
+            )
         # An operator of which one result stays to the end and another is made again is kept whole.
         once = {*problem.once}
         first = {v: p for p, v in reversed([*enumerate(sequence)])}

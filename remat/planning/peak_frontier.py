@@ -68,7 +68,7 @@ class PeakFrontier(PeakSearch):
         on_step("adding what has room")
         self._add()
         best: list[Tried | Reordered] = [*self._best]
-        if len(self._step.problem.runnable) <= _FEW_RUNS and self.orders.is_possible:
+        if len(self.step.problem.runnable) <= _FEW_RUNS and self.orders.is_possible:
             for tried in self._best[:: max(1, len(best) // _ORDERED)]:
                 on_step("searching orders")
                 other = self.reordered(tried, tried.peak_bytes)
@@ -139,7 +139,7 @@ class PeakFrontier(PeakSearch):
 
     def _room(self, tried: Tried, peak_bytes: int) -> list[int]:
         """What is computed twice and may well be kept below a peak, the dearest per byte first."""
-        problem, (begin, first, _) = self.problem, self._uses
+        problem, (begin, first, _) = self.problem, self.uses
         room = np.full(len(self._state.index) + 1, peak_bytes)
         for moment, nbytes in tried.over.items():
             if moment >= 0:

@@ -20,6 +20,7 @@ from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_frontier import PeakFrontier, pareto
 from remat.planning.peak_search import PeakSearch, Tried
+from remat.planning.ways_planner import WaysPlanner
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.run_graph import run_graph
@@ -177,10 +178,34 @@ class PeakPlanner:
         Raises:
             BudgetError: none is; the message names the least peak that was found, or is possible.
         """
-        peak_bytes = budget.peak_bytes
-        if peak_bytes is None:
-            least, most = self.least_found, self._of.peak(self._of.full)
-            peak_bytes = least + bytes_of_share(budget.peak_share or 0.0, most - least)
+        if not self._of.request.has_ways:
+            return self._within(budget, self._peak_of(budget))
+        peak_bytes = self._peak_of(budget)
+        try:
+            without = self._within(budget, peak_bytes)
+        except BudgetError:
+            found = self._ways.within(peak_bytes, None)
+            if found is None:
+                raise
+        else:
+            found = self._ways.within(peak_bytes, without) or without
+        tried = self.search.tried(self._of.saved_of(found))
+        bound = self._ways.bound(peak_bytes, self.search.highest(tried))
+        return replace(found, choice=replace(found.choice, recompute_bound=bound))
+
+    @cached_property
+    def _ways(self) -> WaysPlanner:
+        return WaysPlanner(self._of, self.search, self.bounds)
+
+    def _peak_of(self, budget: Budget) -> int:
+        """A budget on the peak in bytes."""
+        if budget.peak_bytes is not None:
+            return budget.peak_bytes
+        least, most = self.least_found, self._of.peak(self._of.full)
+        return least + bytes_of_share(budget.peak_share or 0.0, most - least)
+
+    def _within(self, budget: Budget, peak_bytes: int) -> Decided:
+        """The same with every saved value just kept."""
         if self._of.peak(self._of.cheapest) <= peak_bytes:
             return self._of.cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"

@@ -117,13 +117,14 @@ class PeakSearch:
         return self.orders.lowest(sequence, boundary)
 
     @property
-    def _step(self) -> LoweredStep:
+    def step(self) -> LoweredStep:
+        """The step problem."""
         return self.orders.step
 
     @cached_property
     def least_possible(self) -> int:
         """Bytes that every schedule of the step has alive at some moment."""
-        return self._step.least_peak
+        return self.step.least_peak
 
     @cached_property
     def _network(self) -> Network:
@@ -133,7 +134,7 @@ class PeakSearch:
     @cached_property
     def _runs_of(self) -> list[tuple[int, ...]]:
         """Nodes of the step problem that run where a position of the joint graph does first."""
-        return [self._step.runs_of(node.name) for node in self._state.index.nodes]
+        return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
     def _roots(self) -> tuple[int, ...]:
@@ -164,7 +165,7 @@ class PeakSearch:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = self._step.copies
+        sequence = self.step.copies
         moments = [0] * len(sequence)
         for i in self._forward_order:
             if forward[i]:
@@ -223,7 +224,7 @@ class PeakSearch:
         found = self._seen.get(done.saved)
         if found is None:
             sequence, moments, boundary = self.schedule(done.saved)
-            bytes_alive = evaluate_schedule(self._step.problem, sequence, boundary).bytes_alive
+            bytes_alive = evaluate_schedule(self.step.problem, sequence, boundary).bytes_alive
             most = {_SAVED: done.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):
@@ -318,7 +319,7 @@ class PeakSearch:
         return best
 
     @cached_property
-    def _uses(self) -> tuple[list[int], list[int], list[int]]:
+    def uses(self) -> tuple[list[int], list[int], list[int]]:
         """For each node of the graph problem: where its value begins, and its first and last use in backward.
 
         Where backward itself does not read it, that is where those that are computed from it are first used.
@@ -360,7 +361,7 @@ class PeakSearch:
             # What backward never reads is alive at none of its moments: the last is before the first.
             return max(0.0, sums[bisect_left(moments, high + 1)] - sums[bisect_left(moments, low)])
 
-        begin, first, last = self._uses
+        begin, first, last = self.uses
         keep, again = [], []
         for i, nbytes in enumerate(problem.size):
             keep.append(nbytes * (saving + priced(begin[i], last[i])) if nbytes and prices else 0.0)

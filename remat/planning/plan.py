@@ -15,7 +15,7 @@ from remat.errors import PlanError, ProblemError, RematError
 from remat.files import Form, load_record, read_record, save_record, write_record
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
-from remat.graph.lowering import Decision
+from remat.graph.lowering import Decision, Way
 from remat.graph.refills import told
 from remat.planning.plan_text import rows_of
 from remat.report.before_after import BeforeAfter
@@ -23,17 +23,17 @@ from remat.report.explanation import explain
 from remat.report.explorer import AnyFrontier, explore
 from remat.report.exports import export
 from remat.report.step_view import StepView, view_step
+from remat.report.ways import ways_lines
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import Budget, format_bytes, format_cost
 
 #: Plans that the text of a set names one by one, so that it stays on one screen.
 MOST_SHOWN = 16
-
-
 #: Figures of a plan that are no less than 0, and less than what a float can hold.
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
+    "waited",
 )  # fmt: skip
 _TOO_LARGE = 2**100
 #: What a plan has beside its figures as long as its modules are there.
@@ -57,7 +57,8 @@ class Plan:
         recompute_cost: summed cost of ``recomputed``, in ``unit``.
         recompute_bound: a proven lower bound on the cost of every plan that saves no more than
             ``capacity`` bytes, in ``unit``. Under a budget on the peak: of every schedule within it, in
-            which backward's own operators run once.
+            which backward's own operators run once; where values may be packed or offloaded, what that
+            takes is part of the cost.
         unit: unit of both costs.
         capacity: the budget in bytes.
         full_bytes: bytes that the runtime-optimal partition saves: what a ratio is a share of.
@@ -100,6 +101,9 @@ class Plan:
             plan at budget 1; to be compared with the peak that was planned. 0 where it is not known:
             in such files, and for pipelines.
         without_recompute_cost: what that plan recomputes, in ``unit``.
+        ways: the saved values that are packed or offloaded, under a budget on the peak that allows it.
+        waited: time for which runs wait for copies to and from the host, in ``unit``.
+        link: the link to the host, where values may be offloaded.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
@@ -139,6 +143,9 @@ class Plan:
     step_cost: int = 0
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0
+    ways: tuple[Way, ...] = ()
+    waited: int = 0
+    link: str = ""
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
@@ -194,7 +201,7 @@ class Plan:
     @property
     def gap(self) -> int:
         """How far from optimal the plan can be at most, in ``unit``."""
-        return self.recompute_cost - self.recompute_bound
+        return self.recompute_cost + self.ways_cost - self.recompute_bound
 
     @property
     def asked(self) -> Budget:
@@ -214,7 +221,18 @@ class Plan:
             snapshots=self.snapshots,
             forward_order=self.forward_order,
             backward_order=self.backward_order,
+            ways=self.ways,
         )
+
+    @property
+    def ways_cost(self) -> int:
+        """Time of packing and unpacking, and of waiting for copies, in ``unit``."""
+        return sum(way.cost for way in self.ways) + self.waited
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of the values that are in the host's memory between forward and backward."""
+        return sum(way.nbytes for way in self.ways if not way.pair)
 
     def __repr__(self) -> str:
         return (
@@ -290,8 +308,9 @@ class Plan:
                 "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
             ]
             lines += [f"    {self._input_told(name)}" for name in self.reread]
+        show_cost = partial(format_cost, unit=self.unit)
+        lines += ways_lines(self.ways, show_cost)
         if self._modules is not None and self._problem is not None:
-            show_cost = partial(format_cost, unit=self.unit)
             lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)
 
@@ -308,6 +327,7 @@ class Plan:
             without_peak_bytes=self.without_peak_bytes,
             step_cost=self.step_cost,
             recompute_cost=self.recompute_cost,
+            ways_cost=self.ways_cost,
             without_recompute_cost=self.without_recompute_cost,
             unit=self.unit,
         )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
-from remat.graph.lowering import Decision
+from remat.graph.lowering import Decision, Way
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import counted
+from remat.report.ways import ways_row
 from remat.units import Budget, bytes_of_share, format_bytes, format_cost
 
 #: What is meant by "without remat" wherever it stands.
@@ -58,6 +60,12 @@ class Figures(Protocol):
     def decision(self) -> Decision: ...
     @property
     def before_after(self) -> BeforeAfter: ...
+    @property
+    def ways(self) -> tuple[Way, ...]: ...
+    @property
+    def waited(self) -> int: ...
+    @property
+    def link(self) -> str: ...
 
 
 def rows_of(plan: Figures) -> list[tuple[str, str]]:
@@ -67,6 +75,7 @@ def rows_of(plan: Figures) -> list[tuple[str, str]]:
         ("saved", _saved(plan)),
         ("raised", _raised(plan)),
         ("recomputed", _recomputed(plan)),
+        ("ways", ways_row(plan.ways, plan.waited, plan.link, partial(format_cost, unit=plan.unit))),
         ("peak", _peak(plan)),
         ("step", plan.before_after.step_text),
         ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),

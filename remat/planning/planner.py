@@ -120,6 +120,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         deterministic=plan.deterministic,
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
+        waited=plan.waited,
     )
     return finish(
         split(replace(prepared, decision=plan.decision, choice=choice)),
@@ -129,6 +130,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         without=Without(
             peak_bytes=plan.without_peak_bytes, recompute_cost=plan.without_recompute_cost
         ),
+        link=plan.link,
     )
 
 
@@ -209,6 +211,7 @@ class Planner(Decider):
             peak_bytes=peak_bytes,
             without=without,
             step_costs=self.step_costs,
+            link="" if self.request.offload is None else self.request.offload.told,
         )
 
 
@@ -222,6 +225,7 @@ def finish(
     peak_bytes: int | None = None,
     without: Without | None = None,
     step_costs: Sequence[int] | None = None,
+    link: str = "",
 ) -> Plan:
     """Scores and verifies a partitioned state: the end of every way to a plan.
 
@@ -233,6 +237,7 @@ def finish(
         peak_bytes: the simulated peak, where it is known.
         without: the step without remat, where it is known.
         step_costs: cost of running each node once, by position, where it is known.
+        link: the link to the host, where values may be offloaded.
 
     Raises:
         PlanError: a rule of the verifier is broken.
@@ -287,7 +292,7 @@ def finish(
         peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
-            recompute_cost,
+            recompute_cost + choice.waited + sum(way.cost for way in state.decision.ways),
             max(choice.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
@@ -315,6 +320,9 @@ def finish(
         step_cost=sum(costs),
         without_peak_bytes=0 if without is None else without.peak_bytes,
         without_recompute_cost=0 if without is None else without.recompute_cost,
+        ways=state.decision.ways,
+        waited=choice.waited,
+        link=link,
         _asked=budget,
         _modules=(state.forward, state.backward),
         _problem=problem,

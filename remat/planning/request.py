@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import ProblemError, RematError
 from remat.graph.costs import CostModel
+from remat.graph.costs.links import Link
 from remat.graph.joint import JointGraph
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.decide.solve_graph import SolveGraph
-from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
+from remat.passes.packing.pairs import PAIRS, Pack, SavedTensorHooks, Unpack
 from remat.passes.split.partition import Partition
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.planning.plan import Plan, PlanSet
@@ -31,6 +32,8 @@ BudgetOption = AnyBudget | LeftOut[float]
 SolverOption = str | Solver | LeftOut[str]
 CostOption = str | CostModel | LeftOut[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
+OffloadOption = str | Link | None
+PackOption = str | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class PlanRequest:
         count_outputs: count forward's outputs as saved bytes instead of as free.
         hooks: what saved tensors pass through on their way to backward.
         reread_inputs: whether backward may read inputs of the step again that are no parameters.
+        offload: the link over which saved values may go to the host's memory; None: none may.
+        pack: the pairs by which saved values may be packed.
     """
 
     budget: Budget
@@ -63,6 +68,8 @@ class PlanRequest:
     count_outputs: bool = False
     hooks: SavedTensorHooks | None = None
     reread_inputs: bool = True
+    offload: Link | None = None
+    pack: tuple[SavedTensorHooks, ...] = ()
 
     @classmethod
     def of(
@@ -78,6 +85,8 @@ class PlanRequest:
         hooks: HooksOption = None,
         reread_inputs: bool = True,
         isolation: str | None = None,
+        offload: OffloadOption = None,
+        pack: PackOption = (),
     ) -> PlanRequest:
         """Reads options as users give them; the arguments are those of `remat.plan`.
 
@@ -97,6 +106,10 @@ class PlanRequest:
             check_time_limit(time_limit)
         with _about("hooks"):
             pair = None if hooks is None else SavedTensorHooks.of(hooks)
+        with _about("offload"):
+            link = None if offload is None else Link.parse(offload)
+        with _about("pack"):
+            pairs = _read_pairs(pack)
         with _about("reread_inputs"):
             if type(reread_inputs) is not bool:
                 raise ProblemError(
@@ -118,8 +131,11 @@ class PlanRequest:
             count_outputs=count_outputs,
             hooks=pair,
             reread_inputs=reread_inputs,
+            offload=link,
+            pack=pairs,
         )
         if pipeline is None:
+            made._check_ways()
             return made
         given = {
             "budget": not isinstance(budget, LeftOut),
@@ -131,7 +147,9 @@ class PlanRequest:
         }
         with _about("pipeline"):
             made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
-            return replace(made, pipeline=_read_pipeline(pipeline))
+            made = replace(made, pipeline=_read_pipeline(pipeline))
+        made._check_ways()
+        return made
 
     @classmethod
     def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
@@ -160,7 +178,48 @@ class PlanRequest:
             told["hooks"] = self.hooks.name
         if not self.reread_inputs:
             told["reread_inputs"] = "False"
+        if self.offload is not None:
+            told["offload"] = str(self.offload)
+        if self.pack:
+            told["pack"] = ",".join(pair.name for pair in self.pack)
         return told
+
+    @property
+    def has_ways(self) -> bool:
+        """Whether saved values may be packed or offloaded where that pays."""
+        return self.offload is not None or bool(self.pack)
+
+    def refuse_ways(self, who: str) -> None:
+        """Refuses ways where they are not planned.
+
+        Raises:
+            ProblemError: the request has some.
+        """
+        if self.has_ways:
+            raise ProblemError(
+                f"{who} does not offload or pack; leave offload and pack out, or plan one graph under lower='eager'"
+            )
+
+    def _check_ways(self) -> None:
+        """Refuses ways beside what they do not go together with."""
+        if not self.has_ways:
+            return
+        asked = "offload" if self.offload is not None else "pack"
+        with _about(asked):
+            if not self.budget.on_peak and self.plan is None:
+                raise ProblemError(
+                    f"{asked} is given with budget {self.budget.label}; expected a budget on the peak, which "
+                    "what is away from the device keeps: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5"
+                )
+            if self.hooks is not None:
+                raise ProblemError(
+                    f"{asked} and hooks={self.hooks.name!r} are given; hooks pack everything, {asked} what pays: "
+                    "leave one of them out"
+                )
+            if self.pipeline is not None:
+                raise ProblemError(
+                    f"{asked} does not go together with a pipeline, whose passes decide"
+                )
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
         """The same request to another solver.
@@ -227,6 +286,19 @@ class PlanRequest:
                 "hooks do not go together with a pipeline: end the pipeline with the pass "
                 "'saved-tensor-hooks(pair=float8)'"
             )
+
+
+def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
+    """The pairs of a list of names, or of text with commas between them."""
+    names = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
+    pairs = tuple(SavedTensorHooks.of(name) for name in dict.fromkeys(names))
+    for pair in pairs:
+        if PAIRS.get(pair.name) is not pair or pair.name == "cpu-offload":
+            raise ProblemError(
+                f"pack has {pair.name!r}; expected names of ready-made pairs, "
+                f"{', '.join(n for n in PAIRS if n != 'cpu-offload')}: to send values to the host, give offload"
+            )
+    return pairs
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ class BeforeAfter:
         step_cost: cost of running every operator of the step once, in ``unit``; 0 where it is not known.
         recompute_cost: cost of what the plan runs again.
         without_recompute_cost: cost of what runs again without remat.
+        ways_cost: what packing, and waiting for copies, takes under the plan.
         unit: unit of the costs; that of a time is ``"ps"``.
     """
 
@@ -26,6 +27,7 @@ class BeforeAfter:
     recompute_cost: int
     without_recompute_cost: int
     unit: str
+    ways_cost: int = 0
 
     @property
     def more(self) -> float | None:
@@ -36,14 +38,14 @@ class BeforeAfter:
         without = self.step_cost + self.without_recompute_cost
         if not self.step_cost or not self.without_peak_bytes:
             return None
-        return (self.recompute_cost - self.without_recompute_cost) / without
+        added = self.recompute_cost + self.ways_cost
+        return (added - self.without_recompute_cost) / without
 
     @property
     def recomputing(self) -> float | None:
         """Share of the plan's step that is recomputing; None where the cost of the step is not known."""
-        return (
-            self.recompute_cost / (self.step_cost + self.recompute_cost) if self.step_cost else None
-        )
+        whole = self.step_cost + self.recompute_cost + self.ways_cost
+        return self.recompute_cost / whole if self.step_cost else None
 
     @property
     def line(self) -> str:
@@ -60,11 +62,15 @@ class BeforeAfter:
         """The modelled time of the step, or its cost in another unit; empty where it is not known."""
         if self.recomputing is None:
             return ""
-        text = f"{format_cost(self.step_cost + self.recompute_cost, self.unit)} modelled"
+        whole = self.step_cost + self.recompute_cost + self.ways_cost
+        text = f"{format_cost(whole, self.unit)} modelled"
         if self.more is not None:
             without = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
             text += f", {more_text(self.more)} than the {without} without remat"
-        return f"{text}; of the step with the plan, {self.recomputing:.1%} is recomputing"
+        text += f"; of the step with the plan, {self.recomputing:.1%} is recomputing"
+        if self.ways_cost:
+            text += f" and {self.ways_cost / whole:.1%} packing and waiting for copies"
+        return text
 
 
 def more_text(share: float, of: str = "") -> str:

@@ -14,6 +14,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops, purity
+from remat.graph.host_copies import WAIT_COPIED
 from remat.graph.joint import output_node
 from remat.graph.liveness import own_outputs
 from remat.graph.lowering import must_recompute, must_save
@@ -100,6 +101,8 @@ def kept(
     there |= {index[name] for name in recomputed if name in index}
     found: list[KeptStorage] = []
     for node in handed:
+        if node.target is WAIT_COPIED:  # a copy in the host's memory
+            continue
         fresh = [k for k in sizes.keys(node) if k not in seen]
         seen.update(fresh)
         if not fresh:

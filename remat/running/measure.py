@@ -19,6 +19,7 @@ import torch
 
 from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
+from remat.graph.host_copies import OFFLOAD
 from remat.torch_compat import pytree
 
 #: Runs before the one that is measured, at most; a step may compile more than once as it changes
@@ -271,7 +272,8 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
     """Counts the bytes of all storages that operators return, until they are freed.
 
     Storages from before count once they are added. Compiled code runs under it as it is: every
-    operator that it calls is seen, higher-order ones from outside.
+    operator that it calls is seen, higher-order ones from outside. What `remat.graph.host_copies` puts in the
+    host's memory is not the device's, and left out.
 
     Attributes:
         current: bytes alive now.
@@ -285,6 +287,7 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         self.current = 0
         self.peak = 0
         self._alive: dict[int, int] = {}
+        self._on_host: set[int] = set()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -297,6 +300,8 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
         except NotImplementedError:  # sparse and other layouts without one storage
             return
         key, nbytes = torch_compat.storage_id(storage), storage.nbytes()
+        if key in self._on_host:
+            return
         if key not in self._alive:
             weakref.finalize(storage, self._freed, key).atexit = False
         self.current += nbytes - self._alive.get(key, 0)
@@ -307,6 +312,11 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func is OFFLOAD:
+            storage = out.untyped_storage()
+            key = torch_compat.storage_id(storage)
+            self._on_host.add(key)
+            weakref.finalize(storage, self._on_host.discard, key).atexit = False
         for value in pytree.tree_leaves(out):
             if isinstance(value, torch.Tensor):
                 self.add(value)

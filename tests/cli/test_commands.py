@@ -126,6 +126,19 @@ def test_plan_packs_what_it_saves() -> None:
     assert "'zip'; expected the name of a ready-made pair (bf16, float8" in refused.output
 
 
+def test_plan_offloads_what_pays_and_says_what_it_needs() -> None:
+    asked = ("plan", "some_models.py:mlp", "--lower", "eager", "--offload", "100TB/s")
+    model = ("--budget", "peak:0.2", "--cost", "roofline:epyc")
+    plan = remat.Plan.from_json(run(*asked, *model, "--json").stdout)
+    assert plan.link == "100000 GB/s"
+    assert plan.gap >= 0
+    without = remat.Plan.from_json(run(*asked[:4], *model, "--json").stdout)
+    assert plan.recompute_cost + plan.ways_cost <= without.recompute_cost
+    refused = run(*asked, "--budget", "0.5")
+    assert refused.exit_code == 2
+    assert "expected a budget on the peak" in refused.output
+
+
 def test_plan_saves_what_it_prints_and_the_plan_can_be_used(folder: Path) -> None:
     done = run("plan", "some_models:mlp", "--json", "--save", "plan.json", "--lower", "eager")
     assert done.exit_code == 0, done.output

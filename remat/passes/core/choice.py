@@ -21,6 +21,7 @@ class DecisionInfo:
             solver has proven.
         region_budget: the share that the code set for its region, where that held.
         least_because: why nothing less can be saved, where a share of less was raised to that.
+        waited: time that runs wait for copies to and from the host.
     """
 
     capacity: int | None = None
@@ -33,6 +34,7 @@ class DecisionInfo:
     recompute_bound: int = 0
     region_budget: float | None = None
     least_because: str = ""
+    waited: int = 0
 
 
 @dataclass(frozen=True)

@@ -80,9 +80,9 @@ class PackSaved(Pass):
         before = sum(saved_storages(forward, own).values())
         left: Counter[str] = Counter()
         chosen: list[tuple[fx.Node, Traced]] = []
-        for saved, why in _Handed(state.joint, forward, backward).sorted_out(hooks):
+        for saved, why in Handed(state.joint, forward, backward).sorted_out(hooks):
             traced = None if why else traces.of(saved.meta["val"])
-            why = why or _refusal_once_traced(saved, traced, hooks)
+            why = why or refusal_once_traced(saved, traced, hooks)
             if traced is None or why:
                 left[why] += 1
             else:
@@ -106,7 +106,7 @@ class PackSaved(Pass):
         )
 
 
-class _Handed:
+class Handed:
     """The tensors that forward hands to backward, and what the rules need to know of them."""
 
     def __init__(
@@ -129,9 +129,13 @@ class _Handed:
 
     def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
         """Each tensor with the reason to leave it as it is; empty where the hooks are for it."""
-        rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
         for node in self.tensors:
-            yield node, next((why for why, leave in rules if leave(self, node, hooks)), "")
+            yield node, self.refusal(node, hooks)
+
+    def refusal(self, node: fx.Node, hooks: SavedTensorHooks) -> str:
+        """Why hooks leave one of them as it is; empty where they are for it."""
+        rules = (*RULES, *LOSSY_RULES) if hooks.lossy else RULES
+        return next((why for why, leave in rules if leave(self, node, hooks)), "")
 
 
 def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
@@ -196,7 +200,7 @@ def _is_element(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", "") == "getitem"
 
 
-_Rule = tuple[str, Callable[[_Handed, fx.Node, SavedTensorHooks], bool]]
+_Rule = tuple[str, Callable[[Handed, fx.Node, SavedTensorHooks], bool]]
 
 #: Why a saved tensor is left as it is, whatever the hooks; the first that holds is given.
 RULES: tuple[_Rule, ...] = (
@@ -219,7 +223,14 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 )
 
 
-def _refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
+def may_be_rounded(node: fx.Node) -> bool:
+    """Whether hooks that lose something may pack a tensor, as far as it is known before the graph is split."""
+    value = node.meta["val"]
+    exact = _is_vector(node) or _is_statistic(node) or _is_random(node)
+    return bool(value.is_floating_point()) and not exact
+
+
+def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:
     """Why a tensor is left as it is though no rule forbids packing it; empty where it is packed."""
     if traced is None:
         return ""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from remat.errors import ProblemError, RematError
+from remat.errors import PlanError, ProblemError, RematError
 from remat.graph.lowering import Decision
 from remat.graph.rank_fingerprint import outline
 from remat.passes.core.base import Pass, Stage
@@ -50,6 +50,11 @@ class AgreeRanks(Pass):
         ranks = other_ranks()
         if ranks is None or state.decision is None:
             return PassResult(state=state, modified=False, detail="nobody to agree with")
+        if state.decision.ways:
+            raise PlanError(
+                f"the plan for '{state.joint.name}' packs or offloads values, on which ranks do not agree yet; "
+                "leave offload and pack out, or let every rank decide by itself with rank_wait_s=None"
+            )
         question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
         own = _verdict(state, state.decision, ranks)
         theirs = ranks.settle(question, own, self.wait_s)

@@ -1,0 +1,350 @@
+"""Decisions with ways: what is packed, offloaded, recomputed or just kept within a peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from torch import fx
+
+from remat.errors import ProblemError
+from remat.graph.copying import run_of
+from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
+from remat.graph.liveness import StepWalk, sums_of
+from remat.graph.lowering import Decision, Way
+from remat.passes.core.state import State
+from remat.passes.hooks.ways import KeepInWays, sorted_out
+from remat.planning.decider import Decided, Decider
+from remat.planning.peak_bound import PeakBounds
+from remat.planning.peak_search import PeakSearch
+from remat.planning.pipelines import PassManager, split
+from remat.planning.ways_prices import Times, ways_problem
+from remat.solvers.schedule_problem import evaluate_schedule
+from remat.solvers.transfers import Transfer, place
+from remat.solvers.ways_lagrangian import Found, Lives
+from remat.solvers.ways_problem import OFFLOADED, WaysProblem
+from remat.solvers.ways_search import WaysSearch
+
+#: How often a search is made anew: without what turned out to have no way, or lower by what was over.
+_TURNS = 4
+#: Vertices of the hull that a search begins with.
+_CUTS = 4
+#: How often an order is looked for that leaves room for what its ways have there at times.
+_ORDERS = 3
+
+
+class WaysPlanner:
+    """Decides one prepared graph within a peak, with the ways that its request allows.
+
+    Args:
+        decider: decides it without them.
+        search: the search for its peaks.
+        bounds: what is proven without ways.
+    """
+
+    def __init__(self, decider: Decider, search: PeakSearch, bounds: PeakBounds) -> None:
+        self._of, self._search, self._without = decider, search, bounds
+        self._left_out: frozenset[str] = frozenset()
+
+    @cached_property
+    def _times(self) -> Times:
+        return Times.of(self._of.state, self._of.request)
+
+    @cached_property
+    def _node_of(self) -> list[int]:
+        """Nodes of the step problem by those of the graph problem; -1 where one takes nothing to save."""
+        of_value, problem = self._search.step.of_value, self._of.lowered.problem
+        return [
+            of_value.get(name, -1) if size and save else -1
+            for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
+        ]
+
+    def _problem(self) -> WaysProblem:
+        return ways_problem(
+            self._of.state, self._of.lowered, self._search.step, self._times, self._left_out
+        )
+
+    def within(self, peak_bytes: int, without: Decided | None) -> Decided | None:
+        """The cheapest decision found whose simulated peak is within one; ``without`` where none is cheaper.
+
+        Args:
+            peak_bytes: the peak of the device's memory.
+            without: the best decision without ways; None where none is within the peak.
+        """
+        if without is not None and not without.cost:
+            return without
+        self._of.on_step("searching for what to pack and to offload")
+        aimed = peak_bytes
+        for _ in range(_TURNS):
+            search = self._searching(aimed)
+            found, decision = self._found(search, without), None
+            if found.ways:
+                found, decision = self._reordered(search, found, aimed, without)
+            if not found.ways or found.over or (without and found.cost >= without.cost):
+                break
+            decided, over = self._placed(found, decision, peak_bytes)
+            if decided is not None and not over:
+                over = max(0, self._of.peak(decided) - peak_bytes)
+                if not over:
+                    better = without is None or decided.cost < without.cost
+                    return decided if better else without
+            aimed -= over
+        return without
+
+    def _searching(self, peak_bytes: int) -> WaysSearch:
+        return WaysSearch(
+            self._problem(),
+            self._of.lowered.problem,
+            self._node_of,
+            self._search.schedule,
+            self._lives,
+            peak_bytes,
+        )
+
+    def _found(self, search: WaysSearch, without: Decided | None) -> Found:
+        of = self._of
+        starts = [of.cheapest, of.full, of.runtime_optimal]
+        saved = [of.saved_of(d) for d in starts]
+        if without is not None and not without.decision.is_ordered:
+            saved.append(of.saved_of(without))
+        saved += [cut for _, cut in of.cuts(_CUTS)]
+        return search.best(saved)
+
+    def _reordered(
+        self, search: WaysSearch, found: Found, peak_bytes: int, without: Decided | None
+    ) -> tuple[Found, Decision | None]:
+        """A cheaper order around the ways of a decision, with the decision that it is; else what was found.
+
+        It is looked for from the schedule of the decision, and from the best without ways, if that has an order.
+        """
+        best: tuple[Found, Decision | None] = found, None
+        starts: list[tuple[Sequence[int], int]] = [
+            (found.followed.sequence, found.followed.done.boundary)
+        ]
+        if without is not None and without.decision.is_ordered:
+            done = self._of.split(without)
+            starts += self._schedule_of(done)
+        for start in starts:
+            for other, decision in self._orders_from(search, start, found, peak_bytes):
+                if other.rank < best[0].rank:
+                    best = other, decision
+        return best
+
+    def _orders_from(
+        self, search: WaysSearch, start: tuple[Sequence[int], int], found: Found, peak_bytes: int
+    ) -> Iterator[tuple[Found, Decision]]:
+        """Schedules around the ways that were found, from another one."""
+        orders, step, aimed = self._search.orders, self._search.step.problem, peak_bytes
+        packings = self._problem().packings
+        away = {
+            v: step.size[v] - (0 if way == OFFLOADED else packings[v][way].nbytes)
+            for v, way in found.ways.items()
+        }
+        for _ in range(_ORDERS):
+            better = orders.improved(*start, aimed, away)
+            if better is None:
+                return
+            other = search.along(found.saved, *better, found.ways)
+            decision = orders.decision_of(*better)
+            if decision is not None:
+                yield other, decision
+                if not other.over and not other.done.waited:
+                    return
+            # Room for what is under way, else runs wait until it is there; or another schedule, which the
+            # passes can arrange.
+            aimed -= max(other.peak_bytes - peak_bytes, max(away.values()))
+
+    def _schedule_of(self, state: State) -> list[tuple[Sequence[int], int]]:
+        """The schedule of two halves, with the states and copies of inputs that they may do without.
+
+        Nothing where the step problem has no such schedule.
+        """
+        step, there, runs = self._search.step, set[int](), list[int]()
+        optional, boundary = set(step.optional), 0
+        for half in (state.forward, state.backward):
+            assert half is not None
+            boundary = len(runs)
+            for node in half.graph.nodes:
+                at = step.of_name.get(run_of(node)) if node.op == "call_function" else None
+                if at is not None and at not in optional:
+                    missing = [u for u in step.problem.inputs[at] if u in optional - there]
+                    runs += [*missing, at]
+                    there.update(missing)
+        try:
+            evaluate_schedule(step.problem, runs, boundary)
+        except ProblemError:
+            return []
+        return [(runs, boundary)]
+
+    @cached_property
+    def _lives(self) -> Lives:
+        begin, first, last = self._search.uses
+        state, lowered = self._of.state, self._of.lowered
+        index, owner, required = state.index, state.storages.owner, state.roles.required_forward
+        runs = self._search.step.of_name
+        ready = [-1] * len(index)
+        for i in range(len(index) - 1, -1, -1):
+            if required[i] and index.nodes[i].name in runs:
+                for j in (i, *index.inputs[i]):
+                    ready[j] = max(ready[j], i)
+            for j in index.inputs[i]:
+                if owner[i] == owner[j]:
+                    ready[j] = max(ready[j], ready[i])
+        for i in range(len(index)):
+            ready[owner[i]] = max(ready[owner[i]], ready[i])
+        return Lives(
+            begin=begin, ready=[ready[p] for p in lowered.position], first=first, last=last
+        )
+
+    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
+        """A lower bound on the cost of every decision with ways within a peak, whatever its order.
+
+        What is in the host's memory at a moment of backward was sent while forward ran, and forward runs no
+        longer than its operators and what the decision adds. So a decision that adds less than some time has
+        sent no more than goes over the link until then, and what is left is the problem without ways in so
+        many bytes more. What may be packed counts as if packing were free.
+
+        Args:
+            peak_bytes: the peak.
+            moments: positions of runs that backward makes in any case.
+        """
+        of, link, at_moments = self._of, self._of.request.offload, tuple(moments)
+        forward = sum(
+            self._times.of_name[node.name]
+            for node, late in zip(of.state.index.nodes, of.state.roles.tangent_closure, strict=True)
+            if not late
+        )
+        bounds = self._bounds
+
+        def least(added: int) -> int:
+            sent = 0 if link is None else (forward + added) * link.bytes_per_s // 10**12 + 1
+            return bounds.bound(peak_bytes + sent, at_moments)
+
+        low, high = 0, least(0)  # whoever adds less than `low` costs more than that
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (middle + 1, high) if least(middle) > middle else (low, middle)
+        return low
+
+    @cached_property
+    def _bounds(self) -> PeakBounds:
+        if not self._of.request.pack:
+            return self._without
+        problem, packings = self._of.lowered.problem, self._problem().packings
+        sizes = (
+            min((size, *(p.nbytes for p in packings[at]))) if at >= 0 else size
+            for size, at in zip(problem.size, self._node_of, strict=True)
+        )
+        return PeakBounds(self._of.state, replace(problem, size=tuple(sizes), known=()))
+
+    # ---- from what was found to a decision ------------------------------------------------------------
+    def _placed(
+        self, found: Found, ordered: Decision | None, peak_bytes: int
+    ) -> tuple[Decided | None, int]:
+        """What was found as a decision with its copies placed, and bytes that it is over the peak by.
+
+        Where it has orders, ``ordered`` says which. None where some values cannot be kept so: the next search does without.
+        """
+        of, problem = self._of, self._of.lowered.problem
+        packings = self._problem().packings
+        named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
+        ways = []
+        for v, way in found.ways.items():
+            name, nbytes = problem.names[named[v]], problem.size[named[v]]
+            if way == OFFLOADED:
+                ways.append(Way(name=name, nbytes=nbytes))
+            else:
+                p = packings[v][way]
+                ways.append(
+                    Way(
+                        name=name,
+                        nbytes=nbytes,
+                        pair=p.name,
+                        packed_bytes=p.nbytes,
+                        cost=p.pack + p.unpack,
+                    )
+                )
+        decision = replace(ordered or of.lowered.decision(found.saved), ways=tuple(ways))
+        saved = of.lowered.saved_of(decision) if ordered else found.saved
+        saved_bytes = sum(problem.size[i] for i in saved)
+        choice = replace(
+            of.choice(max(of.full_bytes, saved_bytes)),
+            solver=of.deciding.asked().name,
+            items=len(problem),
+        )
+        plain = split(replace(of.state, decision=replace(decision, ways=()), choice=choice))
+        _, left = sorted_out(plain, ways)
+        if left:
+            self._left_out |= left.keys()
+            return None, 0
+        halves = PassManager((KeepInWays(),)).run(
+            replace(plain, decision=decision), in_place=True, verify=False
+        )
+        placed, waited, over = self._copies_of(halves.state, decision.ways, peak_bytes)
+        cost = found.cost - found.done.waited + waited
+        decided = Decided(
+            decision=replace(decision, ways=placed),
+            saved_bytes=saved_bytes,
+            cost=cost,
+            choice=replace(choice, waited=waited),
+        )
+        return decided, over
+
+    def _copies_of(
+        self, state: State, ways: tuple[Way, ...], peak_bytes: int
+    ) -> tuple[tuple[Way, ...], int, int]:
+        """Where the copies of two halves stand, how long runs wait for them, and bytes over the peak."""
+        forward, backward = state.forward, state.backward
+        assert forward is not None
+        assert backward is not None
+        walk = StepWalk(forward, backward, state.joint.num_fwd_outputs, state.joint.memories)
+        spans = [x[2:] for x in walk.lifetimes()]
+        nodes = [node for _, node in walk.running()]
+        boundary, moments = walk.boundary, walk.moments
+        if len(nodes) != len(moments):  # a half that runs nothing has nothing to hide copies behind
+            return ways, 0, 0
+        alive = sums_of(spans, len(moments))
+        times = [self._time_of(node) for node in nodes]
+        at = {node: k for k, node in enumerate(nodes)}
+        link = self._of.request.offload
+        offloaded = [way for way in ways if not way.pair]
+        sent = {
+            str(n.meta.get("packed_from")): n for n in nodes[:boundary] if n.target is WAIT_COPIED
+        }
+        back = {str(n.args[0]): n for n in nodes[boundary:] if n.target is RELOAD}
+        transfers = []
+        for way in offloaded:
+            assert link is not None
+            transfers.append(
+                Transfer(
+                    nbytes=way.nbytes,
+                    ready=at[sent[way.name]],
+                    needed=at[back[sent[way.name].name]],
+                    send=link.time_ps(way.nbytes),
+                    fetch=link.time_ps(way.nbytes),
+                )
+            )
+        placed = place(times, boundary, alive, transfers, peak_bytes)
+        copies = (OFFLOAD, RELOAD, WAIT_COPIED)
+        named: dict[str, Way] = {}
+        for k, way in enumerate(offloaded):
+            freed, fetched = placed.freed[k], placed.fetched[k]
+            while freed > transfers[k].ready and nodes[freed].target in copies:
+                freed -= 1
+            while fetched < transfers[k].needed and nodes[fetched].target in copies:
+                fetched += 1
+            named[way.name] = replace(
+                way,
+                freed_after=moments[freed] if freed > transfers[k].ready else "",
+                fetched_before=moments[fetched] if fetched < transfers[k].needed else "",
+            )
+        over = max(0, max(placed.bytes_alive) - peak_bytes)
+        return tuple(named.get(w.name, w) for w in ways), placed.waited, over
+
+    def _time_of(self, node: fx.Node) -> int:
+        """Time of a run in one of the halves."""
+        if node.target in (OFFLOAD, RELOAD, WAIT_COPIED):
+            return 0
+        known = self._times.of_name.get(run_of(node))
+        return self._times.of_graph([node]) if known is None else known

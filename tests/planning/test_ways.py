@@ -1,0 +1,202 @@
+"""Plans that pack and offload: what they come to, what they change, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import PlanError, ProblemError, RematError
+from remat.graph.costs.links import Link, links
+from remat.integrations.partitioner import Partitioner
+from remat.running.differences import first_difference
+from remat.running.measure import measure_step
+from remat.running.trial import Trial
+from tests.graphs import joint_of, weight
+
+#: A link so fast that small models gain by it, and costs as those of the CPU that tests run on.
+OPTIONS: dict[str, Any] = {"cost": "roofline:epyc", "offload": "10GB/s"}
+
+
+class Blocks(nn.Module):
+    """Residual blocks of two products each."""
+
+    def __init__(self, width: int = 48, depth: int = 3) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.up = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(depth))
+        self.down = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, up, down in zip(self.norms, self.up, self.down, strict=True):
+            x = x + down(nn.functional.gelu(up(norm(x))))
+        return x.square().mean()
+
+
+@cache
+def blocks() -> remat.JointGraph:
+    torch.manual_seed(0)
+    return remat.capture(Blocks(), (torch.randn(16, 8, 48),), lower="eager")
+
+
+def test_a_compiled_step_has_the_gradients_of_eager_and_the_simulated_peak() -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(), torch.randn(16, 8, 48)
+    model(x).backward()
+    wanted = [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+    model.zero_grad()
+    torch.compiler.reset()
+    options = {"budget": remat.Peak(0.2), "lower": "eager", **OPTIONS}
+    compiled = torch.compile(model, backend="remat", options=options)
+    compiled(x).backward()
+    assert all(
+        torch.equal(p.grad, w)  # type: ignore[arg-type]
+        for p, w in zip(model.parameters(), wanted, strict=True)
+    )
+    plan = remat.plans()[-1]
+    assert plan.ways
+    assert plan.host_bytes
+    assert measure_step(compiled, (x,), by="storages").peak_bytes == plan.peak_bytes
+
+
+def test_ways_never_cost_more_than_doing_without() -> None:
+    without = remat.plan(blocks(), remat.Peak(0.2), cost="roofline:epyc")
+    plan = ways_plan()
+    assert plan.recompute_cost + plan.ways_cost < without.recompute_cost
+    assert plan.before_after.more is not None
+    assert plan.before_after.more < (without.before_after.more or 0)
+    assert 0 <= plan.recompute_bound <= without.recompute_bound
+    assert plan.gap >= 0
+
+
+@cache
+def ways_plan() -> remat.Plan:
+    return remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
+
+
+def test_saved_plans_keep_their_ways() -> None:
+    plan = ways_plan()
+    assert plan.ways
+    again = remat.plan(blocks(), plan=remat.Plan.from_json(plan.to_json()))
+    assert str(again.forward.graph) == str(plan.forward.graph)
+    assert str(again.backward.graph) == str(plan.backward.graph)
+    for figure in ("ways", "waited", "link", "peak_bytes", "recompute_cost", "saved_bytes"):
+        assert getattr(again, figure) == getattr(plan, figure)
+    text = plan.explain()
+    assert "offloaded over 10 GB/s" in text
+    assert all(f"{way.name}  " in text for way in plan.ways)
+
+
+def test_older_files_are_read_as_plans_without_ways() -> None:
+    plan = ways_plan()
+    data = json.loads(plan.to_json())
+    for field in ("ways", "waited", "link"):
+        del data[field]
+    assert remat.Plan.from_json(json.dumps(data)).ways == ()
+
+
+def products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Its values are dear to make again, for their bytes."""
+    for _ in range(10):
+        x = torch.tanh(x @ w)
+    return x
+
+
+def test_packing_is_chosen_where_it_pays_and_says_that_gradients_change() -> None:
+    joint = joint_of(products, weight(64, 1024), weight(1024, 1024))
+    without = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc")
+    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack=["float8", "bf16"])
+    assert plan.ways
+    assert {way.pair for way in plan.ways} <= {"float8", "bf16"}
+    assert plan.recompute_cost + plan.ways_cost < without.recompute_cost
+    assert plan.host_bytes == 0
+    trial = Trial.of(joint)
+    got = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+    assert first_difference(trial.run_joint(joint), got) is not None
+    assert "packed values" in plan.explain()
+
+
+def dropped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(4):
+        first, second = torch.tanh(x @ w).split([24, 40], 1)
+        x = nn.functional.dropout(torch.cat([second, first], 1), 0.3, training=True)
+    return x @ w
+
+
+def pooled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = nn.functional.max_pool2d(torch.relu(nn.functional.conv2d(x, w, padding=1)), 3, 1, 1)
+    return x.flatten(1)
+
+
+STEPS: dict[str, Callable[[], remat.JointGraph]] = {
+    "dropped": lambda: joint_of(dropped, weight(64, 64), weight(64, 64)),
+    "pooled": lambda: joint_of(pooled, weight(2, 4, 16, 16), weight(4, 4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_offloading_changes_nothing(name: str) -> None:
+    joint = STEPS[name]()
+    trial = Trial.of(joint)
+    for share in (0.6, 0.2):
+        plan = remat.plan(joint, remat.Peak(share), cost="roofline:epyc", offload="100GB/s")
+        assert plan.ways
+        got = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+        assert first_difference(trial.run_joint(joint), got) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"budget": 0.5, "offload": "25GB/s"}, "expected a budget on the peak"),
+        ({"budget": "1MiB", "pack": "bf16"}, "expected a budget on the peak"),
+        ({"offload": "fast"}, "'fast'; expected the link to the host"),
+        ({"offload": "0GB/s"}, "expected the link to the host"),
+        ({"pack": ["zip"]}, "'zip'; expected the name of a ready-made pair"),
+        ({"pack": ["cpu-offload"]}, "give offload"),
+        ({"offload": "pcie5", "hooks": "bf16"}, "leave one of them out"),
+        ({"offload": "pcie5", "cost": "flops"}, "expected one that gives times"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RematError, match=message):
+        remat.plan(blocks(), **{"budget": remat.Peak(0.5), **options})
+
+
+def test_graphs_of_one_step_and_inductor_are_refused() -> None:
+    with pytest.raises(ProblemError, match="a plan of several graphs does not offload or pack"):
+        remat.plan([blocks()], remat.Peak(0.5), offload="pcie5")
+    with pytest.raises(ProblemError, match="'inductor' does not offload or pack"):
+        Partitioner(lower="inductor", budget=remat.Peak(0.5), offload="pcie5")
+
+
+def test_an_edited_way_is_refused() -> None:
+    plan = ways_plan()
+    edited = plan.to_json().replace(f'"name": "{plan.ways[0].name}"', '"name": "nobody"')
+    with pytest.raises((PlanError, RematError), match="'nobody'"):
+        remat.plan(blocks(), plan=remat.Plan.from_json(edited))
+
+
+def test_links_have_names() -> None:
+    assert Link.parse("PCIe5") is links()["pcie5"]
+    assert Link.parse("25GB/s").time_ps(25_000) == 1_000_000
+    assert Link.parse("25GB/s").told == "25 GB/s"
+    assert links()["pcie4"].told == "pcie4 (32 GB/s)"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="copies beside a GPU need one")
+def test_copies_of_a_gpu_come_back_as_they_were() -> None:
+    from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
+
+    x = torch.randn(1024, 1024, device="cuda")
+    host = WAIT_COPIED(OFFLOAD(x), x)
+    back = WAIT_COPIED(RELOAD(host, x.device), host)
+    assert host.is_pinned()
+    assert torch.equal(back, x)

@@ -1,0 +1,135 @@
+"""Keep, recompute, pack, offload: the evaluator, where copies stand, and the search against every decision."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from remat.errors import BudgetError, ProblemError
+from remat.solvers import ways_search
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.transfers import Transfer, place
+from remat.solvers.ways_bare import search_of, solve_ways
+from remat.solvers.ways_problem import (
+    OFFLOADED,
+    Packing,
+    WaysProblem,
+    evaluate_ways,
+    follow,
+)
+from tests.solvers.ways_draws import cheapest, drawn, least_wait
+
+#: Forward a, b, c of 10, 4, 1 bytes; backward reads c, then b, then a. Every run takes 5.
+CHAIN = ScheduleProblem(
+    names=("a", "b", "c", "gc", "gb", "ga"),
+    inputs=((), (0,), (1,), (2,), (1, 3), (0, 4)),
+    cost=(5, 5, 5, 0, 0, 0),
+    size=(10, 4, 1, 1, 1, 1),
+    forward=(0, 1, 2),
+    backward=(3, 4, 5),
+    capacity=100,
+)
+HALVED = Packing(name="half", nbytes=5, pack=2, unpack=3, pack_peak=6, unpack_peak=15)
+WAYS = WaysProblem(
+    step=CHAIN,
+    times=(5,) * 6,
+    packings=((HALVED,), *((),) * 5),
+    send=(4, 2, -1, -1, -1, -1),
+    fetch=(4, 2, -1, -1, -1, -1),
+)
+RUNS = (0, 1, 2, 3, 4, 5)
+
+
+def test_a_copy_that_fits_beside_the_runs_costs_nothing() -> None:
+    followed = follow(WAYS, RUNS)
+    done = evaluate_ways(WAYS, followed, {0: OFFLOADED}, None)
+    # Sent beside c, so that it is there while c runs; fetched beside gb, which runs for longer than that.
+    assert done.bytes_alive == (10, 14, 15, 6, 16, 12)
+    assert (done.cost, done.waited) == (0, 0)
+
+
+def test_what_memory_has_no_time_for_is_waited_for() -> None:
+    followed = follow(WAYS, RUNS)
+    done = evaluate_ways(WAYS, followed, {0: OFFLOADED}, 14)
+    assert done.bytes_alive == (10, 14, 5, 6, 6, 12)
+    assert done.waited == done.cost == 4 + 4
+
+
+def test_packing_takes_its_time_and_its_memory() -> None:
+    followed = follow(WAYS, RUNS)
+    done = evaluate_ways(WAYS, followed, {0: 0}, None)
+    assert done.bytes_alive == (10, 14, 10, 11, 11, 12)
+    assert done.cost == done.packing == 5
+    assert done.peak_bytes == 14 + 6  # a and b are there while a is packed
+
+
+def test_what_is_made_again_is_not_carried_over() -> None:
+    followed = follow(WAYS, (0, 1, 2, 3, 4, 0, 5))
+    assert set(followed.idle) == {1, 2}
+    assert evaluate_ways(WAYS, followed, {0: OFFLOADED}, None).cost == 5
+
+
+def test_ways_that_a_value_does_not_have_are_refused() -> None:
+    with pytest.raises(ProblemError, match="'b' has way 0; expected one of"):
+        evaluate_ways(WAYS, follow(WAYS, RUNS), {1: 0}, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"send": (1,)}, "WaysProblem.send has 1 entries, expected 6"),
+        ({"fetch": (0, 0, 0, 0, 0, -2)}, r"fetch\[5\] \('ga'\) is -2"),
+        ({"times": (0.5, 0, 0, 0, 0, 0)}, r"times\[0\] \('a'\) is 0.5"),
+    ],
+)
+def test_wrong_fields_are_refused(changes: dict[str, object], message: str) -> None:
+    fields = {"step": CHAIN, "times": (5,) * 6, "packings": ((),) * 6, "send": (-1,) * 6}
+    with pytest.raises(ProblemError, match=message):
+        WaysProblem(**{**fields, "fetch": (-1,) * 6, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_placement_of_copies_waits_less(seed: int) -> None:
+    draw = random.Random(seed)
+    forward, backward = draw.randint(1, 4), draw.randint(1, 4)
+    n = forward + backward
+    times = [draw.randint(0, 5) for _ in range(n)]
+    alive = [draw.randint(0, 9) for _ in range(n)]
+    transfers = [
+        Transfer(
+            nbytes=draw.randint(1, 6),
+            ready=draw.randrange(forward),
+            needed=draw.randrange(forward, n),
+            send=(time := draw.randint(1, 8)),
+            fetch=time,
+        )
+        for _ in range(draw.randint(1, 3))
+    ]
+    capacity = max(alive) + draw.randint(0, 8)
+    placed = place(times, forward, alive, transfers, capacity)
+    assert max(placed.bytes_alive) <= capacity
+    assert placed.waited == least_wait(times, forward, alive, transfers, capacity)
+
+
+@pytest.mark.parametrize("seed", range(0, 2000, 50))
+def test_small_problems_are_solved_to_the_optimum(seed: int) -> None:
+    problem = drawn(seed, most=4)
+    assert solve_ways(problem).cost == cheapest(problem)
+
+
+def test_local_search_is_never_better_and_mostly_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [drawn(seed) for seed in range(60)]
+    optimal = [search_of(p).whole() for p in problems]
+    monkeypatch.setattr(ways_search, "WHOLE", 0)
+    found = [search_of(p).best([range(len(p.step) // 2)]) for p in problems]
+    pairs = list(zip(found, optimal, strict=True))
+    assert all(a.rank >= b.rank for a, b in pairs)
+    assert sum(a.rank == b.rank for a, b in pairs) >= 0.85 * len(pairs)
+
+
+def test_a_capacity_that_nothing_keeps_to_is_refused() -> None:
+    with pytest.raises(BudgetError, match="no decision with a peak of 3 bytes"):
+        solve_ways(WaysProblem(
+            step=CHAIN.within(3), times=WAYS.times, packings=WAYS.packings, send=WAYS.send, fetch=WAYS.fetch
+        ))  # fmt: skip

@@ -196,7 +196,7 @@ def test_counts_agree_and_one_is_singular() -> None:
     assert "in 1 storage\n" in remat.plan(joint, 1).explain() + "\n"
     plan = remat.plan(joint, 0, cost="flops")
     (name,) = plan.recomputed
-    assert "  recomputed  1 node, views included, 1.024 kFLOP" in plan.explain(), name
+    assert "  recomputed    1 node, views included, 1.024 kFLOP" in plan.explain(), name
     assert "recomputed operators: 1, 1.024 kFLOP" in plan.explain()
 
 

@@ -1,7 +1,7 @@
 """Plans of one step that are known whatever memory there is, and what they come to at another batch.
 
-Whether a batch fits a memory is asked of these alone: so what fits a memory fits more of it. A search that is
-aimed at the memory itself only makes the plan cheaper; the next memory, or batch, may be where it finds nothing.
+What fits a memory by one of these fits more of it. A search that is aimed at the memory itself makes the plan
+cheaper, and may fit a batch that none of these does; the next memory, or batch, may be where it finds nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from remat.units import bytes_of_share
 _NODES, _PEAKS = 2_000, (2, 32)
 #: Shares that are decided.
 _SHARES = (0.6, 0.3, 0.0)
+#: Decisions that take no search.
+QUICK = len(_SHARES)
 
 
 class Known:

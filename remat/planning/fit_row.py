@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 
 from remat.errors import BudgetError
 from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
@@ -13,7 +14,7 @@ from remat.graph.lowering import Decision
 from remat.planning.decider import Decided
 from remat.planning.fit import FitRow
 from remat.planning.fit_fixed import Fixed
-from remat.planning.fit_known import Known, runnable
+from remat.planning.fit_known import QUICK, Known, runnable
 from remat.planning.planner import Planner
 from remat.planning.step_memory import StepMemory
 from remat.units import Budget, bytes_of_share, format_bytes
@@ -150,28 +151,21 @@ class Fitting:
     ) -> tuple[tuple[Decided, Budget] | None, int]:
         """The cheapest decision found whose peak fits, with the budget for it; and the least peak known.
 
-        Whether one fits is asked of what no memory has a part in, so that more memory never says no. A search
-        that is aimed at this memory may find a cheaper one.
+        What no memory has a part in is looked at first, up to where more would take long; then a search is aimed
+        at this memory. What neither fits, the rest of the former may.
         """
         known = others()
         found = None if known is None else known.on(self.planner)
         if found is None:
             found = self.known.on(self.planner) or iter(())
-        peaks = [self._peak(self.planner.full)]
         candidates = runnable(found, self._peak)
-        first = None
-        for decided in candidates:
-            peaks.append(self._peak(decided))
-            if peaks[-1] <= self.memory_bytes:
-                first = decided
-                break
-        if first is None:
-            return None, min(peaks)
+        seen = [self.planner.full, *islice(candidates, QUICK)]
         aimed = self._aimed()
-        others_fit = (d for d in candidates if self._peak(d) <= self.memory_bytes)
-        best = min(
-            [first, *([aimed] if aimed else others_fit)], key=lambda d: (d.cost, self._peak(d))
-        )
+        seen += [aimed] if aimed else candidates
+        fits = [d for d in seen if self._peak(d) <= self.memory_bytes]
+        if not fits:
+            return None, min(map(self._peak, seen))
+        best = min(fits, key=lambda d: (d.cost, self._peak(d)))
         bound = self.planner.peak(best) if self._eager else self.memory_bytes - self._beside
         return (best, Budget(peak_bytes=bound)), self._peak(best)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from remat.planning.fitting import fit as fit
     from remat.planning.pipelines import PassManager as PassManager
     from remat.planning.plan import Plan as Plan
-    from remat.planning.plan import PlanSet as PlanSet
+    from remat.planning.plans import PlanSet as PlanSet
     from remat.planning.sweep import sweep as sweep
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
@@ -92,7 +92,7 @@ _HOME = {
     "SavedTensorHooks": "remat.passes.packing.pairs",
     "Analysis": "remat.passes.core.state",
     "Plan": "remat.planning.plan",
-    "PlanSet": "remat.planning.plan",
+    "PlanSet": "remat.planning.plans",
     "hookimpl": "remat.plugins.hooks",
     "Reduced": "remat.reduction",
     "reduce": "remat.reduction",

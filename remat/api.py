@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.core.pipeline import Pipeline
     from remat.planning.frontier import Frontier
-    from remat.planning.plan import Plan, PlanSet
+    from remat.planning.plan import Plan
+    from remat.planning.plans import PlanSet
     from remat.planning.request import (
         BudgetOption,
         CostOption,

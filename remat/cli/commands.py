@@ -31,7 +31,7 @@ from remat.version import __version__
 if TYPE_CHECKING:
     from remat.cli.example import Example
     from remat.graph.joint import JointGraph
-    from remat.planning.plan import PlanSet
+    from remat.planning.plans import PlanSet
     from remat.planning.request import PlanRequest
 
 

@@ -45,8 +45,9 @@ from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
 from remat.planning.pipelines import prepare, split
-from remat.planning.plan import Plan, PlanSet
+from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
+from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
     CostOption,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.planning.plan import Plan, PlanSet
+from remat.planning.plan import Plan
+from remat.planning.plans import PlanSet
 from remat.units import format_bytes, format_change, format_cost
 
 

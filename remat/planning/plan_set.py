@@ -15,8 +15,8 @@ from remat.passes.decide.budgeted import RegionBudget, least_decision, refuse_pe
 from remat.passes.decide.least_causes import least_causes
 from remat.planning.decider import Decided
 from remat.planning.peak_of_graphs import PeakOfGraphs
-from remat.planning.plan import PlanSet
 from remat.planning.planner import Planner
+from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
 from remat.units import Budget, format_apart

@@ -20,7 +20,8 @@ from remat.passes.decide.solve_graph import SolveGraph
 from remat.passes.packing.pairs import PAIRS, Pack, SavedTensorHooks, Unpack
 from remat.passes.split.partition import Partition
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
-from remat.planning.plan import Plan, PlanSet
+from remat.planning.plan import Plan
+from remat.planning.plans import PlanSet
 from remat.planning.saved_plans import SavedPlan, plan_for, read_plan
 from remat.plugins.registry import registry
 from remat.solvers.base import Solver

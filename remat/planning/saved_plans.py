@@ -9,7 +9,8 @@ import torch
 
 from remat.errors import PlanError
 from remat.graph.joint import JointGraph, operators_digest
-from remat.planning.plan import Plan, PlanSet
+from remat.planning.plan import Plan
+from remat.planning.plans import PlanSet
 
 #: A plan or the plans of several graphs: as such, as JSON text, or as a path to it.
 SavedPlan = Plan | PlanSet | str | Path

@@ -1,0 +1,171 @@
+"""The plans of all graphs of one step, as a sequence with figures of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, overload
+
+from remat.errors import PlanError, ProblemError
+from remat.files import Form, load_record, read_record, save_record, write_record
+from remat.planning.plan import Plan
+from remat.report.before_after import BeforeAfter
+from remat.units import Budget, format_bytes, format_cost
+
+#: Plans that the text of a set names one by one, so that it stays on one screen.
+MOST_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PlanSet(Sequence[Plan]):
+    """The plans of all graphs of one step, under one budget.
+
+    Attributes:
+        plans: one for each graph, in the order in which the graphs run.
+        passed_bytes: bytes of the activations that one graph hands to a later one and that either
+            keeps for backward, each counted once.
+        capacity: the budget in bytes; under one on the peak, bytes that do not bind.
+        peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, then their
+            backwards, last to first; parameters and inputs included. 0 in files written before it was recorded.
+        budget: the budget as it was asked for; empty in such files.
+        runs: how often each graph runs in a step; empty in such files. Where one runs several times, the peak
+            of the step is not known: 0.
+        without_peak_bytes: simulated peak of the step without remat, every graph planned at budget 1; 0
+            where it is not known.
+    """
+
+    form: ClassVar[Form] = Form("set of plans", "remat_plans", 1)
+
+    capacity: int
+    passed_bytes: int
+    plans: tuple[Plan, ...]
+    peak_bytes: int = 0
+    budget: str = ""
+    runs: tuple[int, ...] = ()
+    without_peak_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.plans:
+            raise ProblemError("it holds no plan")
+        if self.runs and (len(self.runs) != len(self.plans) or min(self.runs) < 1):
+            raise ProblemError(f"it holds {len(self.plans)} plans, and runs is {self.runs}")
+        if self.peak_bytes < 0:
+            raise ProblemError(f"peak_bytes is {self.peak_bytes}, expected 0 or more")
+        if self.budget:
+            Budget.parse(self.budget)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that all runs of all graphs together keep from forward to backward."""
+        each = zip(self._runs, self.plans, strict=True)
+        return sum(runs * p.saved_bytes for runs, p in each) + self.passed_bytes
+
+    @property
+    def recompute_cost(self) -> int:
+        """Summed cost of what runs twice, in the unit of the plans."""
+        return self._summed("recompute_cost")
+
+    @property
+    def before_after(self) -> BeforeAfter:
+        """The step without remat and under these plans."""
+        known = all(p.step_cost for p in self.plans)
+        return BeforeAfter(
+            peak_bytes=self.peak_bytes,
+            without_peak_bytes=self.without_peak_bytes,
+            step_cost=self._summed("step_cost") if known else 0,
+            recompute_cost=self.recompute_cost,
+            without_recompute_cost=self._summed("without_recompute_cost"),
+            unit=self.plans[0].unit,
+        )
+
+    def _summed(self, name: str) -> int:
+        """The sum of a figure over all runs of all graphs."""
+        return sum(runs * getattr(p, name) for runs, p in zip(self._runs, self.plans, strict=True))
+
+    @property
+    def _runs(self) -> tuple[int, ...]:
+        return self.runs or (1,) * len(self.plans)
+
+    @property
+    def has_equal_graphs(self) -> bool:
+        """Whether several plans are for graphs that are the same, as equal layers are."""
+        return len({p.fingerprint for p in self.plans}) < len(self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @overload
+    def __getitem__(self, i: int) -> Plan: ...
+    @overload
+    def __getitem__(self, i: slice) -> tuple[Plan, ...]: ...
+    def __getitem__(self, i: int | slice) -> Plan | tuple[Plan, ...]:
+        return self.plans[i]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    def explain(self) -> str:
+        """All plans as text, under a line for their sum."""
+        return "\n\n".join(
+            [f"{len(self)} graphs: {self._head}", *(p.explain() for p in self.plans)]
+        )
+
+    def plot(self, path: str | Path) -> None:
+        """Draws memory over each graph, one beside the other; the rest is as for `Plan.plot`."""
+        from remat.report.memory_plot import draw_steps
+
+        steps = [(plan.graph, plan.timeline) for plan in self.plans]
+        draw_steps(
+            steps, path, title=f"{len(self)} graphs, budget {self.budget or self.plans[0].budget}"
+        )
+
+    def __repr__(self) -> str:
+        shown = [f"  {plan!r}" for plan in self.plans[:MOST_SHOWN]]
+        rest = len(self) - len(shown)
+        shown += [f"  and {rest} more"] if rest else []
+        return "\n".join([f"<plans for {len(self)} graphs: {self._head}", *shown]) + ">"
+
+    @property
+    def _head(self) -> str:
+        """Their sums in one line."""
+        unit = self.plans[0].unit
+        on_peak = self.budget and Budget.parse(self.budget).on_peak
+        allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"
+        peak = f"; peak of the step {self.before_after.line}" if self.peak_bytes else ""
+        peak += f" (budget {Budget.parse(self.budget).label})" if on_peak else ""
+        return (
+            f"{format_bytes(self.saved_bytes)} saved{allowed}, "
+            f"{format_bytes(self.passed_bytes)} of it passed from graph to graph; "
+            f"{format_cost(self.recompute_cost, unit)} recomputed{peak}"
+        )
+
+    def to_json(self) -> str:
+        """The plans as JSON, without their modules; `torch.compile` takes it as ``options["plan"]``."""
+        return write_record(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> PlanSet:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no set of plans, cut off, of a newer version, or has wrong fields.
+        """
+        return read_record(cls, text, error=PlanError)
+
+    def save(self, path: str | Path) -> None:
+        """Writes `to_json` to a file, whole or not at all.
+
+        Raises:
+            PlanError: the file cannot be written; what was there before is as it was.
+        """
+        save_record(self, path, error=PlanError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> PlanSet:
+        """Reads the file that `save` wrote.
+
+        Raises:
+            PlanError: there is no such file, or it holds no set of plans.
+        """
+        return load_record(cls, path, error=PlanError)

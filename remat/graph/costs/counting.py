@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,14 +45,13 @@ class Flops(CostModel):
 def count_flops(node: fx.Node) -> int:
     """Floating-point operations of one run of a node; 0 for what has no formula.
 
-    The formulas are PyTorch's, and one for what its registry lacks: the grouped products of
-    mixtures of experts.
+    The formulas are PyTorch's; attention on a CPU, which its registry lacks, counts as on a GPU, and the
+    grouped products of mixtures of experts have a formula of ours.
     """
     from torch.utils.flop_counter import flop_registry
 
     packet = ops.packet(node.target)
-    own = _grouped_product if packet is torch.ops.aten._grouped_mm else None
-    formula = flop_registry.get(packet, own)
+    formula = flop_registry.get(packet, _further().get(packet))
     if formula is None:
         return 0
 
@@ -79,3 +80,19 @@ def _grouped_product(x: torch.Tensor, y: torch.Tensor, *_: Any, **__: Any) -> in
     a, b = x.shape, y.shape
     rows = a[-2] if len(a) < len(b) or len(b) == 2 else a[0] * a[-2]
     return 2 * rows * a[-1] * b[-1]
+
+
+@functools.cache
+def _further() -> Mapping[Any, Callable[..., int]]:
+    """Formulas by operator, for those that PyTorch's registry lacks."""
+    from torch.utils.flop_counter import flop_registry
+
+    aten = torch.ops.aten
+    attention = flop_registry[aten._scaled_dot_product_flash_attention]
+    backward = flop_registry[aten._scaled_dot_product_flash_attention_backward]
+    return {
+        aten._grouped_mm: _grouped_product,
+        aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+        aten._scaled_dot_product_fused_attention_overrideable: attention,
+    }

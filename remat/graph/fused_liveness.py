@@ -8,13 +8,13 @@ reads after it. Convolutions and attention take memory of their own beside their
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 import torch
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.costs.fused import is_passed_on, may_fuse
+from remat.graph.costs.fused import is_passed_on, may_fuse, readers_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import PeakMoment, StepWalk, peak_of, sums_of
@@ -64,28 +64,22 @@ class FusedWalk(StepWalk):
         self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
     def workspaces(self) -> Iterator[tuple[int, int, int]]:
-        """Bytes that operators take beside what they read and return, with the moment, twice."""
+        """Bytes that are alive beside what operators read and return, with the first moment and the last.
+
+        What they take for partial results, and copies of inputs in another layout: each half makes one for all
+        that read it.
+        """
+        copies: dict[tuple[bool, fx.Node], tuple[int, int]] = {}
         for moment, node in self.running():
-            nbytes = self._workspace(node)
+            nbytes = _workspace(node)
             if nbytes:
                 yield nbytes, moment, moment
-
-    def _workspace(self, node: fx.Node) -> int:
-        """Bytes that an operator takes while it runs: for partial results, and for inputs in another layout."""
-        name = str(node.target)
-        for part, argument, times in _WORKSPACES:
-            if part in name:
-                read = [a for a in node.args if isinstance(a, fx.Node)]
-                if argument >= len(read):
-                    return 0
-                laid_out = read if "convolution" in part else []
-                copies = sum(
-                    tensor_bytes(a.meta.get("val")) for a in laid_out if self._is_copied(a)
-                )
-                value = read[argument].meta.get("val")
-                on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
-                return copies + (times * tensor_bytes(value) if on_cpu else 0)
-        return 0
+            if "convolution" in str(node.target):
+                for a in filter(self._is_copied, node.all_input_nodes):
+                    half = moment < self.boundary, a
+                    copies[half] = copies.get(half, (moment, moment))[0], moment
+        for (_, a), (first, last) in copies.items():
+            yield tensor_bytes(a.meta.get("val")), first, last
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Whether a convolution reads a copy of an input of the step, with its channels last."""
@@ -109,13 +103,18 @@ class FusedWalk(StepWalk):
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
         nbytes, end = self.sizes.nbytes, start + max(0, len(nodes) - 1)
         stays = {*self.inputs, *self.outputs, *kept}
-        free = Counter((moment, nbytes[key]) for key, moment in last.items() if key not in stays)
+        writing = {node for _, node in written}
+        free = Counter(
+            (node, nbytes[key])
+            for key, moment in last.items()
+            if key not in stays and (node := kernels.only_writer(readers[key], moment, writing))
+        )
         found = {}
         for key, node in reversed(written):
             moment = kernels.first(node)
-            if kernels.fuses(node) and free[moment, nbytes[key]]:
+            if kernels.fuses(node) and free[node, nbytes[key]]:
                 # It is written where something lies that is read for the last time, so it adds nothing now.
-                free[moment, nbytes[key]] -= 1
+                free[node, nbytes[key]] -= 1
                 moment = min(moment + 1, end)
             found[key] = (node, moment)
             last[key] = max(last.get(key, moment), moment)
@@ -149,16 +148,25 @@ class _Kernels:
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
+        #: From which segment on something can be read, and whether a kernel of that one computes it.
+        self._ready: dict[fx.Node, tuple[int, bool]] = {}
         #: Reads of one element, through what is computed in registers; and whether that takes long.
         self._reads: dict[fx.Node, int] = {}
         self._heavy: dict[fx.Node, bool] = {}
+        #: Products by the sums that Inductor computes them with, where those stand.
+        self._products = {add: mm for add in nodes if (mm := _added_product(add)) is not None}
+        self._fuses |= dict.fromkeys(self._products, False)
+        self._inside = {*self._products.values()}
         segment = 0
         for moment, node in enumerate(nodes, start):
-            self._segments[node] = frozenset((segment,))
+            self._segments[node] = frozenset((self._segment(node, segment),))
             if self._fuses[node]:
-                self._moments[segment] = moment
+                if segment in self._segments[node]:
+                    self._moments[segment] = moment
             elif not is_passed_on(node):
                 self._own[node] = moment
+                if node in self._products:
+                    self._own[self._products[node]] = moment
                 segment += 1
                 self._moments.append(moment + 1)
             inlined = [n for n in inputs_of(node) if self._inlines(n) and id(n) not in kept]
@@ -170,8 +178,47 @@ class _Kernels:
                 f".{op}." in name for op in _HEAVY
             )
 
+    def _segment(self, node: fx.Node, now: int) -> int:
+        """The segment of a node: that of a kernel that makes what it reads, if it can run there, else the one now."""
+        given = [self._ready[n] for n in inputs_of(node) if n in self._ready]
+        ready = max((at for at, _ in given), default=0)
+        joins = (ready, True) in given
+        if is_passed_on(node):
+            self._ready[node] = ready, joins
+        elif not self._fuses[node]:
+            self._ready[node] = now + 1, False
+        elif joins:
+            for n in inputs_of(node):
+                self._pull(n, ready)
+            self._ready[node] = ready, True
+            return ready
+        else:
+            self._ready[node] = ready, ready == now
+        return now
+
+    def _pull(self, node: fx.Node, to: int) -> None:
+        """Moves what could run earlier, too, to the segment of the kernel that it is read in."""
+        if node in self._segments and min(self._segments[node]) > to:
+            self._segments[node] = frozenset((to,))
+            for n in inputs_of(node):
+                self._pull(n, to)
+
     def fuses(self, node: fx.Node) -> bool:
         return self._fuses[node]
+
+    def only_writer(
+        self, readers: Iterable[fx.Node], moment: int, writing: Container[fx.Node]
+    ) -> fx.Node | None:
+        """The one node by which what is read in a kernel comes to be written; None where there are more."""
+        found: set[fx.Node] = set()
+        waiting = [n for n in readers if self.last(n) == moment]
+        while waiting and len(found) < 2:
+            node = waiting.pop()
+            if node in writing or not self._fuses[node]:
+                found.add(node)
+            else:
+                waiting += [n for n in readers_of(node) if n in self._fuses]
+        return found.pop() if len(found) == 1 else None
 
     def first(self, node: fx.Node) -> int:
         """When the first kernel of a node runs."""
@@ -192,7 +239,7 @@ class _Kernels:
     ) -> list[int]:
         """Moves a node to the kernels that read it; returns the storages that it writes."""
         if not self._fuses[node]:
-            return keys
+            return [] if node in self._inside else keys
         flows = [k for k in keys if k not in kept and all(self._fuses[r] for r in readers[k])]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if at and len(flows) == len(keys) and (len(at) == 1 or self._inlines(node)):
@@ -203,6 +250,43 @@ class _Kernels:
             for k in keys
             if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
         ]
+
+
+def _workspace(node: fx.Node) -> int:
+    """Bytes that an operator takes for partial results while it runs on a CPU."""
+    name = str(node.target)
+    for part, argument, times in _WORKSPACES:
+        if part in name:
+            read = [a for a in node.args if isinstance(a, fx.Node)]
+            value = read[argument].meta.get("val") if argument < len(read) else None
+            on_cpu = isinstance(value, torch.Tensor) and value.device.type == "cpu"
+            return times * tensor_bytes(value) if on_cpu else 0
+    return 0
+
+
+def _added_product(node: fx.Node) -> fx.Node | None:
+    """The product of two matrices that only a sum reads, and that Inductor makes one ``addmm`` of with it."""
+    aten = torch.ops.aten
+    if node.target is not aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
+        return None
+    for product, other in (node.args[1::-1], node.args[:2]):
+        assert isinstance(product, fx.Node)
+        assert isinstance(other, fx.Node)
+        made, added = product.meta.get("val"), other.meta.get("val")
+        if product.target is not aten.mm.default or len(product.users) != 1:
+            continue
+        if not isinstance(made, torch.Tensor) or not isinstance(added, torch.Tensor):
+            continue
+        alike = made.dtype == added.dtype and _expands(added.shape, made.shape)
+        if alike and (made.device.type == "cpu" or not all(map(may_fuse, node.users))):
+            return product
+    return None
+
+
+def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a shape can be expanded to another one, of which it has no more dimensions."""
+    ends = zip(reversed([hint(n) for n in shape]), reversed([hint(n) for n in to]), strict=False)
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in ends)
 
 
 def _is_pointwise(node: fx.Node) -> bool:

@@ -34,7 +34,7 @@ class CompiledBudget:
     """What is known of one step from compiling it: plans are made by that.
 
     Attributes:
-        excess: bytes by which compiled steps were above the peak, together.
+        excess: bytes by which compiled steps were above what was expected of them, at most.
         tighter: what is planned within instead of a budget in bytes or a share of them.
         peaks: the peaks of the decisions that were compiled, and are above it.
     """
@@ -120,7 +120,7 @@ class CompiledBudget:
             self._tell(made, asked, min(self.peaks.values(), default=taken), limit)
             return False
         if asked.on_peak:
-            self.excess += taken - limit
+            self.excess = max(self.excess, taken - (made.predicted_peak_bytes or limit))
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self._capacity = made.capacity

@@ -18,6 +18,7 @@ from remat import torch_compat
 from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.capture import LOWERINGS
+from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
 from remat.graph.storages import hint
@@ -40,6 +41,9 @@ OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "autotune")
 #: Inductor's vectorised ends of loops on a CPU. In PyTorch 2.13 they compute wrong gradients of a Mamba
 #: whose scan is recomputed; without them the ends run one by one, and all is right.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
+#: Memory that Inductor keeps for a later result of the same size, by an estimate that knows nothing of what
+#: attention and convolutions take beside their results. Without it memory is free as soon as nobody reads it.
+_KEPT_MEMORY = "allow_buffer_reuse"
 
 
 def backend(
@@ -188,7 +192,7 @@ def _compile_inductor(
 
     _refuse_unknown(options)
     known = list_options()
-    patches: dict[str, Any] = {_MASKED_TAILS: False} if _MASKED_TAILS in known else {}
+    patches: dict[str, Any] = dict.fromkeys({_MASKED_TAILS, _KEPT_MEMORY} & {*known}, False)
     patches.update(list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     patches["custom_partitioner_fn"] = partition
@@ -329,6 +333,7 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     * To lower the peak, Inductor's scheduler moves operators past one another, those that draw from
       the generator too; which ones depends on what else is in the graph. Where more than one operator
       draws, the order is kept.
+      Where values go to the host, their copies begin where they were planned to.
     * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten` and
       `_moves_what_is_overwritten`.
     * Inductor lays inputs of convolutions out anew. See `_keep_layouts_of_inputs`.
@@ -340,7 +345,8 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     _draw_into_planned_layouts(gm.graph)
     if not kwargs.get("is_backward"):
         _keep_layouts_of_inputs(gm.graph)
-    if sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes) > 1:
+    drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in gm.graph.nodes)
+    if drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in gm.graph.nodes):
         changes["reorder_for_peak_memory"] = False
     if _returns_what_is_overwritten(gm.graph) or _moves_what_is_overwritten(gm.graph):
         disabled = inductor_config.disabled_passes

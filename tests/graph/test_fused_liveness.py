@@ -23,7 +23,7 @@ def test_a_chain_of_pointwise_operators_is_one_kernel() -> None:
 def test_products_take_what_they_take() -> None:
     joint = joint_of(lambda x, w: (x @ w) @ w, weight(16, 16), weight(16, 16))
     plan = remat.plan(joint, 1)
-    # Nothing but the sum of the two gradients of w fuses, and that is written over one of them.
+    # The sum of the two gradients of w is computed with the product that makes one of them.
     assert plan.peak_bytes - 1024 <= plan.predicted_peak_bytes <= plan.peak_bytes
 
 
@@ -35,6 +35,18 @@ def test_a_kernel_writes_where_an_input_ends() -> None:
     joint = joint_of(lambda x, w: (x @ w).sin().sum(), weight(32, 32), weight(32, 512))
     plan = remat.plan(joint, 0.0)
     assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
+
+
+def test_a_value_is_written_where_an_input_ends_that_one_result_reads() -> None:
+    """Forward's product and its gradient are read for the last time; each of two results is made of both."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return ((x @ w).square() @ v).sum()
+
+    joint = joint_of(f, weight(64, 64), weight(64, 64), weight(64, 64))
+    plan = remat.plan(joint, 0.0)
+    compiled = 64 * 64 * 4 * 7  # x, w, v; the product, its square, the gradients of both
+    assert abs(plan.predicted_peak_bytes - compiled) <= 64 * 64 * 4
 
 
 def test_a_convolution_takes_memory_of_its_own() -> None:

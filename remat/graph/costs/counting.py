@@ -87,12 +87,11 @@ def _further() -> Mapping[Any, Callable[..., int]]:
     """Formulas by operator, for those that PyTorch's registry lacks."""
     from torch.utils.flop_counter import flop_registry
 
-    aten = torch.ops.aten
-    attention = flop_registry[aten._scaled_dot_product_flash_attention]
-    backward = flop_registry[aten._scaled_dot_product_flash_attention_backward]
+    attention = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention]
+    backward = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention_backward]
     return {
-        aten._grouped_mm: _grouped_product,
-        aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
-        aten._scaled_dot_product_fused_attention_overrideable: attention,
+        torch.ops.aten._grouped_mm: _grouped_product,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: backward,
+        torch.ops.aten._scaled_dot_product_fused_attention_overrideable: attention,
     }

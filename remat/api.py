@@ -254,6 +254,8 @@ def frontier(
     *,
     by: str = "bytes",
     reread_inputs: bool = True,
+    offload: OffloadOption = None,
+    pack: PackOption = (),
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -266,6 +268,8 @@ def frontier(
         time_limit: seconds for the solver at each budget; None: no clock.
         by: ``"bytes"``: less cost for more saved bytes; ``"peak"``: less cost for a higher peak of the step.
         reread_inputs: as in `plan`.
+        offload: as in `plan`, by peak only: ways are tried at some of the peaks, and below the lowest.
+        pack: likewise.
         executor: what decides at the budgets, some to each worker: any `concurrent.futures.Executor`, a number of
             processes, or None for this process. By peak it is not used: that is one search, each step of which
             builds on those before. Solver and cost model are given by name.
@@ -273,17 +277,25 @@ def frontier(
 
     Raises:
         PlanError: nothing to differentiate, or conflicting tags.
-        ProblemError: ``by`` is something else, or the executor cannot be used.
+        ProblemError: ``by`` is something else, not ``"peak"`` beside ``offload`` or ``pack``, or the executor
+            cannot be used.
         SolverError: as from `plan`.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner
     from remat.planning.request import PlanRequest
+    from remat.units import Budget
 
     if by not in ("bytes", "peak"):
         raise ProblemError(f"by is {by!r}; expected 'bytes' or 'peak'")
     request = PlanRequest.of(
-        solver=solver, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs
+        budget=Budget(peak_share=1.0),  # of no plan: it says that ways may be given
+        solver=solver,
+        cost=cost,
+        time_limit=time_limit,
+        reread_inputs=reread_inputs,
+        offload=offload,
+        pack=pack,
     )
     check_executor(executor)
     if executor is not None:

@@ -18,6 +18,7 @@ from remat.cli.commands import (
     plan_request,
     reread_option,
     time_limit_option,
+    ways_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -36,6 +37,7 @@ ROWS = 20
 @capture_options
 @time_limit_option
 @reread_option
+@ways_options
 @click.option(
     "--solvers",
     type=params.ListOf(click.STRING),
@@ -71,6 +73,8 @@ def frontier(
     cost: str,
     time_limit: float | None,
     reread_inputs: bool,
+    offload: str | None,
+    pack: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -78,20 +82,27 @@ def frontier(
 
     The knee is the point beyond which more memory buys little. A share is of the bytes that the
     runtime-optimal partition saves: up to 1, what --budget takes. By peak it is a matter of seconds, and a
-    solver is asked for budget 1's plan alone.
+    solver is asked for budget 1's plan alone. With --offload or --pack there are two frontiers by peak: with
+    those ways of keeping values, and without.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph
 
+    if (offload or pack) and by != "peak":
+        raise click.UsageError("'--offload' and '--pack' go together with '--by peak' only")
     given: dict[str, Any] = {} if budget is None else {"budget": budget}
     given |= {"cost": cost, "time_limit": time_limit, "reread_inputs": reread_inputs}
     requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
+    if offload or pack:
+        # First, so that a plan at a budget has them; those without stand beside them.
+        ways = {"budget": budget or "peak:1", "offload": offload, "pack": pack or ()}
+        requests = [plan_request(solver=requests[0].solver, **(given | ways)), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []
         failed: dict[str, str] = {}
         for request in requests:
-            name = request.solver.name
+            name = ", ".join(filter(None, (request.solver.name, request.ways_told)))
             progress.step(f"planning at all budgets with {name}")
             try:
                 planner = Planner.of(
@@ -158,7 +169,7 @@ def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | No
         all_of = len(found.points)
         some = f", {table.row_count} of them here" if table.row_count < all_of else ""
         count = "1 point" if all_of == 1 else f"{all_of} points"
-        click.echo(f"\n{found.solver}: {count}{some}")
+        click.echo(f"\n{found.label}: {count}{some}")
         tables.show(table)
     if chosen is not None:
         click.echo(

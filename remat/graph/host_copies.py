@@ -1,10 +1,13 @@
-"""Copies of tensors in the host's memory and back, beside the computation; on a CPU, plain copies.
+"""Copies of tensors in the host's memory and back, beside the computation.
 
 Forward calls `offload` and, once memory is to be free, `wait_copied`; backward calls `reload` and, where the
 tensor is first read, `wait_copied`. Each direction has a stream of its own. Memory of the host is page-locked
 and comes from PyTorch's caching allocator for it, which hands the same buffers out again step after step.
 The queues are those of ``torch/_functorch/_activation_offloading/offload_ops.py`` in PyTorch; what differs is
 that nothing is resized to 0 bytes, so that backward may run twice, and that there is one stream each way.
+
+On a CPU copies are plain, and lie where PyTorch's allocator does not count them: what it counts is the memory
+that a device would need.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _ENDS: dict[int, torch.cuda.Event] = {}
 def offload(x: torch.Tensor) -> torch.Tensor:
     """Begins a copy in the host's memory; `wait_copied` ends it."""
     if x.device.type != "cuda":
-        return x.clone()
+        return _uncounted(x).copy_(x)
     host = torch.empty_like(x, device="cpu", pin_memory=True)
     return _begun(host, x, x.device, back=False)
 
@@ -69,6 +72,16 @@ torch.library.register_fake("remat::wait_copied", lambda copy, of: copy)
 OFFLOAD = torch.ops.remat.offload.default
 RELOAD = torch.ops.remat.reload.default
 WAIT_COPIED = torch.ops.remat.wait_copied.default
+
+
+def _uncounted(like: torch.Tensor) -> torch.Tensor:
+    """A tensor like another, in memory of Python's."""
+    laid_out = torch.empty_like(like, device="meta")
+    nbytes = laid_out.untyped_storage().nbytes()
+    if not nbytes:
+        return torch.empty_like(like)
+    flat = torch.frombuffer(bytearray(nbytes), dtype=torch.uint8).view(like.dtype)
+    return flat.as_strided(laid_out.size(), laid_out.stride())
 
 
 def _begun(

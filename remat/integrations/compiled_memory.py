@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
+from remat.graph.host_copies import OFFLOAD
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
 from remat.graph.storages import hint
@@ -139,7 +140,8 @@ class _Life:
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs halves, and notes when storages come and go.
 
-    Operators of higher order come here too: what runs an operator and keeps the generator's state returns both.
+    Copies in the host's memory are left out. Operators of higher order come here too: what runs an operator
+    and keeps the generator's state returns both.
     """
 
     supports_higher_order_operators = True
@@ -150,6 +152,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boundary = 1
         self._alive: dict[int, _Life] = {}
         self._lives: list[_Life] = []
+        self._on_host: set[int] = set()
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
         """An input: a tensor like another, on a storage of its own."""
@@ -175,8 +178,8 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Says what storages are that were made on the way, and by which names they are handed over."""
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
-                life = self._alive[torch_compat.storage_id(value.untyped_storage())]
-                if life.kind is StorageKind.TEMPORARY:
+                life = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
+                if life is not None and life.kind is StorageKind.TEMPORARY:
                     life.kind, life.saved_as = kind, name
 
     def timeline(self) -> Timeline:
@@ -204,7 +207,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note(self, value: torch.Tensor, node: str, kind: StorageKind) -> None:
         storage = value.untyped_storage()
         key = torch_compat.storage_id(storage)
-        if key not in self._alive:
+        if key not in self._alive and key not in self._on_host:
             life = _Life(node, hint(storage.nbytes()), kind, first=len(self._moments))
             self._alive[key] = life
             self._lives.append(life)
@@ -216,6 +219,11 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func is OFFLOAD:
+            storage = out.untyped_storage()
+            key = torch_compat.storage_id(storage)
+            self._on_host.add(key)
+            weakref.finalize(storage, self._on_host.discard, key).atexit = False
         for value in pytree.tree_leaves(out):
             if isinstance(value, torch.Tensor):
                 self._note(value, str(func), StorageKind.TEMPORARY)

@@ -22,7 +22,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut
-from remat.errors import PlanError, noting_warnings, warn
+from remat.errors import noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -134,8 +134,6 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if isinstance(options.get("cost", COST), LeftOut):  # these tensors tell where it runs
             options["cost"] = LeftOut(f"{COST.value}:tensors")
         self.request = PlanRequest.of(**options)
-        if lower == "inductor":
-            self.request.refuse_ways("the lowering 'inductor'")
         self.hooks_key = "".join(map(register, self._all_hooks()))
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
@@ -297,11 +295,6 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             fingerprint = joint.fingerprint
             met = self.siblings.met[fingerprint]
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
-            if self.lower == "inductor" and isinstance(asked.plan, Plan) and asked.plan.ways:
-                raise PlanError(
-                    f"the plan for '{asked.plan.graph}' packs or offloads values, which goes with "
-                    "lower='eager' only; plan again without offload and pack"
-                )
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         plan = (

@@ -36,7 +36,7 @@ class FrontierPoint:
 
     Attributes:
         saved_bytes: bytes that forward hands to backward, beyond inputs and outputs.
-        recompute_cost: cost of what runs twice, in the frontier's unit.
+        recompute_cost: cost of what runs twice, and of packing and waiting, in the frontier's unit.
         peak_bytes: simulated peak of the step.
     """
 
@@ -60,6 +60,7 @@ class Frontier:
             bytes are those of peaks.
         full_bytes: bytes that the runtime-optimal partition saves.
         least_bytes: the least bytes that any plan saves.
+        ways: how saved values may be packed or offloaded, for people; empty where they may not.
     """
 
     form: ClassVar[Form] = Form("frontier", "remat_frontier", 1)
@@ -73,6 +74,7 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     bound: tuple[tuple[int, int], ...]
     by: str = "bytes"
+    ways: str = ""
     _planner: Planner = field(repr=False)
     _decided: tuple[Decided, ...] = field(repr=False)
 
@@ -92,7 +94,12 @@ class Frontier:
             by: ``"bytes"`` or ``"peak"``.
             executor: by bytes, what decides it at its budgets; None for this process.
             joint: the graph as it was captured, for an executor.
+
+        Raises:
+            ProblemError: values may be packed or offloaded, and the frontier does not go by peak.
         """
+        if by != "peak":
+            planner.request.refuse_ways("a frontier by what is saved")
         if by == "peak":
             found, bound = planner.peaks.frontier()
         else:
@@ -111,11 +118,17 @@ class Frontier:
             ),
             bound=bound,
             by=by,
+            ways=planner.request.ways_told,
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,
             _decided=tuple(d for d, _ in found),
         )
+
+    @property
+    def label(self) -> str:
+        """Who decided, and how values may be kept besides."""
+        return ", ".join(filter(None, (self.solver, self.ways)))
 
     def bytes_of(self, point: FrontierPoint | Plan) -> int:
         """Bytes of a point or a plan on the frontier's axis: those it saves, or those of its peak."""
@@ -226,11 +239,14 @@ class Frontier:
         def at(point: FrontierPoint | Plan) -> tuple[int, int]:
             return self.bytes_of(point), point.recompute_cost
 
+        # Ways add plans, so what bounds those with them bounds all.
+        below = next((f for f in (self, *others) if f.ways), self)
+        alike = {(f._planner.fingerprint, f.cost) for f in (self, *others)}
         curves = [
             Curve(
-                label=f.solver,
+                label=f.label,
                 points=tuple(map(at, f.points)),
-                bound=f.bound,
+                bound=below.bound if len(alike) == 1 else f.bound,
                 knee=at(f.knee()),
                 unit=f.unit,
                 full_bytes=f.full_bytes if self.by == "bytes" else 0,
@@ -265,7 +281,7 @@ class Frontier:
     def __repr__(self) -> str:
         knee, shown = self.knee(), self.thinned(MOST_SHOWN)
         lines = [
-            f"<frontier of {self.graph} by {self.by}: {len(self.points)} points of {self.solver}, cost model "
+            f"<frontier of {self.graph} by {self.by}: {len(self.points)} points of {self.label}, cost model "
             f"{self.cost}"
         ]
         lines += [

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from remat.planning.order_search import Reordered
-from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch, Tried
 from remat.solvers.graph_problem import evaluate
 
@@ -32,6 +31,12 @@ _FEW_RUNS, _ORDERED = 1_000, 8
 _STEPS = 64
 
 T = TypeVar("T")
+
+
+class Bounds(Protocol):
+    """What proves lower bounds on the cost within a peak; see `remat.planning.peak_bound.PeakBounds`."""
+
+    def bound(self, peak_bytes: int, moments: Iterable[int]) -> int: ...
 
 
 def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
@@ -157,9 +162,7 @@ class PeakFrontier(PeakSearch):
                 more.append(i)
         return more
 
-    def bound(
-        self, bounds: PeakBounds, starts: Iterable[Iterable[int]]
-    ) -> tuple[tuple[int, int], ...]:
+    def bound(self, bounds: Bounds, starts: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
         """Vertices (peak bytes, cost) of a falling line below which no schedule of the step lies.
 
         It falls in steps: what is proven of a peak holds for all lower ones. It goes from the least peak that

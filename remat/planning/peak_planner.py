@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
@@ -36,6 +36,8 @@ PROVEN = 2_000
 CLOSING = 3
 #: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
 PARTS = 20
+#: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
+_IN_WAYS, _BELOW = 12, 4
 #: Why no budget lowers a peak further, and what does.
 _UNSHRUNK = (
     ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
@@ -147,22 +149,44 @@ class PeakPlanner:
         """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
 
         Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
-        differ by what a few scalars take. The line is given by its vertices (peak bytes, cost).
+        differ by what a few scalars take. Where values may be packed or offloaded, that is tried at some of the
+        peaks, and below the lowest. The line is given by its vertices (peak bytes, cost).
         """
+        ways = self._ways if self._of.request.has_ways else None
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
         cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
         others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
         found = search.found([*cuts, *others], self._of.on_step)
         self._of.on_step("proving bounds")
-        line = search.bound(self.bounds, cuts)
+        line = search.bound(ways or self.bounds, cuts)
         few = len(found) * len(self._of.state.index) <= SIMULATED
+        decided = [(self.decided(f), f.peak_bytes) for f in found]
+        decided = [(d, self._of.peak(d) if few else at) for d, at in decided]
+        if ways is not None:
+            decided += self._in_ways(ways, decided, search.least_possible)
         pairs = []
-        for f in found:
-            d = self.decided(f)
-            at = self._of.peak(d) if few else f.peak_bytes
+        for d, at in decided:
             bound = next((cost for peak, cost in line if peak >= at), 0)
             pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
         return pareto(pairs, lambda pair: (pair[1], pair[0].cost)), line
+
+    def _in_ways(
+        self, ways: WaysPlanner, found: Sequence[tuple[Decided, int]], least_possible: int
+    ) -> list[tuple[Decided, int]]:
+        """Cheaper decisions with ways than some of a frontier, and such of lower peaks, each with its peak."""
+        thin = found[:: max(1, len(found) // _IN_WAYS)]
+        wanted: list[tuple[int, Decided | None]] = [(peak, d) for d, peak in thin]
+        lowest = found[0][1]
+        room = lowest - least_possible
+        wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
+        made = []
+        for peak, without in wanted:
+            d = ways.within(peak, without)
+            if d is not None and d is not without:
+                made.append((d, self._of.peak(d)))
+            elif without is None:
+                break
+        return made
 
     @cached_property
     def search(self) -> PeakSearch:

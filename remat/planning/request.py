@@ -190,6 +190,12 @@ class PlanRequest:
         """Whether saved values may be packed or offloaded where that pays."""
         return self.offload is not None or bool(self.pack)
 
+    @property
+    def ways_told(self) -> str:
+        """The ways for people, as in ``"offload 25 GB/s, pack bf16"``."""
+        told = [] if self.offload is None else [f"offload {self.offload.told}"]
+        return ", ".join([*told, *(f"pack {pair.name}" for pair in self.pack)])
+
     def refuse_ways(self, who: str) -> None:
         """Refuses ways where they are not planned.
 
@@ -198,7 +204,7 @@ class PlanRequest:
         """
         if self.has_ways:
             raise ProblemError(
-                f"{who} does not offload or pack; leave offload and pack out, or plan one graph under lower='eager'"
+                f"{who} does not offload or pack; leave offload and pack out, or plan one graph within a peak"
             )
 
     def _check_ways(self) -> None:

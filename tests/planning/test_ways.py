@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from torch import nn
 import remat
 from remat.errors import PlanError, ProblemError, RematError
 from remat.graph.costs.links import Link, links
-from remat.integrations.partitioner import Partitioner
 from remat.running.differences import first_difference
 from remat.running.measure import measure_step
 from remat.running.trial import Trial
@@ -65,6 +65,29 @@ def test_a_compiled_step_has_the_gradients_of_eager_and_the_simulated_peak() -> 
     assert measure_step(compiled, (x,), by="storages").peak_bytes == plan.peak_bytes
 
 
+@pytest.mark.parametrize("share", [0.4, 0.0])
+def test_inductor_compiles_copies_and_the_allocator_finds_the_known_peak(share: float) -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(), torch.randn(16, 8, 48)
+    peaks = {}
+    for options in ({}, {**OPTIONS, "cost": "roofline-fused:epyc"}):
+        torch.compiler.reset()
+        model.zero_grad()
+        options = {"budget": remat.Peak(share), **options}
+        compiled = torch.compile(model, backend="remat", options=options)
+        compiled(x).backward()
+        plan = remat.plans()[-1]
+        peaks[bool(plan.ways)] = plan.peak_bytes
+        assert measure_step(compiled, (x,), by="allocator").peak_bytes == plan.peak_bytes
+    got = [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+    model.zero_grad()
+    model(x).backward()
+    for p, g in zip(model.parameters(), got, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-5, atol=1e-6)
+    assert plan.host_bytes
+    assert peaks[True] <= peaks[False]
+
+
 def test_ways_never_cost_more_than_doing_without() -> None:
     without = remat.plan(blocks(), remat.Peak(0.2), cost="roofline:epyc")
     plan = ways_plan()
@@ -78,6 +101,27 @@ def test_ways_never_cost_more_than_doing_without() -> None:
 @cache
 def ways_plan() -> remat.Plan:
     return remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
+
+
+def test_a_frontier_with_ways_lies_below_the_one_without(tmp_path: Path) -> None:
+    slow = {**OPTIONS, "offload": "2GB/s"}
+    without = remat.frontier(blocks(), cost="roofline:epyc", by="peak")
+    found = remat.frontier(blocks(), by="peak", **slow)
+    gains = []
+    for p in without.points:
+        within = [q.recompute_cost for q in found.points if q.peak_bytes <= p.peak_bytes]
+        gains.append(p.recompute_cost - min(within))
+    assert min(gains) >= 0
+    assert max(gains) > 0
+    cheapest = next(p for p in found.points if p not in without.points)
+    plan = found.plan(cheapest)
+    assert plan.ways
+    assert plan.peak_bytes == cheapest.peak_bytes
+    assert plan.recompute_cost + plan.ways_cost == cheapest.recompute_cost
+    found.plot(tmp_path / "both.svg", others=[without])
+    assert "offload 2 GB/s" in (tmp_path / "both.svg").read_text()
+    with pytest.raises(ProblemError, match="a frontier by what is saved does not offload"):
+        remat.frontier(blocks(), **slow)
 
 
 def test_saved_plans_keep_their_ways() -> None:
@@ -170,11 +214,9 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
         remat.plan(blocks(), **{"budget": remat.Peak(0.5), **options})
 
 
-def test_graphs_of_one_step_and_inductor_are_refused() -> None:
+def test_graphs_of_one_step_are_refused() -> None:
     with pytest.raises(ProblemError, match="a plan of several graphs does not offload or pack"):
         remat.plan([blocks()], remat.Peak(0.5), offload="pcie5")
-    with pytest.raises(ProblemError, match="'inductor' does not offload or pack"):
-        Partitioner(lower="inductor", budget=remat.Peak(0.5), offload="pcie5")
 
 
 def test_an_edited_way_is_refused() -> None:

@@ -284,12 +284,10 @@ def frontier(
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner
     from remat.planning.request import PlanRequest
-    from remat.units import Budget
 
     if by not in ("bytes", "peak"):
         raise ProblemError(f"by is {by!r}; expected 'bytes' or 'peak'")
-    request = PlanRequest.of(
-        budget=Budget(peak_share=1.0),  # of no plan: it says that ways may be given
+    request = PlanRequest.without_budget(
         solver=solver,
         cost=cost,
         time_limit=time_limit,

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remat.cli import params
-from remat.cli.commands import capture_model, main, model_options, plan_request, title_of
+from remat.cli.commands import (
+    capture_model,
+    main,
+    model_options,
+    plan_request,
+    title_of,
+    ways_options,
+)
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
 from remat.errors import RematError
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @model_options
+@ways_options
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
@@ -40,6 +48,8 @@ def compare(
     cost: str,
     time_limit: float | None,
     reread_inputs: bool,
+    offload: str | None,
+    pack: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -55,6 +65,8 @@ def compare(
         "cost": cost,
         "time_limit": time_limit,
         "reread_inputs": reread_inputs,
+        "offload": offload,
+        "pack": pack or (),
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names = api.solver_names() if solvers is None else solvers

@@ -23,6 +23,7 @@ from remat.cli.commands import (
     seq_option,
     solver_option,
     time_limit_option,
+    ways_options,
     wrong_usage,
 )
 from remat.cli.errors import fail
@@ -111,6 +112,7 @@ def _optimizer(text: str) -> str:
 )
 @seq_option
 @time_limit_option
+@ways_options
 @json_option
 def fit(
     model: str,
@@ -119,6 +121,8 @@ def fit(
     cost: str,
     solver: str,
     time_limit: float | None,
+    offload: str | None,
+    pack: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -131,7 +135,8 @@ def fit(
     """
     from remat.planning.fitting import fit_calls
 
-    request = plan_request(cost=cost, solver=solver, time_limit=time_limit)
+    ways = {"budget": "peak:1", "offload": offload, "pack": pack or ()} if offload or pack else {}
+    request = plan_request(cost=cost, solver=solver, time_limit=time_limit, **ways)
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
     with Progress() as progress, contextlib.redirect_stdout(sys.stderr):

@@ -13,7 +13,7 @@ from remat.errors import RematError
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
 from remat.planning.planner import Planner
-from remat.planning.request import CostOption, PlanRequest
+from remat.planning.request import CostOption, OffloadOption, PackOption, PlanRequest
 from remat.planning.without import Without
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
@@ -40,7 +40,7 @@ class ComparisonRow:
         decided_by: what decided: the solver, or the cut of the pass ``min-cut`` where that costs less.
         capacity: the budget in bytes; for a budget on the peak, what the plan was allowed to save.
         saved_bytes: bytes saved.
-        recompute_cost: cost of recomputing, in ``unit``.
+        recompute_cost: cost of recomputing, and of packing and waiting for copies, in ``unit``.
         recompute_bound: proven lower bound on it within ``capacity``.
         peak_bytes: simulated peak of the step.
         solve_s: seconds that the solver took to decide this plan.
@@ -144,7 +144,7 @@ class Comparison:
 
 #: Figures of a row that are those of its plan.
 _OF_PLAN = (
-    "capacity", "saved_bytes", "recompute_cost", "recompute_bound", "peak_bytes", "solve_s", "unit",
+    "capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit",
 )  # fmt: skip
 
 
@@ -156,6 +156,8 @@ def compare(
     time_limit: float | None = None,
     *,
     reread_inputs: bool = True,
+    offload: OffloadOption = None,
+    pack: PackOption = (),
     executor: AnyExecutor = None,
     on_row: Callable[[ComparisonRow], None] | None = None,
 ) -> Comparison:
@@ -172,6 +174,8 @@ def compare(
         cost: cost model, shared by all.
         time_limit: seconds for each solver on each problem; None: no clock.
         reread_inputs: as in `plan`.
+        offload: as in `plan`, for all, whose budgets are then peaks.
+        pack: likewise.
         executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             With one, solvers and the cost model are given by name.
         on_row: called with each row as it is known, ``best`` not yet set.
@@ -187,7 +191,14 @@ def compare(
         else as_list("solvers", solvers, (str, Solver))
     )
     requests = [
-        PlanRequest.of(budget=b, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs)
+        PlanRequest.of(
+            budget=b,
+            cost=cost,
+            time_limit=time_limit,
+            reread_inputs=reread_inputs,
+            offload=offload,
+            pack=pack,
+        )
         for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak))
     ]
     for name in names:
@@ -204,6 +215,8 @@ def compare(
                 cost=name_to_send(value_of(cost), "cost model"),
                 time_limit=time_limit,
                 reread_inputs=reread_inputs,
+                offload=None if request.offload is None else str(request.offload),
+                pack=tuple(pair.name for pair in request.pack),
             )
             for request in requests
             for name in names
@@ -236,6 +249,7 @@ def compare(
                         budget=budget,
                         decided_by=p.solver,
                         plan_s=time.perf_counter() - start,
+                        recompute_cost=p.recompute_cost + p.ways_cost,
                         **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
@@ -279,6 +293,8 @@ class _Elsewhere:
     cost: str
     time_limit: float | None
     reread_inputs: bool
+    offload: str | None
+    pack: tuple[str, ...]
 
 
 def _asked_of(
@@ -309,6 +325,8 @@ def _planned_elsewhere(asked: _Elsewhere) -> ComparisonRow:
         asked.cost,
         asked.time_limit,
         reread_inputs=asked.reread_inputs,
+        offload=asked.offload,
+        pack=asked.pack,
     ).rows
     return row
 

@@ -22,7 +22,7 @@ class FitRow:
             optimizer's state, buffers of collectives. Where none fits, the least that was found, or is possible.
         step_s: modelled seconds of one step; None where none fits.
         samples_per_s: samples of all ranks in a second; None where none fits.
-        recompute_s: modelled seconds of what runs twice; None where none fits.
+        recompute_s: modelled seconds of what runs twice, and of packing and waiting; None where none fits.
         reason: why none fits; empty where one does.
         proven: where none fits, whether that is proven; else none was found.
     """
@@ -59,6 +59,8 @@ class Fit:
         gradient_bytes: gradients on one rank, when backward has run.
         state_bytes: the optimizer's state on one rank.
         optimizer_bytes: what the optimizer's step allocates and frees.
+        offload: the link over which saved values may go to the host; empty where none may.
+        pack: the pairs by which they may be packed.
         rows: by batch, the smallest first.
     """
 
@@ -74,6 +76,8 @@ class Fit:
     state_bytes: int
     optimizer_bytes: int
     rows: tuple[FitRow, ...]
+    offload: str = ""
+    pack: tuple[str, ...] = ()
 
     @property
     def largest(self) -> FitRow | None:
@@ -110,6 +114,10 @@ class Fit:
         options = [f'"budget": {shown}']
         if self.lower != "inductor":
             options.append(f'"lower": "{self.lower}"')
+        if budget.on_peak and self.offload:
+            options.append(f'"offload": "{self.offload}"')
+        if budget.on_peak and self.pack:
+            options.append(f'"pack": {json.dumps(self.pack)}')
         return f'model = torch.compile(model, backend="remat", options={{{", ".join(options)}}})'
 
     def to_json(self) -> str:

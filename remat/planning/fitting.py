@@ -16,7 +16,13 @@ from remat.planning.fit import Fit
 from remat.planning.fit_batches import Asked, Rows, Step, rows_of
 from remat.planning.fit_fixed import Fixed, other_bytes, parameters_of, without_gradient
 from remat.planning.fit_row import device_of, is_cpu
-from remat.planning.request import CostOption, PlanRequest, SolverOption
+from remat.planning.request import (
+    CostOption,
+    OffloadOption,
+    PackOption,
+    PlanRequest,
+    SolverOption,
+)
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send
 from remat.running.optimizer import Make, read_optimizer
 
@@ -42,6 +48,8 @@ def fit(
     time_limit: float | None = None,
     lower: str = "inductor",
     device: str | torch.device | None = None,
+    offload: OffloadOption = None,
+    pack: PackOption = (),
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
@@ -74,6 +82,8 @@ def fit(
         time_limit: as in `remat.plan`.
         lower: as in `remat.capture`; for ``"inductor"`` peaks are those that fused code is expected to have.
         device: as in `remat.capture`.
+        offload: as in `remat.plan`, on one rank: saved values may go to the host where a step does not fit without.
+        pack: likewise.
         executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             Batches that are listed are planned at the same time, and so are doubled ones; steps are captured
             here, and solver and cost model are given by name.
@@ -97,7 +107,9 @@ def fit(
         ranks=ranks,
         fsdp=fsdp,
         link_gbps=link_gbps,
-        request=PlanRequest.of(cost=cost, solver=solver, time_limit=time_limit),
+        request=PlanRequest.without_budget(
+            cost=cost, solver=solver, time_limit=time_limit, offload=offload, pack=pack
+        ),
         lower=lower,
         device=device,
         executor=executor,
@@ -145,6 +157,8 @@ def fit_calls(
         raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
     if fsdp and ranks == 1:
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
+    if ranks > 1:
+        request.refuse_ways("a step of several ranks")
     if not link_gbps > 0:
         raise ProblemError(f"link_gbps is {link_gbps!r}; expected GB/s above 0")
     if request.cost.unit != "ps":
@@ -209,4 +223,6 @@ def fit_calls(
         state_bytes=use.state_bytes,
         optimizer_bytes=use.step_bytes,
         rows=tuple(found[b] for b in sorted(found)),
+        offload="" if request.offload is None else str(request.offload),
+        pack=tuple(pair.name for pair in request.pack),
     )

@@ -153,6 +153,13 @@ class PlanRequest:
         return made
 
     @classmethod
+    def without_budget(cls, **options: Any) -> PlanRequest:
+        """As `of`, for what has no budget of its own: ways of keeping values then go with any peak."""
+        given = options.get("offload") is not None or bool(options.get("pack"))
+        budget: dict[str, Any] = {"budget": Budget(peak_share=1.0)} if given else {}
+        return cls.of(**options, **budget)
+
+    @classmethod
     def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
         """Reads what `to_text` wrote."""
         given: dict[str, Any] = dict(options)

@@ -124,6 +124,36 @@ def test_a_frontier_with_ways_lies_below_the_one_without(tmp_path: Path) -> None
         remat.frontier(blocks(), **slow)
 
 
+def test_what_fits_and_what_solvers_come_to_know_ways() -> None:
+    row = remat.compare(blocks(), ["auto"], [remat.Peak(0.2)], **OPTIONS).rows[0]
+    plan = ways_plan()
+    assert (row.recompute_cost, row.peak_bytes) == (
+        plan.recompute_cost + plan.ways_cost,
+        plan.peak_bytes,
+    )
+    model = Blocks(width=64, depth=4)
+
+    def fit(**options: Any) -> remat.Fit:
+        return remat.fit(
+            model,
+            lambda batch: (torch.randn(batch, 16, 64),),
+            memory="1650KiB",
+            optimizer="sgd",
+            batches=[8],
+            lower="eager",
+            cost="roofline:epyc",
+            **options,
+        )
+
+    with_ways, without = fit(offload="10GB/s"), fit()
+    assert with_ways.best is not None
+    assert without.best is not None
+    assert (with_ways.best.recompute_s or 0) < (without.best.recompute_s or 0)
+    assert '"offload": "10GB/s"' in with_ways.code
+    with pytest.raises(ProblemError, match="a step of several ranks does not offload"):
+        fit(offload="10GB/s", ranks=2)
+
+
 def test_saved_plans_keep_their_ways() -> None:
     plan = ways_plan()
     assert plan.ways

@@ -15,7 +15,12 @@ import torch
 from remat.errors import ProblemError
 from remat.files import write_whole
 
-_RATES = {"half_tflops": "TFLOP/s", "single_tflops": "TFLOP/s", "memory_tbps": "TB/s"}
+_RATES = {
+    "half_tflops": "TFLOP/s",
+    "single_tflops": "TFLOP/s",
+    "memory_tbps": "TB/s",
+    "ranks_tbps": "TB/s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,7 @@ class Device:
         half_tflops: peak of bfloat16 and float16 matrix products, TFLOP/s.
         single_tflops: peak of float32 matrix products (TF32 where there is one), TFLOP/s.
         memory_tbps: memory bandwidth, TB/s.
+        ranks_tbps: what a rank sends to others of its node at once, TB/s; 0: as much as its memory gives.
 
     Raises:
         ProblemError: the name is empty, or a rate is no finite number above 0.
@@ -38,12 +44,18 @@ class Device:
     half_tflops: float
     single_tflops: float
     memory_tbps: float
+    ranks_tbps: float = 0.0
 
     def __post_init__(self) -> None:
         if fault := _fault(asdict(self)):
             raise ProblemError(f"device {self.name!r}: {fault}")
         if not self.label:
             object.__setattr__(self, "label", self.name)
+
+    @property
+    def sent_per_ps(self) -> float:
+        """Bytes that a rank sends to others in a picosecond."""
+        return self.ranks_tbps or self.memory_tbps
 
     def flops_per_ps(self, dtype: torch.dtype) -> float:
         """Operations per picosecond, which is the number of TFLOP/s."""
@@ -57,7 +69,9 @@ class Device:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Device:
-        """Reads a device from a TOML file with this class's attributes as keys; ``label`` may lack.
+        """Reads a device from a TOML file with this class's attributes as keys.
+
+        ``label`` and ``ranks_tbps`` may lack.
 
         Raises:
             ProblemError: the file cannot be read, is no TOML, or a key is missing, unknown or
@@ -72,7 +86,7 @@ class Device:
             raise ProblemError(f"{where} is no TOML: {error}") from error
         takes = [f.name for f in fields(cls)]
         unknown = [k for k in data if k not in takes]
-        missing = [k for k in takes if k not in data and k != "label"]
+        missing = [k for k in takes if k not in data and k not in ("label", "ranks_tbps")]
         for what, keys in (("unknown", unknown), ("missing", missing)):
             if keys:
                 raise ProblemError(
@@ -107,7 +121,9 @@ def _fault(values: Mapping[str, Any]) -> str | None:
         if not isinstance(text, str) or (key == "name" and not text):
             return f"key '{key}' is {text!r}; expected text"
     for key, unit in _RATES.items():
-        value = values[key]
+        value = values.get(key, 0.0)
+        if key == "ranks_tbps" and not value:
+            continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         try:
             usable = number and math.isfinite(value) and value > 0
@@ -127,11 +143,11 @@ def _literal(value: str | float) -> str:
 DEVICES: Mapping[str, Device] = {
     d.name: d
     for d in (
-        Device(name="a100", label="A100 SXM 80GB", half_tflops=312, single_tflops=156, memory_tbps=2.039),
-        Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35),
-        Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8),
-        Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0),
+        Device(name="a100", label="A100 SXM 80GB", half_tflops=312, single_tflops=156, memory_tbps=2.039, ranks_tbps=0.3),
+        Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35, ranks_tbps=0.45),
+        Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8, ranks_tbps=0.45),
+        Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0, ranks_tbps=0.9),
         Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273),
-        Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3),
+        Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3, ranks_tbps=0.448),
     )
 }  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from remat.errors import ProblemError
+from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.calibration import calibrated, is_here
 from remat.graph.costs.counting import count_flops
@@ -21,7 +22,7 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True)
 class Roofline(CostModel):
-    """The larger of arithmetic time and memory time on a device, in picoseconds.
+    """The larger of arithmetic time and memory time on a device, in picoseconds; of collectives, time to send.
 
     The device defaults to an H100 whatever machine plans, so that every machine plans alike.
 
@@ -81,7 +82,8 @@ class Roofline(CostModel):
         arithmetic = count_flops(node) / self.device.flops_per_ps(dtype)
         # 1 TB/s is one byte per picosecond.
         memory = moved_bytes / self.device.memory_tbps
-        return max(1, math.ceil(max(arithmetic, memory)))
+        sent = sent_bytes(node) / self.device.sent_per_ps
+        return max(1, math.ceil(max(arithmetic, memory, sent)))
 
     def moved_bytes(self, node: fx.Node) -> int:
         """Bytes that one run reads from memory and writes to it."""
@@ -92,6 +94,18 @@ class Roofline(CostModel):
 
     def __str__(self) -> str:
         return f"{self.name}:{self.source or self.device.name}"
+
+
+def sent_bytes(node: fx.Node) -> int:
+    """Bytes that a rank sends in a collective, of as many ranks as there may be; 0 for any other node.
+
+    What is gathered or scattered is sent once, what is reduced for all twice, in rings.
+    """
+    if not ops.is_collective(node) or node.target is torch.ops._c10d_functional.wait_tensor.default:
+        return 0
+    read = sum(tensor_bytes(n.meta.get("val")) for n in node.all_input_nodes)
+    times = 2 if "all_reduce" in str(node.target) else 1
+    return times * max(read, tensor_bytes(node.meta.get("val")))
 
 
 def all_bytes(node: fx.Node) -> int:

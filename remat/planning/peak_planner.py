@@ -11,9 +11,10 @@ from itertools import combinations
 from torch import fx
 
 from remat.errors import BudgetError, PeakWarning, warn
+from remat.graph.fused_liveness import predict_peak
 from remat.graph.joint import split_outputs
 from remat.graph.liveness import sums_of
-from remat.graph.lowering import SavedKind
+from remat.graph.lowering import Decision, SavedKind
 from remat.graph.storages import Sizes
 from remat.planning.decider import VERTICES, Decided, Decider
 from remat.planning.order_search import Reordered
@@ -54,14 +55,38 @@ class PeakPlanner:
 
     def __init__(self, decider: Decider) -> None:
         self._of = decider
+        self._expected: dict[Decision, int] = {}
 
     def above_full(self, decided: Decided) -> bool:
-        """Whether a decision that is allowed less than budget 1's peaks higher than that."""
+        """Whether a decision that is allowed less than budget 1's peaks higher than that.
+
+        Where Inductor will compile the step, only if it is expected to do so then, too.
+        """
         if (decided.choice.capacity or 0) >= self._of.full_bytes:
             return False
         peak = self._of.peak(decided)
         low = 0 if self._of.request.hooks else self.full_at_least  # hooks may pack what is saved
-        return peak > low and peak > self._of.peak(self._of.full)
+        if peak <= low or peak <= self._of.peak(self._of.full):
+            return False
+        return self._of.state.joint.lower == "eager" or self._exceeds_full(decided)
+
+    def _exceeds_full(self, decided: Decided) -> bool:
+        """Whether a decision peaks higher than budget 1's, as the step will run."""
+        return self._running(decided) > self._running(self._of.full)
+
+    def _running(self, decided: Decided) -> int:
+        """The peak as the step will run: simulated, or expected of what Inductor compiles."""
+        if self._of.state.joint.lower == "eager":
+            return self._of.peak(decided)
+        known = self._expected.get(decided.decision)
+        if known is None:
+            done = self._of.split(decided)
+            assert done.forward is not None
+            assert done.backward is not None
+            joint = done.joint
+            peak = predict_peak(done.forward, done.backward, joint.num_fwd_outputs, joint.memories)
+            known = self._expected[decided.decision] = peak.nbytes
+        return known
 
     @cached_property
     def full_at_least(self) -> int:
@@ -133,9 +158,7 @@ class PeakPlanner:
         starts = [self._of.saved_of(d) for d in (decided, self._of.full)]
         tried = search.within(search.tried(starts[1]).peak_bytes, starts, capacity)
         found = self.decided(tried)
-        fits = found.saved_bytes <= capacity and self._of.peak(found) <= self._of.peak(
-            self._of.full
-        )
+        fits = found.saved_bytes <= capacity and not self._exceeds_full(found)
         return found if fits else None
 
     @cached_property
@@ -412,11 +435,12 @@ class PeakPlanner:
         """Warns of a plan that saves less than budget 1's and peaks higher."""
         if budget.on_peak or not self.above_full(decided):
             return
-        peak, most = self._of.peak(decided), self._of.peak(self._of.full)
+        peak, most = self._running(decided), self._running(self._of.full)
         share = (decided.choice.capacity or 0) / self._of.full_bytes
         told, above = format_apart(peak, most)
+        verb = "has" if self._of.state.joint.lower == "eager" else "is expected to have"
         warn(
-            f"budget {budget.label} for '{self._of.state.joint.name}' has a peak of {told} ({peak} "
+            f"budget {budget.label} for '{self._of.state.joint.name}' {verb} a peak of {told} ({peak} "
             f"bytes), above the {above} ({most} bytes) of budget 1: it bounds what is saved, and "
             "no plan found within it makes less at once. To bound the peak, give "
             f"remat.Peak({share:.2f}), as text peak:{share:.2f}: 0 is the least peak found, 1 that of budget 1",

@@ -144,7 +144,7 @@ def test_a_peak_is_never_above_that_of_budget_1() -> None:
 
 def test_a_peak_that_compiled_code_cannot_keep_to_is_refused() -> None:
     low = compiled("blocks", remat.Peak(0.0))[3]
-    with pytest.raises(Exception, match="as Inductor compiled it, (the least of|above the)"):
+    with pytest.raises(Exception, match=r"as Inductor compiled it, (the least of|above the)"):
         compiled("blocks", remat.Peak(low * 7 // 10))
 
 

@@ -414,7 +414,7 @@ def _draw_into_planned_layouts(graph: fx.Graph) -> None:
             continue
         for given in node.all_input_nodes:
             value = given.meta.get("val")
-            if not isinstance(value, torch.Tensor) or not value.dim():
+            if not isinstance(value, torch.Tensor) or value.dim() < 2:  # states too have no layout
                 continue
             with graph.inserting_before(node):
                 laid_out = graph.call_function(

@@ -231,7 +231,8 @@ class PeakPlanner:
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
-            found = self._ways.within(peak_bytes, None)
+            possible = peak_bytes >= self.search.least_possible  # whatever is kept how
+            found = self._ways.within(peak_bytes, None) if possible else None
             if found is None:
                 raise
         else:

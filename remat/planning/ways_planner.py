@@ -77,6 +77,8 @@ class WaysPlanner:
         self._of.on_step("searching for what to pack and to offload")
         aimed = peak_bytes
         for _ in range(_TURNS):
+            if aimed <= 0:
+                break
             search = self._searching(aimed)
             found, decision = self._found(search, without), None
             if found.ways:
@@ -142,6 +144,8 @@ class WaysPlanner:
             for v, way in found.ways.items()
         }
         for _ in range(_ORDERS):
+            if aimed <= 0:
+                return
             better = orders.improved(*start, aimed, away)
             if better is None:
                 return

@@ -363,7 +363,7 @@ def plan_request(**options: Any) -> PlanRequest:
     """The request of the running command, from options as they were typed; a bad one is wrong usage.
 
     Args:
-        options: those of `remat.planning.request.PlanRequest.of`.
+        options: those of `remat.planning.request.PlanRequest.of`; without a budget, of what has none of its own.
 
     Raises:
         click.BadParameter: an option cannot be meant; the option of the command is named.
@@ -371,7 +371,7 @@ def plan_request(**options: Any) -> PlanRequest:
     from remat.planning.request import PlanRequest
 
     with wrong_usage():
-        return PlanRequest.of(**options)
+        return (PlanRequest.of if "budget" in options else PlanRequest.without_budget)(**options)
 
 
 @contextlib.contextmanager

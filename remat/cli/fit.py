@@ -135,8 +135,9 @@ def fit(
     """
     from remat.planning.fitting import fit_calls
 
-    ways = {"budget": "peak:1", "offload": offload, "pack": pack or ()} if offload or pack else {}
-    request = plan_request(cost=cost, solver=solver, time_limit=time_limit, **ways)
+    request = plan_request(
+        cost=cost, solver=solver, time_limit=time_limit, offload=offload, pack=pack or ()
+    )
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
     with Progress() as progress, contextlib.redirect_stdout(sys.stderr):

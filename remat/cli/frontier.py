@@ -95,8 +95,8 @@ def frontier(
     requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
     if offload or pack:
         # First, so that a plan at a budget has them; those without stand beside them.
-        ways = {"budget": budget or "peak:1", "offload": offload, "pack": pack or ()}
-        requests = [plan_request(solver=requests[0].solver, **(given | ways)), *requests]
+        given |= {"offload": offload, "pack": pack or ()}
+        requests = [plan_request(solver=requests[0].solver, **given), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []

@@ -188,20 +188,21 @@ class _Kernels:
         elif not self._fuses[node]:
             self._ready[node] = now + 1, False
         elif joins:
-            for n in inputs_of(node):
-                self._pull(n, ready)
+            self._pull(inputs_of(node), ready)
             self._ready[node] = ready, True
             return ready
         else:
             self._ready[node] = ready, ready == now
         return now
 
-    def _pull(self, node: fx.Node, to: int) -> None:
+    def _pull(self, read: Iterable[fx.Node], to: int) -> None:
         """Moves what could run earlier, too, to the segment of the kernel that it is read in."""
-        if node in self._segments and min(self._segments[node]) > to:
-            self._segments[node] = frozenset((to,))
-            for n in inputs_of(node):
-                self._pull(n, to)
+        waiting = [*read]
+        while waiting:
+            node = waiting.pop()
+            if node in self._segments and min(self._segments[node]) > to:
+                self._segments[node] = frozenset((to,))
+                waiting += inputs_of(node)
 
     def fuses(self, node: fx.Node) -> bool:
         return self._fuses[node]
@@ -212,12 +213,15 @@ class _Kernels:
         """The one node by which what is read in a kernel comes to be written; None where there are more."""
         found: set[fx.Node] = set()
         waiting = [n for n in readers if self.last(n) == moment]
+        seen = {*waiting}
         while waiting and len(found) < 2:
             node = waiting.pop()
             if node in writing or not self._fuses[node]:
                 found.add(node)
             else:
-                waiting += [n for n in readers_of(node) if n in self._fuses]
+                new = {n for n in readers_of(node) if n in self._fuses} - seen
+                waiting += new
+                seen |= new
         return found.pop() if len(found) == 1 else None
 
     def first(self, node: fx.Node) -> int:

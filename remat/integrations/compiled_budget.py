@@ -106,13 +106,8 @@ class CompiledBudget:
             BudgetError: it takes more, is not planned again, and the budget is a peak in bytes.
         """
         asked = request.budget
-        if not made.planned_peak_bytes or not _decides(request):
-            return False
-        if asked.on_peak and not _by_peak(request):
-            return False
-        limit = (asked.peak_bytes or self._limit) if asked.on_peak else made.capacity
-        taken = made.peak_bytes if asked.on_peak else made.saved_bytes
-        if not limit or taken <= limit or (not asked.on_peak and taken <= made.planned_saved_bytes):
+        taken, limit = self._taken(made, request)
+        if taken <= limit:
             return False
         if self._chosen is not None:
             self.peaks[self._chosen] = taken
@@ -126,6 +121,26 @@ class CompiledBudget:
             self._capacity = made.capacity
         self._times += 1
         return True
+
+    def is_over(self, made: Plan, request: PlanRequest) -> bool:
+        """Whether a step takes more than its budget as it was compiled."""
+        taken, limit = self._taken(made, request)
+        return taken > limit
+
+    def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
+        """Bytes that a compiled step takes of what its budget is on, and those of the budget; 0, 0: it has no say."""
+        asked = request.budget
+        if not made.planned_peak_bytes or not _decides(request):
+            return 0, 0
+        if asked.on_peak:
+            taken, limit = made.peak_bytes, asked.peak_bytes or self._limit
+            if not _by_peak(request):
+                return 0, 0
+        else:
+            taken, limit = made.saved_bytes, made.capacity
+            if taken <= made.planned_saved_bytes:
+                return 0, 0
+        return (taken, limit) if limit else (0, 0)
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak nothing."""

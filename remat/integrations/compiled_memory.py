@@ -23,7 +23,7 @@ from remat.graph.host_copies import OFFLOAD
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
 from remat.graph.storages import hint
-from remat.running.workspace import workspace_bytes
+from remat.running.workspace import may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 
 #: What the code calls besides kernels: it makes memory, looks at it, or checks it.
@@ -327,10 +327,15 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 
 
 class _Extern:
-    """Kernels that Inductor calls by their name in PyTorch: with a place to write to, nothing is done."""
+    """Kernels that Inductor calls by their name in PyTorch: with a place to write to, they only take memory."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
-            return getattr(torch, name)(*args, **kwargs) if out is None else out
+            if out is None:
+                return getattr(torch, name)(*args, **kwargs)
+            op = getattr(torch, name, None)
+            if op is not None and may_allocate(f"aten.{name}.out", out.dtype):
+                op(*args, **kwargs, out=out)
+            return out
 
         return call

@@ -273,6 +273,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.called, self.kept, self.halves_only = False, None, False
         return True
 
+    @property
+    def is_share_over(self) -> bool:
+        """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
+        share = self.request.budget.peak_share is not None
+        return share and self.made is not None and self.compiled.is_over(self.made, self.request)
+
     def use(self, plan: Plan | None) -> None:
         """Lists another plan for the step than its newest, or none."""
         with _LOCK:

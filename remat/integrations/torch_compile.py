@@ -304,7 +304,8 @@ class _Step:
         self._partition.note_memory(forward, backward)
         keys = [key for _, key in self._halves if key is not None]
         kept = self._partition.kept
-        if kept is not None and len(keys) == 2:
+        # What is not kept is planned again by whoever finds the step in a cache, and then compiled otherwise.
+        if kept is not None and len(keys) == 2 and not self._partition.is_share_over:
             kept_steps.keep(keys, kept)
 
 

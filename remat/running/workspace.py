@@ -1,6 +1,6 @@
 """What an operator takes while it runs, beyond what it returns: asked of the device, once for each kind of call.
 
-Convolutions, batch norms and attention lay their inputs out anew, or keep partial results, in memory that no graph
+Convolutions, batch norms, attention, and some products lay their inputs out anew, or keep partial results, in memory that no graph
 shows. How much that is depends on the library, the device and the sizes; a call on tensors without meaning tells.
 """
 
@@ -20,7 +20,18 @@ from remat.torch_compat import pytree
 MOST_BYTES = 2 << 30
 #: Operators of PyTorch whose kernels on a CPU allocate for themselves.
 _ALLOCATE = ("conv", "batch_norm", "attention", "linear", "rnn", "gru", "lstm", "sort", "fft")
+#: Products that do so where numbers are of 16 bits, or complex.
+_PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 _known: dict[Any, int] = {}
+
+
+def may_allocate(op: Any, dtype: torch.dtype) -> bool:
+    """Whether an operator of PyTorch's is one of those known to allocate for itself, for numbers of a type."""
+    name = str(op).replace("::", ".")
+    if not name.startswith(("aten.", "mkldnn.")):
+        return False
+    narrow = dtype.is_complex or (dtype.is_floating_point and dtype.itemsize == 2)
+    return any(part in name for part in _ALLOCATE) or (narrow and name.startswith(_PRODUCTS))
 
 
 def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
@@ -34,15 +45,12 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
         kwargs: likewise.
         results: what it returns for them.
     """
-    name = str(op)
-    if not name.startswith(("aten.", "mkldnn.", "aten::", "mkldnn::")):
-        return 0
-    if not any(part in name for part in _ALLOCATE):
-        return 0
     tensors = [v for v in pytree.tree_leaves((args, kwargs, results)) if _is_tensor(v)]
+    if not any(may_allocate(op, t.dtype) for t in tensors):
+        return 0
     if any(t.device.type != "cpu" for t in tensors) or sum(t.nbytes for t in tensors) > MOST_BYTES:
         return 0
-    key = repr((name, pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
+    key = repr((str(op), pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
     if key not in _known:
         try:
             _known[key] = _measured(op, args, kwargs)

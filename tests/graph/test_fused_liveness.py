@@ -37,6 +37,17 @@ def test_a_kernel_writes_where_an_input_ends() -> None:
     assert plan.predicted_peak_bytes == 4096 + 65536 + 4 + 65536 + 65536 + 4096
 
 
+def test_long_chains_and_many_paths_are_looked_at_once() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        x = x @ w
+        for _ in range(600):
+            x = x.sin() + x.cos()
+        return x.sum()
+
+    plan = remat.plan(joint_of(f, weight(4, 4), weight(4, 4)), 0.0)
+    assert plan.predicted_peak_bytes < plan.peak_bytes
+
+
 def test_a_value_is_written_where_an_input_ends_that_one_result_reads() -> None:
     """Forward's product and its gradient are read for the last time; each of two results is made of both."""
 

@@ -186,6 +186,19 @@ def test_workspaces_are_asked_for_once_and_of_known_operators() -> None:
     assert workspace_bytes(torch.ops.aten.add.Tensor, (x, x), {}, x) == 0
 
 
+def test_products_that_take_memory_of_their_own_are_known() -> None:
+    torch._dynamo.reset()
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        scores = x.bfloat16() @ w.bfloat16()
+        return (scores @ scores.mT @ scores).float().square().mean()
+
+    args = torch.randn(256, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
+    fn = torch.compile(f, backend="remat", options={"budget": 0.5})
+    allocated = measure_step(fn, args, by="allocator").peak_bytes
+    assert remat.plans()[-1].peak_bytes == pytest.approx(allocated, rel=0.001)
+
+
 def test_random_operators_that_keep_the_generators_state_are_followed() -> None:
     """With PyTorch's own random numbers, the code runs an operator of higher order for each."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.1), nn.GELU(), nn.Linear(64, 32))

@@ -17,8 +17,9 @@ from torch._dynamo.utils import counters
 
 import remat
 from remat.graph.ops import default_taxonomy
-from remat.integrations import kept_steps
+from remat.integrations import compiled_budget, kept_steps
 from remat.integrations import partitioner as partitioning
+from remat.integrations.compiled_budget import CompiledBudget
 from remat.integrations.kept_steps import Kept, traces_of
 from remat.integrations.partitioner import BudgetWarning, Partitioner
 from remat.plugins import identity
@@ -97,6 +98,34 @@ def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:
     assert hits() == 1
     assert anew._modules is not None
     assert anew.saved == plan.saved
+
+
+def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the first plan took a byte too much: who finds its step in the cache does not take it for the answer."""
+    planned = []
+    search = compiled_budget.within_fused_peak
+
+    def searched(*args: Any, **kwargs: Any) -> Any:
+        planned.append(kwargs["compiled"])
+        return search(*args, **kwargs)
+
+    def taken(self: CompiledBudget, made: remat.Plan, request: Any) -> tuple[int, int]:
+        over = self._limit and not self._times
+        return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
+
+    monkeypatch.setattr(compiled_budget, "within_fused_peak", searched)
+    monkeypatch.setattr(CompiledBudget, "_taken", taken)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+    x = torch.randn(16, 32)
+    _, plan = step(model, x, budget=remat.Peak(0.5))
+    assert len(planned) == 2
+    _, same = step(model, x, budget=remat.Peak(0.5))
+    assert hits()
+    assert len(planned) == 3, "the first one; the second comes from the cache"
+    assert (same.saved, same.peak_bytes) == (plan.saved, plan.peak_bytes)
 
 
 # What decides ---------------------------------------------------------------------------------------

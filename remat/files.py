@@ -10,9 +10,9 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from remat.errors import ProblemError, RematError
+from remat.errors import PlanError, ProblemError, RematError
 
 T = TypeVar("T")
 
@@ -151,6 +151,43 @@ def load_record(
         return read_as(form.what, path, lambda text: read_record(kind, text), MAX_RECORD_BYTES)
     except ProblemError as wrong:
         raise error(str(wrong)) from None
+
+
+class Record:
+    """What plans are besides: a dataclass with a ``form`` that is kept in files."""
+
+    __slots__ = ()
+    form: ClassVar[Form]
+
+    def to_json(self) -> str:
+        """The plan as JSON, without modules of graphs."""
+        return write_record(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            PlanError: the text is no such plan, cut off, of another version, or has wrong fields.
+        """
+        return read_record(cls, text, error=PlanError)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes `to_json` to a file, whole or not at all.
+
+        Raises:
+            PlanError: the file cannot be written; what was there before is as it was.
+        """
+        save_record(self, path, error=PlanError)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Reads the file that `save` wrote.
+
+        Raises:
+            PlanError: there is no such file, or it holds something else.
+        """
+        return load_record(cls, path, error=PlanError)
 
 
 def _plain(value: Any) -> Any:

@@ -66,6 +66,9 @@ class PeakOfGraphs:
         best = self._chosen(peak_bytes)
         known = [*([best] if best else []), self._searched(lowest, least), full]
         fits = [d for d in known if max(self.highest(d)) <= peak_bytes]
+        ways = any(p.request.has_ways for p in self._planners)
+        if not fits and ways:
+            fits = [d for d in (self._lowered_in_ways(lowest, peak_bytes),) if d]
         if not fits:
             raise BudgetError(
                 f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), and no plans of these "
@@ -73,7 +76,8 @@ class PeakOfGraphs:
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
-        return self._searched(min(fits, key=_cost), peak_bytes)
+        best = self._searched(min(fits, key=_cost), peak_bytes)
+        return self._in_ways(best, peak_bytes) if ways else best
 
     def _split(self, k: int, decided: Decided) -> Halves:
         key = (k, decided)
@@ -178,11 +182,48 @@ class PeakOfGraphs:
             aim -= over
         return None
 
+    def _in_ways(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
+        """Packs and offloads in one graph after the other what is cheaper so, within what the rest leaves."""
+        for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
+            planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
+            # What another graph's peak has no room for is found out below; less is asked for then.
+            for part in (room, 0):
+                found = planner.peaks.ways.within(planner.peak(chosen[k]) + part, chosen[k])
+                if found is None or found.cost >= chosen[k].cost:
+                    break
+                other = [*chosen[:k], found, *chosen[k + 1 :]]
+                if max(self.highest(other)) <= peak_bytes:
+                    chosen = other
+                    break
+        return chosen
+
+    def _lowered_in_ways(self, chosen: list[Decided], peak_bytes: int) -> list[Decided] | None:
+        """Packs and offloads in one graph after the other until the step is within a peak; None if it never is."""
+        for _ in range(_ROUNDS):
+            highest = self.highest(chosen)
+            over = max(highest) - peak_bytes
+            if over <= 0:
+                return chosen
+            before = chosen
+            at = highest.index(max(highest))
+            # The graph where the peak is; else those that save while it runs, the most first.
+            others = sorted(range(len(chosen)), key=lambda k: -chosen[k].saved_bytes)
+            for k in dict.fromkeys((at, *others)):
+                planner = self._planners[k]
+                found = planner.peaks.ways.within(planner.peak(chosen[k]) - over, None)
+                other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
+                if max(self.highest(other)) < max(highest):
+                    chosen = other
+                    break
+            if chosen is before:
+                return None
+        return None
+
     def _searched(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
         """Searches a cheaper decision for one graph after the other, within what the rest leaves."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k))[:_SEARCHED]
         for k in dearest:
-            if not chosen[k].cost:
+            if not chosen[k].cost or chosen[k].decision.ways:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
             room = [peak_bytes - h for h in highest]

@@ -40,6 +40,8 @@ PARTS = 20
 #: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
 _IN_WAYS, _BELOW = 12, 4
 #: Why no budget lowers a peak further, and what does.
+#: A share of budget 1's peak, as one over it, that is not worth a warning where a peak is only expected.
+_LITTLE_MORE = 100
 _UNSHRUNK = (
     ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
     "budget, or make the model or the batch smaller"
@@ -72,9 +74,9 @@ class PeakPlanner:
 
     def _exceeds_full(self, decided: Decided) -> bool:
         """Whether a decision peaks higher than budget 1's, as the step will run."""
-        return self._running(decided) > self._running(self._of.full)
+        return self.running(decided) > self.running(self._of.full)
 
-    def _running(self, decided: Decided) -> int:
+    def running(self, decided: Decided) -> int:
         """The peak as the step will run: simulated, or expected of what Inductor compiles."""
         if self._of.state.joint.lower == "eager":
             return self._of.peak(decided)
@@ -175,7 +177,7 @@ class PeakPlanner:
         differ by what a few scalars take. Where values may be packed or offloaded, that is tried at some of the
         peaks, and below the lowest. The line is given by its vertices (peak bytes, cost).
         """
-        ways = self._ways if self._of.request.has_ways else None
+        ways = self.ways if self._of.request.has_ways else None
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
         cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
         others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
@@ -232,17 +234,18 @@ class PeakPlanner:
             without = self._within(budget, peak_bytes)
         except BudgetError:
             possible = peak_bytes >= self.search.least_possible  # whatever is kept how
-            found = self._ways.within(peak_bytes, None) if possible else None
+            found = self.ways.within(peak_bytes, None) if possible else None
             if found is None:
                 raise
         else:
-            found = self._ways.within(peak_bytes, without) or without
+            found = self.ways.within(peak_bytes, without) or without
         tried = self.search.tried(self._of.saved_of(found))
-        bound = self._ways.bound(peak_bytes, self.search.highest(tried))
+        bound = self.ways.bound(peak_bytes, self.search.highest(tried))
         return replace(found, choice=replace(found.choice, recompute_bound=bound))
 
     @cached_property
-    def _ways(self) -> WaysPlanner:
+    def ways(self) -> WaysPlanner:
+        """Decides what to pack and to offload."""
         return WaysPlanner(self._of, self.search, self.bounds)
 
     def _peak_of(self, budget: Budget) -> int:
@@ -434,12 +437,17 @@ class PeakPlanner:
 
     def warn(self, decided: Decided, budget: Budget) -> None:
         """Warns of a plan that saves less than budget 1's and peaks higher."""
-        if budget.on_peak or not self.above_full(decided):
+        eager = self._of.state.joint.lower == "eager"
+        if budget.on_peak or (decided.choice.capacity or 0) >= self._of.full_bytes:
             return
-        peak, most = self._running(decided), self._running(self._of.full)
+        if eager and not self.above_full(decided):
+            return
+        peak, most = self.running(decided), self.running(self._of.full)
+        if not eager and peak <= most + most // _LITTLE_MORE:
+            return
         share = (decided.choice.capacity or 0) / self._of.full_bytes
         told, above = format_apart(peak, most)
-        verb = "has" if self._of.state.joint.lower == "eager" else "is expected to have"
+        verb = "has" if eager else "is expected to have"
         warn(
             f"budget {budget.label} for '{self._of.state.joint.name}' {verb} a peak of {told} ({peak} "
             f"bytes), above the {above} ({most} bytes) of budget 1: it bounds what is saved, and "

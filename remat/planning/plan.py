@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from remat.errors import PlanError, ProblemError, RematError
-from remat.files import Form, load_record, read_record, save_record, write_record
+from remat.files import Form, Record
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Way
@@ -31,7 +31,7 @@ from remat.units import Budget, format_bytes, format_cost
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
-    "waited",
+    "without_expected_bytes", "waited",
 )  # fmt: skip
 _TOO_LARGE = 2**100
 #: What a plan has beside its figures as long as its modules are there.
@@ -39,7 +39,7 @@ _OF_MODULES = ("_modules", "_problem", "_costs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
-class Plan:
+class Plan(Record):
     """What one training step keeps, what it computes again, and what that comes to.
 
     Attributes:
@@ -99,6 +99,8 @@ class Plan:
             plan at budget 1; to be compared with the peak that was planned. 0 where it is not known:
             in such files, and for pipelines.
         without_recompute_cost: what that plan recomputes, in ``unit``.
+        without_expected_bytes: the peak that the step without remat is expected to have once Inductor has
+            compiled it, to be compared with ``peak_bytes`` of a step as it was compiled; 0 where it is not known.
         ways: the saved values that are packed or offloaded, under a budget on the peak that allows it.
         waited: time for which runs wait for copies to and from the host, in ``unit``.
         link: the link to the host, where values may be offloaded.
@@ -141,6 +143,7 @@ class Plan:
     step_cost: int = 0
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0
+    without_expected_bytes: int = 0
     ways: tuple[Way, ...] = ()
     waited: int = 0
     link: str = ""
@@ -254,36 +257,6 @@ class Plan:
             made = self._again()
             for name in _OF_MODULES:
                 object.__setattr__(self, name, getattr(made, name))
-
-    def to_json(self) -> str:
-        """The plan as JSON, without its modules."""
-        return write_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """Reads a plan that `to_json` wrote.
-
-        Raises:
-            PlanError: the text is no plan, cut off, of a newer version, or has wrong fields.
-        """
-        return read_record(cls, text, error=PlanError)
-
-    def save(self, path: str | Path) -> None:
-        """Writes `to_json` to a file, whole or not at all.
-
-        Raises:
-            PlanError: the file cannot be written; what was there before is as it was.
-        """
-        save_record(self, path, error=PlanError)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Reads the file that `save` wrote.
-
-        Raises:
-            PlanError: there is no such file, or it holds no plan.
-        """
-        return load_record(cls, path, error=PlanError)
 
     def explain(self) -> str:
         """The plan as text: its figures, each kept activation, and what is recomputed and why.

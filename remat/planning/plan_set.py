@@ -43,7 +43,6 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         raise ProblemError("plan= applies one saved plan to one graph, got several graphs")
     if request.pipeline is not None:
         raise ProblemError("pipeline= runs on one graph, got several graphs")
-    request.refuse_ways("a plan of several graphs")
     if not joints:
         raise PlanError("there are no graphs to plan: remat.plan was given an empty list")
     _refuse_strange_order(joints)

@@ -27,6 +27,8 @@ class Figures(Protocol):
     @property
     def without_peak_bytes(self) -> int: ...
     @property
+    def without_expected_bytes(self) -> int: ...
+    @property
     def full_bytes(self) -> int: ...
     @property
     def least_bytes(self) -> int: ...
@@ -107,15 +109,18 @@ def _recomputed(plan: Figures) -> str:
 
 
 def _peak(plan: Figures) -> str:
-    """The peak, beside that without remat: planned with planned, since no other step was compiled."""
-    without = format_bytes(plan.without_peak_bytes)
+    """The peak, beside that without remat: compiled with expected, simulated with simulated."""
+    instead = ""
+    if plan.without_peak_bytes:
+        instead = f" instead of {format_bytes(plan.without_peak_bytes)} without remat"
     if not plan.planned_peak_bytes:
-        instead = f" instead of {without} without remat" if plan.without_peak_bytes else ""
         return f"{format_bytes(plan.peak_bytes)}{instead}, inputs and parameters included"
-    beside = f" instead of {without} without remat" if plan.without_peak_bytes else ""
+    beside = ""
+    if plan.without_expected_bytes:
+        beside = f", where {format_bytes(plan.without_expected_bytes)} is expected without remat"
     return (
-        f"{format_bytes(plan.peak_bytes)} as compiled, inputs and parameters included; before that, "
-        f"{format_bytes(plan.planned_peak_bytes)} planned{beside}"
+        f"{format_bytes(plan.peak_bytes)} as compiled{beside}, inputs and parameters included; before that, "
+        f"{format_bytes(plan.planned_peak_bytes)} simulated{instead}"
     )
 
 

@@ -128,7 +128,9 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         budget=plan.asked,
         fingerprint=plan.fingerprint,
         without=Without(
-            peak_bytes=plan.without_peak_bytes, recompute_cost=plan.without_recompute_cost
+            peak_bytes=plan.without_peak_bytes,
+            expected_bytes=plan.without_expected_bytes,
+            recompute_cost=plan.without_recompute_cost,
         ),
         link=plan.link,
     )
@@ -186,7 +188,13 @@ class Planner(Decider):
             choice = full.choice
             plain = replace(self.state, decision=full.decision, choice=choice, hooks=None)
             curve = curve_of(split(plain))
-        return Without(peak_bytes=curve.peak_bytes, recompute_cost=full.cost, curve=curve)
+        eager = self.state.joint.lower == "eager"
+        return Without(
+            peak_bytes=curve.peak_bytes,
+            expected_bytes=0 if eager else self.peaks.running(full),
+            recompute_cost=full.cost,
+            curve=curve,
+        )
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
@@ -320,6 +328,7 @@ def finish(
         step_cost=sum(costs),
         without_peak_bytes=0 if without is None else without.peak_bytes,
         without_recompute_cost=0 if without is None else without.recompute_cost,
+        without_expected_bytes=0 if without is None else without.expected_bytes,
         ways=state.decision.ways,
         waited=choice.waited,
         link=link,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, overload
 
-from remat.errors import PlanError, ProblemError
-from remat.files import Form, load_record, read_record, save_record, write_record
+from remat.errors import ProblemError
+from remat.files import Form, Record
 from remat.planning.plan import Plan
 from remat.report.before_after import BeforeAfter
 from remat.units import Budget, format_bytes, format_cost
@@ -18,7 +18,7 @@ MOST_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class PlanSet(Sequence[Plan]):
+class PlanSet(Record, Sequence[Plan]):
     """The plans of all graphs of one step, under one budget.
 
     Attributes:
@@ -67,6 +67,16 @@ class PlanSet(Sequence[Plan]):
         return self._summed("recompute_cost")
 
     @property
+    def ways_cost(self) -> int:
+        """Summed time of packing, and of waiting for copies, in the unit of the plans."""
+        return self._summed("ways_cost")
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in the host's memory between forward and backward."""
+        return self._summed("host_bytes")
+
+    @property
     def before_after(self) -> BeforeAfter:
         """The step without remat and under these plans."""
         known = all(p.step_cost for p in self.plans)
@@ -75,6 +85,7 @@ class PlanSet(Sequence[Plan]):
             without_peak_bytes=self.without_peak_bytes,
             step_cost=self._summed("step_cost") if known else 0,
             recompute_cost=self.recompute_cost,
+            ways_cost=self.ways_cost,
             without_recompute_cost=self._summed("without_recompute_cost"),
             unit=self.plans[0].unit,
         )
@@ -133,39 +144,10 @@ class PlanSet(Sequence[Plan]):
         on_peak = self.budget and Budget.parse(self.budget).on_peak
         allowed = "" if on_peak else f" of {format_bytes(self.capacity)} allowed"
         peak = f"; peak of the step {self.before_after.line}" if self.peak_bytes else ""
+        peak += f"; {format_bytes(self.host_bytes)} offloaded" if self.host_bytes else ""
         peak += f" (budget {Budget.parse(self.budget).label})" if on_peak else ""
         return (
             f"{format_bytes(self.saved_bytes)} saved{allowed}, "
             f"{format_bytes(self.passed_bytes)} of it passed from graph to graph; "
             f"{format_cost(self.recompute_cost, unit)} recomputed{peak}"
         )
-
-    def to_json(self) -> str:
-        """The plans as JSON, without their modules; `torch.compile` takes it as ``options["plan"]``."""
-        return write_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> PlanSet:
-        """Reads what `to_json` wrote.
-
-        Raises:
-            PlanError: the text is no set of plans, cut off, of a newer version, or has wrong fields.
-        """
-        return read_record(cls, text, error=PlanError)
-
-    def save(self, path: str | Path) -> None:
-        """Writes `to_json` to a file, whole or not at all.
-
-        Raises:
-            PlanError: the file cannot be written; what was there before is as it was.
-        """
-        save_record(self, path, error=PlanError)
-
-    @classmethod
-    def load(cls, path: str | Path) -> PlanSet:
-        """Reads the file that `save` wrote.
-
-        Raises:
-            PlanError: there is no such file, or it holds no set of plans.
-        """
-        return load_record(cls, path, error=PlanError)

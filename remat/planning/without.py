@@ -18,11 +18,13 @@ class Without:
 
     Attributes:
         peak_bytes: its simulated peak; 0 where it is not known.
+        expected_bytes: the peak that is expected of it once Inductor has compiled it; 0 where it is not known.
         recompute_cost: cost of what runs twice in it, in the unit of the cost model.
         curve: its memory over the step; None where it is not known.
     """
 
     peak_bytes: int = 0
+    expected_bytes: int = 0
     recompute_cost: int = 0
     curve: MemoryCurve | None = None
 

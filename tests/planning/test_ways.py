@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import PlanError, ProblemError, RematError
+from remat.errors import BudgetError, PlanError, ProblemError, RematError
 from remat.graph.costs.links import Link, links
 from remat.running.differences import first_difference
 from remat.running.measure import measure_step
@@ -244,9 +244,47 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) 
         remat.plan(blocks(), **{"budget": remat.Peak(0.5), **options})
 
 
-def test_graphs_of_one_step_are_refused() -> None:
-    with pytest.raises(ProblemError, match="a plan of several graphs does not offload or pack"):
-        remat.plan([blocks()], remat.Peak(0.5), offload="pcie5")
+class Torn(nn.Module):
+    """Blocks in two graphs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = Blocks(), Blocks()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.one(x)
+        torch._dynamo.graph_break()
+        return self.two(x).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it behind a graph break
+def test_graphs_of_one_step_share_a_peak() -> None:
+    torch.manual_seed(0)
+    model, x = Torn(), torch.randn(16, 8, 48)
+    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
+    assert len(joints) == 2
+    without = remat.plan(joints, remat.Peak(0.0), cost=OPTIONS["cost"])
+    plans = remat.plan(joints, remat.Peak(0.0), **OPTIONS)
+    assert plans.host_bytes > 0
+    assert plans.recompute_cost + plans.ways_cost < without.recompute_cost
+    assert plans.peak_bytes <= without.peak_bytes
+    assert "offloaded" in repr(plans)
+    lower = remat.Peak(without.peak_bytes - 20_000)
+    with pytest.raises(BudgetError):
+        remat.plan(joints, lower, cost=OPTIONS["cost"])
+    plans = remat.plan(joints, lower, **OPTIONS)
+    assert plans.peak_bytes <= without.peak_bytes - 20_000
+
+    model(x).backward()
+    wanted = [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
+    model.zero_grad()
+    torch.compiler.reset()
+    options = {"plan": remat.PlanSet.from_json(plans.to_json()), "lower": "eager"}
+    compiled = torch.compile(model, backend="remat", options=options)
+    compiled(x).backward()
+    assert [p.host_bytes > 0 for p in remat.plans()[-2:]] == [p.host_bytes > 0 for p in plans]
+    for p, gradient in zip(model.parameters(), wanted, strict=True):
+        assert torch.equal(p.grad, gradient)  # type: ignore[arg-type]
 
 
 def test_an_edited_way_is_refused() -> None:

@@ -6,11 +6,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import ClassVar
 
-from remat.errors import PlanError, ProblemError
-from remat.files import Form, load_record, read_record, save_record, write_record
+from remat.errors import ProblemError
+from remat.files import Form, Record
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
 from remat.graph.text.targets import read_target
@@ -52,7 +51,7 @@ class ModulePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SACPlan:
+class SACPlan(Record):
     """What an eager training step recomputes, module by module.
 
     Attributes:
@@ -103,36 +102,6 @@ class SACPlan:
     def code(self) -> str:
         """Python to paste: it makes this plan, and applies it to a variable ``model``."""
         return _code(self)
-
-    def to_json(self) -> str:
-        """The plan as JSON."""
-        return write_record(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> SACPlan:
-        """Reads a plan that `to_json` wrote.
-
-        Raises:
-            PlanError: the text is no plan, cut off, of another version, or has wrong fields.
-        """
-        return read_record(cls, text, error=PlanError)
-
-    def save(self, path: str | Path) -> None:
-        """Writes `to_json` to a file, whole or not at all.
-
-        Raises:
-            PlanError: the file cannot be written; what was there before is as it was.
-        """
-        save_record(self, path, error=PlanError)
-
-    @classmethod
-    def load(cls, path: str | Path) -> SACPlan:
-        """Reads the file that `save` wrote.
-
-        Raises:
-            PlanError: there is no such file, or it holds no checkpointing plan.
-        """
-        return load_record(cls, path, error=PlanError)
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:

@@ -86,6 +86,12 @@ def _memory(text: str) -> int | float:
     help="who solves the program over the modules, through PuLP: cbc, or another of its solvers "
     "[default: HiGHS, through SciPy]",
 )
+@click.option(
+    "--offload",
+    metavar="LINK",
+    help="modules may send what they save to the host over this link, and wait for it: 25GB/s, or pcie4, pcie5, "
+    "nvlink-c2c",
+)
 @time_limit_option
 @click.option(
     "--fake/--real",

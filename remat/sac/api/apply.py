@@ -1,16 +1,16 @@
-"""From a plan to a model that follows it: modules whose forward is checkpointed."""
+"""From a plan to a model that follows it: modules whose forward is checkpointed, or whose saved tensors are offloaded."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
 from remat.graph.calling import why_no_instance
+from remat.sac.api.offloaded import Offloaded, Replaced
 from remat.sac.api.policy import policy
 from remat.sac.policies.compose import PolicyLike
 from remat.sac.run.module_calls import own_forward, set_forward
@@ -30,7 +30,7 @@ def apply(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> M:
-    """Checkpoints the modules of a plan, in place; a plan of no modules changes nothing.
+    """Checkpoints and offloads the modules of a plan, in place; a plan of no modules changes nothing.
 
     The ``forward`` of each of them is replaced on the instance; its class, its name, its parameters
     and the keys of ``state_dict()`` stay. Hooks run outside of what is checkpointed. In eval mode, and
@@ -66,9 +66,12 @@ def apply(
         "strict": strict,
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
-    made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
-    for module, checkpointed in made:
-        set_forward(module, checkpointed)
+    made = [
+        (module, Offloaded(module) if m.offloaded else Checkpointed(module, m, policies, options))
+        for m, module in chosen
+    ]
+    for module, replaced in made:
+        set_forward(module, replaced)
     return model
 
 
@@ -81,24 +84,17 @@ def remove(model: M) -> M:
     """
     _check_module(model)
     found = [(m, own_forward(m)) for m in model.modules()]
-    applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
+    applied = [(m, forward) for m, forward in found if isinstance(forward, Replaced)]
     nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
     if not applied and not nothing:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
-    for module, checkpointed in applied:
-        set_forward(module, checkpointed.before)
+    for module, replaced in applied:
+        set_forward(module, replaced.before)
     return model
 
 
-class Checkpointed:
-    """What stands in the place of a module's ``forward``.
-
-    An object and not a closure, so that a copy of the model runs the copy's forward, and a pickled
-    model can be read again.
-
-    Attributes:
-        before: what stood there; None where it is the method of the class.
-    """
+class Checkpointed(Replaced):
+    """Runs a module again in backward, but for what its plan stores."""
 
     def __init__(
         self,
@@ -107,22 +103,14 @@ class Checkpointed:
         policies: tuple[PolicyLike, ...],
         options: dict[str, bool],
     ) -> None:
-        self.before = own_forward(module)
-        self._module = module
+        super().__init__(module)
         self._made_of = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not (self._module.training and torch.is_grad_enabled()):
-            return self._forward(*args, **kwargs)
+    def _planned(self, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(
             self._forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs
         )
-
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.before is not None:
-            return self.before(*args, **kwargs)
-        return type(self._module).forward(self._module, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_contexts": None}
@@ -158,10 +146,10 @@ def _check_module(model: object) -> None:
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
     """Refuses what would be checkpointed twice."""
     names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
-    applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)
+    applied = next((n for n, f in names_forwards if isinstance(f, Replaced)), None)
     if applied is not None:
         raise PlanError(
-            f"module '{applied}' is checkpointed already: undo that first, by remat.sac.remove(model)"
+            f"module '{applied}' follows a plan already: undo that first, by remat.sac.remove(model)"
         )
     names: dict[int, str] = {}
     for plan, module in chosen:

@@ -20,6 +20,7 @@ from remat import torch_compat
 from remat.errors import BudgetError, CaptureError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
+from remat.graph.costs.links import Link
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
@@ -56,6 +57,7 @@ def plan(
     world_size: int = 1,
     time_limit: float | None = None,
     gap: float = 0.0,
+    offload: str | None = None,
 ) -> SACPlan:
     """Chooses the modules to checkpoint, and what each stores, so that a step fits into memory.
 
@@ -76,6 +78,9 @@ def plan(
         world_size: ranks that parameters and gradients are spread over.
         time_limit: seconds for the program.
         gap: relative gap at which it may stop.
+        offload: the link to the host's memory, ``"25GB/s"`` in each direction or a name such as
+            ``"pcie5"``: a module may send what it saves there instead of running again, and waits for
+            the copies.
 
     Raises:
         BudgetError: the memory cannot be read, or no plan fits; the message says what would.
@@ -99,6 +104,7 @@ def plan(
         solver=asked,
         time_limit=time_limit,
         gap=gap,
+        link=None if offload is None else Link.parse(offload),
     )
 
 

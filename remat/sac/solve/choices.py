@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from remat.errors import BudgetError, ProblemError
+from remat.graph.costs.links import Link
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS, SACStats, group
 from remat.sac.estimate.tradeoff import as_knapsack
@@ -79,6 +80,8 @@ class ModuleChoice:
         stored: its operators that are stored.
         kept_bytes: bytes of their results.
         recompute_ps: picoseconds that the others take, for each call.
+        offloaded: whether nothing runs again, and all its results wait in the host's memory instead; then
+            ``recompute_ps`` is what the copies take.
         slack_ps: by how many picoseconds omitted choices may be faster, at most, that keep at least as
             much, and less than the choice before; 0 where none is omitted.
     """
@@ -87,19 +90,52 @@ class ModuleChoice:
     kept_bytes: int
     recompute_ps: int
     slack_ps: int = 0
+    offloaded: bool = False
 
 
 def choices(
-    stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
+    stats: SACStats,
+    most_kept: int,
+    solver: Solver | None = None,
+    overhead_ps: int = 0,
+    link: Link | None = None,
 ) -> tuple[ModuleChoice, ...]:
-    """The choices for a module that keep less than so many bytes, most bytes kept first.
+    """The choices for a module that keep less than so many bytes of the device's memory, most bytes kept first.
 
     Args:
         stats: its operators.
         most_kept: bytes from which on checkpointing frees nothing.
         solver: who finds them; None: all that are Pareto-optimal, by `knapsack_frontier`.
         overhead_ps: picoseconds that running again takes besides, whatever is stored.
+        link: the link to the host, where results may be offloaded.
     """
+    found = _recomputing(stats, most_kept, solver, overhead_ps)
+    if link is None or not found:
+        return found
+    return _with_offloading(stats, found, link)
+
+
+def _with_offloading(
+    stats: SACStats, found: tuple[ModuleChoice, ...], link: Link
+) -> tuple[ModuleChoice, ...]:
+    """The choices that are worth it beside sending everything to the host and fetching it again.
+
+    That frees what running everything again frees, or more, and its copies stand in the way of nothing but
+    themselves: each way is waited for. So it takes the place of all choices that are slower.
+    """
+    least = found[-1]
+    copies_ps = 2 * link.time_ps(sum(stats.memory))
+    if copies_ps >= least.recompute_ps:
+        return found
+    faster = [c for c in found if c.recompute_ps < copies_ps]
+    next_ps = found[len(faster)].recompute_ps - found[len(faster)].slack_ps
+    slack_ps = max(0, copies_ps - next_ps)
+    return (*faster, replace(least, recompute_ps=copies_ps, slack_ps=slack_ps, offloaded=True))
+
+
+def _recomputing(
+    stats: SACStats, most_kept: int, solver: Solver | None, overhead_ps: int
+) -> tuple[ModuleChoice, ...]:
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from remat.errors import ProblemError, SolverError
+from remat.graph.costs.links import Link
 from remat.sac.estimate.modules import ModuleTree
 from remat.sac.estimate.stats import PS_PER_MS
 from remat.sac.run.lifetimes import Ints
@@ -32,6 +33,7 @@ def plan_modules(
     solver: Solver | None = None,
     time_limit: float | None = None,
     gap: float = 0.0,
+    link: Link | None = None,
 ) -> SACPlan:
     """Chooses the modules to checkpoint, and the operators that each stores.
 
@@ -53,6 +55,7 @@ def plan_modules(
         solver: who decides within a module, at some budgets; None: every best choice is known.
         time_limit: seconds; without it, work is counted.
         gap: relative gap at which the program may stop; 0: never before the best.
+        link: the link to the host, where modules may be offloaded instead of run again.
 
     Raises:
         ProblemError: an argument is not what it must be, or names no module.
@@ -64,7 +67,7 @@ def plan_modules(
     plain = tree.memory(world_size)
     chosen = candidates(tree, units, fsdp_units)
     hopeful = [k for k in chosen if not _hopeless(tree, k, chosen, plain, memory_bytes)]
-    options = _options(tree, hopeful, solver)
+    options = _options(tree, hopeful, solver, link)
     if tree.peak_bytes(world_size) <= memory_bytes:
         nothing: Decision = {}
         result = Outcome(decision=nothing, simulated=simulate(tree, nothing, plain), bound_ps=0.0)
@@ -117,7 +120,7 @@ def _hopeless(
 
 
 def _options(
-    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
+    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None, link: Link | None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
     """The choices of each candidate that frees anything; equal modules share them."""
     known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
@@ -129,7 +132,7 @@ def _options(
         key = (most, module.overhead_ms, repr(stats))
         if key not in known:
             overhead_ps = round(module.overhead_ms * PS_PER_MS)
-            known[key] = choices(stats, most, solver, overhead_ps)
+            known[key] = choices(stats, most, solver, overhead_ps, link)
         if known[key]:
             found[k] = known[key]
     return found
@@ -150,6 +153,7 @@ def _plan(
                 stored_bytes=choice.kept_bytes,
                 discarded_bytes=sum(stats.memory) - choice.kept_bytes,
                 recompute_ms=choice.recompute_ps / PS_PER_MS,
+                offloaded=choice.offloaded,
             )
         )
     spent = sum(

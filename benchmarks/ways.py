@@ -1,11 +1,12 @@
 """Plans within a peak that may pack and offload, beside keeping and recomputing alone.
 
     python benchmarks/ways.py [--only bert-large,resnet-50] [--cost roofline:h100] [--offload 25GB/s] [--json FILE]
+    python benchmarks/ways.py --offload "" --pack float8 [--only …]
     python benchmarks/ways.py --small 2000
 
 For each architecture of `architectures.py` that is asked for, at shares of the range of its peaks: the time that
-a plan adds to the step with ways and without; what is proven that any plan with ways adds; offloading everything,
-and the most bytes per second first until it fits, by the same evaluator; and processor seconds of planning. With
+a plan adds to the step with ways and without; what is proven that any plan with ways adds; offloading everything, packing
+everything, and the most bytes per second first until it fits, by the same evaluator; and processor seconds of planning. With
 ``--small``: random small problems, the search and its local moves alone against every decision.
 """
 
@@ -25,7 +26,6 @@ from machine import header
 import remat
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
-from remat.planning.ways_planner import WaysPlanner
 from remat.solvers import ways_search
 from remat.solvers.ways_bare import search_of
 from remat.solvers.ways_lagrangian import Found
@@ -63,7 +63,12 @@ def main() -> None:
 
 def write(path: Path, report: dict[str, Any]) -> None:
     """The report with what all its rows together come to."""
-    rows = [row for found in report["architectures"].values() for row in found["rows"]]
+    rows = [
+        row
+        for key, found in report["architectures"].items()
+        for row in found["rows"]
+        if not found.get("packed")
+    ]
     ratios = [max(row["ratio"], 1e-3) for row in rows if row["without"]]
     if ratios:
         means = math.exp(sum(map(math.log, ratios)) / len(ratios))
@@ -74,7 +79,7 @@ def write(path: Path, report: dict[str, Any]) -> None:
 
 def architecture(name: str, cost: str, offload: str, pack: str) -> dict[str, Any]:
     joint = remat.capture(*ARCHITECTURES[name](), lower="eager")
-    ways = {"offload": offload, **({"pack": pack} if pack else {})}
+    ways = {k: v for k, v in {"offload": offload, "pack": pack}.items() if v}
     rows = []
     for share in SHARES:
         started = time.process_time()
@@ -88,8 +93,8 @@ def architecture(name: str, cost: str, offload: str, pack: str) -> dict[str, Any
         with_s = time.process_time() - started
         added = plan.recompute_cost + plan.ways_cost
         assert added <= without.recompute_cost
-        everything, greedy = others(planner, budget)
-        assert all(added <= f.cost for f in (everything, greedy) if not f.over)
+        beside = others(planner, budget)
+        assert all(added <= f.cost for f in beside.values() if not f.over)
         rows.append(
             {
                 "share": share,
@@ -106,23 +111,30 @@ def architecture(name: str, cost: str, offload: str, pack: str) -> dict[str, Any
                 "packing": plan.ways_cost - plan.waited,
                 "offloaded_bytes": plan.host_bytes,
                 "packed_bytes": sum(way.nbytes for way in plan.ways if way.pair),
-                "everything": told(everything),
-                "greedy": told(greedy),
+                **{name: told(found) for name, found in beside.items()},
                 "without_s": round(without_s, 1),
                 "with_s": round(with_s, 1),
             }
         )
-    return {"nodes": len(joint.graph.nodes), "rows": rows}
+    return {"nodes": len(joint.graph.nodes), "packed": pack, "rows": rows}
 
 
-def others(planner: Planner, budget: Budget) -> tuple[Found, Found]:
-    """Everything saved and offloaded, and saved with the most bytes per second first until it fits."""
+def others(planner: Planner, budget: Budget) -> dict[str, Found]:
+    """Everything saved and offloaded, everything saved and packed, and the most bytes per second first until it fits."""
     peaks = planner.peaks
-    ways = WaysPlanner(planner, peaks.search, peaks.bounds)
-    search = ways._searching(peaks._peak_of(budget))
+    search, problem = peaks.ways._searching(peaks._peak_of(budget)), peaks.ways._problem()
     kept = search.found(planner.saved_of(planner.cheapest), {})
-    all_of_it = {v: OFFLOADED for v in kept.followed.idle if ways._problem().send[v] >= 0}
-    return search.evaluated(kept.saved, kept.followed, all_of_it), search.greedy(kept)
+    idle = kept.followed.idle
+    everything = {
+        "everything": {v: OFFLOADED for v in idle if problem.send[v] >= 0},
+        "everything_packed": {v: 0 for v in idle if problem.packings[v]},
+    }
+    found = {
+        name: search.evaluated(kept.saved, kept.followed, ways)
+        for name, ways in everything.items()
+        if ways
+    }
+    return {**found, "greedy": search.greedy(kept)}
 
 
 def told(found: Found) -> int | None:

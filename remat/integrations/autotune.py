@@ -62,7 +62,7 @@ class Tuned:
     def __str__(self) -> str:
         took = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self.seconds)
         return (
-            f"{self.chosen}, the fastest of {len(self.seconds)} as measured: {took}"
+            f"{self.chosen}, the fastest of {len(self.seconds)} different plans as measured: {took}"
             if took
             else f"{self.chosen}; nothing was compared: {self.why or 'no other plan was left'}"
         )

@@ -17,6 +17,7 @@ from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Way
 from remat.graph.refills import told
+from remat.graph.source import source_line
 from remat.planning.plan_text import rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
@@ -280,7 +281,8 @@ class Plan(Record):
             ]
             lines += [f"    {self._input_told(name)}" for name in self.reread]
         show_cost = partial(format_cost, unit=self.unit)
-        lines += ways_lines(self.ways, show_cost)
+        nodes = () if self._modules is None or not self.ways else self._modules[0].graph.nodes
+        lines += ways_lines(self.ways, show_cost, {n.name: source_line(n) for n in nodes})
         if self._modules is not None and self._problem is not None:
             lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
         return "\n".join(lines)

@@ -89,22 +89,22 @@ def rows_of(plan: Figures) -> list[tuple[str, str]]:
 
 def _saved(plan: Figures) -> str:
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
+    allowed = "" if plan.asked.on_peak else f"{format_bytes(plan.capacity)} allowed, "
     return (
         f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
-        f"runtime-optimal partition saves; {format_bytes(plan.capacity)} allowed, "
-        f"{format_bytes(plan.least_bytes)} the least possible)"
+        f"runtime-optimal partition saves; {allowed}{format_bytes(plan.least_bytes)} the least possible)"
     )
 
 
 def _recomputed(plan: Figures) -> str:
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
-        bound = format_cost(plan.recompute_bound, plan.unit)
         views = "" if plan.decision.is_ordered else ", views included"
-        return (
-            f"{recomputed}{views}, {format_cost(plan.recompute_cost, plan.unit)} (no plan within the "
-            f"budget needs less than {bound})"
-        )
+        proven = ""
+        if plan.recompute_bound:
+            bound = format_cost(plan.recompute_bound, plan.unit)
+            proven = f" (no plan within the budget needs less than {bound})"
+        return f"{recomputed}{views}, {format_cost(plan.recompute_cost, plan.unit)}{proven}"
     return f"{recomputed}, at no cost" if plan.recomputed else recomputed
 
 

@@ -289,7 +289,7 @@ class WaysPlanner:
         cost = found.cost - found.done.waited + waited
         decided = Decided(
             decision=replace(decision, ways=placed),
-            saved_bytes=saved_bytes,
+            saved_bytes=saved_bytes - sum(way.nbytes - way.packed_bytes for way in placed),
             cost=cost,
             choice=replace(choice, waited=waited),
         )

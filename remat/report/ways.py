@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from remat.graph.lowering import Way
 from remat.units import format_bytes
@@ -29,8 +29,16 @@ def ways_row(ways: Sequence[Way], waited: int, link: str, show_cost: Callable[[f
     return "; ".join(parts)
 
 
-def ways_lines(ways: Sequence[Way], show_cost: Callable[[float], str]) -> list[str]:
-    """Each value by its way, the largest first, as lines of text."""
+def ways_lines(
+    ways: Sequence[Way], show_cost: Callable[[float], str], made_by: Mapping[str, str]
+) -> list[str]:
+    """Each value by its way, the largest first, as lines of text.
+
+    Args:
+        ways: the ways.
+        show_cost: a cost as text.
+        made_by: the source line of each value, where it is known.
+    """
     lines = []
     for title, chosen in (
         ("offloaded values", [w for w in ways if not w.pair]),
@@ -41,7 +49,8 @@ def ways_lines(ways: Sequence[Way], show_cost: Callable[[float], str]) -> list[s
             total = format_bytes(sum(w.nbytes for w in chosen))
             lines.append(f"  {title}: {total} in {len(chosen)}")
         lines += [
-            f"    {format_bytes(w.nbytes):>10}  {_told(w, show_cost)}" for w in chosen[:MOST_LISTED]
+            f"    {format_bytes(w.nbytes):>10}  {_told(w, show_cost)}  {made_by.get(w.name, '')}".rstrip()
+            for w in chosen[:MOST_LISTED]
         ]
         if len(chosen) > MOST_LISTED:
             rest = chosen[MOST_LISTED:]

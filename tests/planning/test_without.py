@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
 from typing import Any
 
 import pytest
@@ -144,3 +145,22 @@ def test_several_graphs_have_one_step() -> None:
     lines = repr(plans).splitlines()
     assert len(lines) == 1 + len(plans)
     assert remat.PlanSet.from_json(plans.to_json()).before_after == plans.before_after
+
+
+def test_warnings_of_steps_for_inductor_go_by_expected_peaks() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
+        nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 32, 3, padding=1), nn.GELU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    joint = remat.capture(model, (torch.randn(8, 3, 32, 32),), lower="inductor")
+    warned = []
+    for budget in (1.0, 0.4, 0.0):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            plan = remat.plan(joint, budget)
+        higher = plan.predicted_peak_bytes > 1.01 * plan.without_expected_bytes
+        assert [w.category for w in caught] == [remat.PeakWarning] * higher
+        warned.append(higher)
+    assert warned == [False, False, True]

@@ -19,6 +19,8 @@ from remat.units import Budget, format_apart, format_bytes
 MOST_REPLANS = 3
 #: Likewise where the budget is a share of the peak, which can be held nearly only.
 _OF_SHARES = 1
+#: A share of the peak is held nearly: to within this part of it, as one over it.
+_NEARLY = 200
 _UNSHRUNK = (
     "weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
     "or make the model or the batch smaller"
@@ -134,6 +136,8 @@ class CompiledBudget:
             return 0, 0
         if asked.on_peak:
             taken, limit = made.peak_bytes, asked.peak_bytes or self._limit
+            if not asked.peak_bytes:
+                limit += limit // _NEARLY
             if not _by_peak(request):
                 return 0, 0
         else:

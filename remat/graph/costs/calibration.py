@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
+from torch.nn.functional import gelu
 
 from remat.errors import ProblemError
 from remat.graph.costs.devices import Device
@@ -28,7 +30,7 @@ _RUNS_S = 0.04
 
 
 def calibrate(device: str | torch.device = "here") -> Device:
-    """Measures a device of this machine: products in both precisions, and a copy. Takes 1 s or so.
+    """Measures a device of this machine: products in both precisions, a copy, random numbers, tanh. Takes 1 s or so.
 
     Products of float32 run in the precision that PyTorch is set to use for them
     (`torch.set_float32_matmul_precision`). Of each figure the best run counts.
@@ -49,6 +51,8 @@ def calibrate(device: str | torch.device = "here") -> Device:
             half_tflops=half,
             single_tflops=single,
             memory_tbps=_tbps(found),
+            draws_tops=_per_ps(torch.rand_like, found),
+            tanh_tops=_per_ps(functools.partial(gelu, approximate="tanh"), found),
         )
 
 
@@ -115,6 +119,12 @@ def _tbps(device: torch.device) -> float:
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * count / _fastest_ps(functools.partial(target.copy_, source), device)
+
+
+def _per_ps(elementwise: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:
+    """Results per picosecond of an operator on each element."""
+    x = torch.ones(2**20, device=device)
+    return x.numel() / _fastest_ps(functools.partial(elementwise, x), device)
 
 
 def _fastest_ps(run: functools.partial[torch.Tensor], device: torch.device) -> int:

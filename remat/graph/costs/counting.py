@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -61,6 +62,36 @@ def count_flops(node: fx.Node) -> int:
         return int(formula(*args, **kwargs, out_val=out))
     except (AssertionError, RuntimeError, NotImplementedError, TypeError, IndexError):
         return 0  # shapes that the formula does not cover; memory time still counts
+
+
+def count_draws(node: fx.Node) -> int:
+    """Random numbers that one run of a node draws, as far as its result tells."""
+    drawn = ops.packet(node.target) in _seeded() or ops.is_random(node)
+    return _elements(node) if drawn else 0
+
+
+def count_tanh(node: fx.Node) -> int:
+    """Hyperbolic tangents that one run of a node takes."""
+    packet, args = ops.packet(node.target), node.args
+    if packet is torch.ops.aten.tanh:
+        return _elements(node)
+    if packet is torch.ops.aten.gelu and "tanh" in (*args[1:], *node.kwargs.values()):
+        return _elements(node)
+    return 0
+
+
+def _elements(node: fx.Node) -> int:
+    """Elements of a node's largest result."""
+    tensors = (v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
+    return max((math.prod(hint(s) for s in t.shape) for t in tensors), default=0)
+
+
+@functools.cache
+def _seeded() -> frozenset[Any]:
+    """Inductor's draws from a seed: functions of it, and yet as slow as any."""
+    from torch._inductor import inductor_prims
+
+    return frozenset((inductor_prims.random.overloadpacket, inductor_prims.randint.overloadpacket))
 
 
 def _shaped(x: Any) -> Any:

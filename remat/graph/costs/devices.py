@@ -20,7 +20,11 @@ _RATES = {
     "single_tflops": "TFLOP/s",
     "memory_tbps": "TB/s",
     "ranks_tbps": "TB/s",
+    "draws_tops": "10¹²/s",
+    "tanh_tops": "10¹²/s",
 }
+#: Rates that a device may lack.
+_OPTIONAL = ("ranks_tbps", "draws_tops", "tanh_tops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,8 @@ class Device:
         single_tflops: peak of float32 matrix products (TF32 where there is one), TFLOP/s.
         memory_tbps: memory bandwidth, TB/s.
         ranks_tbps: what a rank sends to others of its node at once, TB/s; 0: as much as its memory gives.
+        draws_tops: random numbers, 10¹² a second; 0: as many as memory takes.
+        tanh_tops: hyperbolic tangents, which GPT-2's GELU is made of, likewise.
 
     Raises:
         ProblemError: the name is empty, or a rate is no finite number above 0.
@@ -45,6 +51,8 @@ class Device:
     single_tflops: float
     memory_tbps: float
     ranks_tbps: float = 0.0
+    draws_tops: float = 0.0
+    tanh_tops: float = 0.0
 
     def __post_init__(self) -> None:
         if fault := _fault(asdict(self)):
@@ -71,7 +79,7 @@ class Device:
     def from_toml(cls, path: str | Path) -> Device:
         """Reads a device from a TOML file with this class's attributes as keys.
 
-        ``label`` and ``ranks_tbps`` may lack.
+        ``label``, ``ranks_tbps``, ``draws_tops`` and ``tanh_tops`` may lack.
 
         Raises:
             ProblemError: the file cannot be read, is no TOML, or a key is missing, unknown or
@@ -86,7 +94,7 @@ class Device:
             raise ProblemError(f"{where} is no TOML: {error}") from error
         takes = [f.name for f in fields(cls)]
         unknown = [k for k in data if k not in takes]
-        missing = [k for k in takes if k not in data and k not in ("label", "ranks_tbps")]
+        missing = [k for k in takes if k not in data and k not in ("label", *_OPTIONAL)]
         for what, keys in (("unknown", unknown), ("missing", missing)):
             if keys:
                 raise ProblemError(
@@ -122,7 +130,7 @@ def _fault(values: Mapping[str, Any]) -> str | None:
             return f"key '{key}' is {text!r}; expected text"
     for key, unit in _RATES.items():
         value = values.get(key, 0.0)
-        if key == "ranks_tbps" and not value:
+        if key in _OPTIONAL and not value:
             continue
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         try:
@@ -147,7 +155,7 @@ DEVICES: Mapping[str, Device] = {
         Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35, ranks_tbps=0.45),
         Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8, ranks_tbps=0.45),
         Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0, ranks_tbps=0.9),
-        Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273),
+        Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273, draws_tops=0.00014, tanh_tops=0.001),
         Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3, ranks_tbps=0.448),
     )
 }  # fmt: skip

@@ -348,7 +348,7 @@ def measure(
         "dtype": str(work.dtype).removeprefix("torch."),
         "device": describe_device(torch.device(work.device)),
         "steps": steps,
-        "largest_loss_difference": loss_difference(made),
+        "largest_loss_difference": loss_difference(made, draws=work.draws),
         "loss_difference_allowed": LIMIT[work.dtype],
         "costs": {cost: registry().cost_model(cost).key() for cost in costs},
         "load_average_before_and_after": [round(load[0], 1), round(os.getloadavg()[0], 1)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -35,6 +35,7 @@ class Workload:
         model: builds it.
         batch: draws one batch.
         rate: learning rate of plain SGD.
+        draws: whether it draws random numbers: compiled steps draw others than eager PyTorch's, all the same.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Workload:
     model: Callable[[], nn.Module]
     batch: Callable[[], Batch]
     rate: float = 0.01
+    draws: bool = False
 
     def build(self) -> nn.Module:
         torch.manual_seed(0)
@@ -152,23 +154,24 @@ def long_gpt2() -> Workload:
     )
 
 
-def bert() -> Workload:
+def bert(dropout: float = 0.0) -> Workload:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
         vocab_size=512, hidden_size=256, num_hidden_layers=3, num_attention_heads=4, intermediate_size=1024,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
 
     def draw() -> Batch:
         ids = torch.randint(0, config.vocab_size, (4, 256))
         return {"input_ids": ids, "labels": ids}
 
-    return transformer(
-        "bert",
-        "3 layers of width 256, batch 4, sequence 256",
-        lambda: BertForMaskedLM(config),
-        draw,
+    about = "3 layers of width 256, batch 4, sequence 256"
+    made = transformer("bert", about, lambda: BertForMaskedLM(config), draw)
+    if not dropout:
+        return made
+    return replace(
+        made, name="bert-dropout", about=f"{about}, dropout of {dropout:.0%}", draws=True
     )
 
 
@@ -295,6 +298,7 @@ CPU: Mapping[str, Callable[[], Workload]] = {
     "unet": unet,
     "vit": vit,
     "bert": bert,
+    "bert-dropout": lambda: bert(0.1),
     "t5": t5,
 }
 CUDA: Mapping[str, Callable[[], Workload]] = {"llama": large_llama}

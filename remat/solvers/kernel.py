@@ -21,6 +21,6 @@ def missing() -> str | None:
     if kernel() is not None:
         return None
     return (
-        "its kernel was not compiled when remat was installed: install a C++17 compiler and "
+        "its kernel was not compiled when remat was installed: install a C++17 compiler and the headers of Python (python3-dev), and "
         "reinstall remat (pip install --force-reinstall --no-deps remat)"
     )

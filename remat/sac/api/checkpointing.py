@@ -225,8 +225,8 @@ def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tenso
         if a is None or b is None:
             difference += 0.0 if a is b else float("inf")
             continue
-        difference += float((a - b).double().pow(2).sum())
-        norm += float(a.double().pow(2).sum())
+        difference += float((a - b).abs().double().pow(2).sum())  # of complex numbers, too
+        norm += float(a.abs().double().pow(2).sum())
     if not difference:
         return 0.0
     return float((difference / norm) ** 0.5) if norm else float("inf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +15,6 @@ from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.sac.run.module_calls import own_forward
 from remat.sac.run.operators import tensors_in
 from remat.torch_compat import version
-
-#: Whose memory a tensor is in, and how often that has been written to.
-_Storage = weakref.ref[torch.UntypedStorage]
-_Contents = tuple[_Storage, int]
 
 
 class Replaced:
@@ -49,69 +46,82 @@ class Replaced:
 
 
 class Offloaded(Replaced):
-    """Sends what a module saves for backward to the host; its inputs and parameters stay."""
+    """Sends what a module saves for backward to the host; its inputs, parameters and attributes stay."""
 
     def _planned(self, *args: Any, **kwargs: Any) -> Any:
-        stay = [*self._module.parameters(), *self._module.buffers(), *tensors_in((args, kwargs))]
-        call = _Call(stay)
-        with torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack):
+        parts = [vars(m) for m in self._module.modules()]
+        own = [p for part in parts for p in (part, part["_parameters"], part["_buffers"])]
+        call = _Call(list(tensors_in((args, kwargs, [list(p.values()) for p in own]))))
+        with torch.autograd.graph.saved_tensors_hooks(call.pack, _unpack):
             return self._forward(*args, **kwargs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A tensor in the host's memory.
+
+    Attributes:
+        host: the copy, of one slice along each dimension that was repeated.
+        size: its shape.
+        device: where it was.
+    """
+
+    host: torch.Tensor
+    size: torch.Size
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Stays:
+    """A tensor that stays where it is, and its version when it was saved: autograd looks at none where there are hooks."""
+
+    tensor: torch.Tensor
+    version: int
+
+
 class _Call:
-    """What one call of a module has sent. Tensors that share memory are sent once, as they were when saved.
+    """One call of a module.
+
+    Every save is sent by itself: tensors may share memory and be written to in ways that no version tells.
 
     Args:
         stay: tensors whose memory stays where it is.
     """
 
     def __init__(self, stay: Sequence[torch.Tensor]) -> None:
-        plain = [t for t in stay if _is_plain(t)]
-        self._stay = {weakref.ref(t.untyped_storage()) for t in plain}
-        self._cuda = any(t.is_cuda for t in plain)
-        self._sent: dict[_Contents, torch.Tensor] = {}
-        self._back: dict[_Contents, _Storage] = {}
+        self._stay = {m for m in map(_memory, stay) if m is not None}
+        self._cuda = any(t.is_cuda for t in stay)
 
-    def pack(self, saved: torch.Tensor) -> Any:
-        # Autograd looks at no versions where there are hooks.
-        stays = saved.detach(), version(saved)
-        if not _is_plain(saved) or (self._cuda and not saved.is_cuda):
-            return stays
-        storage = saved.untyped_storage()
-        contents = weakref.ref(storage), version(saved)
-        if contents[0] in self._stay or not storage.nbytes():
-            return stays
-        if contents not in self._sent:
-            flat = torch.empty(0, dtype=torch.uint8, device=saved.device).set_(storage)
-            self._sent[contents] = WAIT_COPIED(OFFLOAD(flat), flat)
-        like = saved.dtype, saved.size(), saved.stride(), saved.storage_offset(), saved.device
-        return self._sent[contents], contents, like
-
-    def unpack(self, packed: Any) -> torch.Tensor:
-        if len(packed) == 2:
-            return _unchanged(*packed)
-        host, contents, (dtype, size, stride, offset, device) = packed
-        known = self._back.get(contents)
-        storage = None if known is None else known()
-        if storage is None:
-            storage = WAIT_COPIED(RELOAD(host, device), host).untyped_storage()
-            self._back[contents] = weakref.ref(storage)
-        return torch.empty(0, dtype=dtype, device=device).set_(storage, offset, size, stride)
+    def pack(self, saved: torch.Tensor) -> _Sent | _Stays:
+        memory = _memory(saved)
+        on_host = self._cuda and not saved.is_cuda
+        if memory is None or memory in self._stay or on_host or not saved.numel():
+            return _Stays(saved.detach(), version(saved))
+        once = saved.detach().resolve_conj().resolve_neg()
+        for dim, stride in enumerate(once.stride()):
+            once = once.narrow(dim, 0, 1) if stride == 0 else once
+        return _Sent(WAIT_COPIED(OFFLOAD(once), once), saved.size(), saved.device)
 
 
-def _unchanged(saved: torch.Tensor, then: int) -> torch.Tensor:
-    if version(saved) != then:
+def _unpack(kept: _Sent | _Stays) -> torch.Tensor:
+    if isinstance(kept, _Sent):
+        back: torch.Tensor = WAIT_COPIED(RELOAD(kept.host, kept.device), kept.host)
+        return back.expand(kept.size)
+    if version(kept.tensor) != kept.version:
         raise PlanError(
-            f"an input or parameter of shape {list(saved.shape)} that an offloaded module saved for backward was "
-            "written to in place since: write to a copy of it"
+            f"an input or parameter of shape {list(kept.tensor.shape)} that an offloaded module saved for backward "
+            "was written to in place since: write to a copy of it"
         )
-    return saved
+    return kept.tensor
 
 
-def _is_plain(value: torch.Tensor) -> bool:
-    """Whether a tensor is one with memory of its own kind: no subclass, not sparse, not quantised, not fake."""
-    return (
-        type(value) in (torch.Tensor, nn.Parameter)
-        and value.layout == torch.strided
-        and not value.is_quantized
-    )
+def _memory(tensor: torch.Tensor) -> weakref.ref[torch.UntypedStorage] | None:
+    """The memory of a tensor; None where it has none of its own, as subclasses, sparse ones and those of transforms."""
+    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_nested:
+        return None
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    try:
+        return weakref.ref(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # under torch.func's transforms
+        return None

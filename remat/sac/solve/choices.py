@@ -19,6 +19,8 @@ from remat.solvers.run import run
 
 #: Choices for one module, at most; of more, some are considered, evenly by rank of memory.
 MOST_CHOICES = 3_000
+#: How often autograd saves a result, about: by who made it, and by who reads it. Each is a copy of its own.
+_SAVED_TIMES = 2
 #: Choices where a solver is asked for each.
 ASKED = 24
 
@@ -124,7 +126,7 @@ def _with_offloading(
     themselves: each way is waited for. So it takes the place of all choices that are slower.
     """
     least = found[-1]
-    copies_ps = 2 * link.time_ps(sum(stats.memory))
+    copies_ps = 2 * _SAVED_TIMES * link.time_ps(sum(stats.memory))
     if copies_ps >= least.recompute_ps:
         return found
     faster = [c for c in found if c.recompute_ps < copies_ps]

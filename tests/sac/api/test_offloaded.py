@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -66,7 +68,7 @@ class Shares(nn.Module):
         return b.sum() + (c.exp() * q).sum() + wide.sum()
 
 
-def test_shared_memory_is_sent_once_and_comes_back_as_it_was_saved() -> None:
+def test_views_come_back_as_they_were_saved() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Shares()), torch.randn(6, 8)
     model(x).backward()
@@ -75,6 +77,61 @@ def test_shared_memory_is_sent_once_and_comes_back_as_it_was_saved() -> None:
     apply(model, offloading("0"))
     model(x).backward()
     assert torch.equal(model[0].w.grad, right)  # type: ignore[arg-type]
+
+
+class Conjugated(nn.Module):
+    """Saves tensors that are conjugated and negated views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 8, dtype=torch.complex64))
+        self.constant = torch.randn(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x.to(torch.complex64) @ self.w).exp().conj()
+        return (y * self.w[0] * y.imag.sin() * self.constant).abs().sum()
+
+
+class WritesUnseen(nn.Module):
+    """Writes to what was saved in ways that no version tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = (x @ self.w).unsafe_split(4, 1)
+        c = a.sigmoid_() * b.tanh_()
+        d, e = (c @ self.w[:4]).unsafe_chunk(2, 1)
+        return (d.exp_() * e.sigmoid_()).sum()
+
+
+@pytest.mark.parametrize(
+    "make", [Conjugated, WritesUnseen, lambda: Recurrent(nn.GRU), lambda: Recurrent(nn.LSTM)]
+)
+def test_gradients_are_those_without_whatever_is_saved(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(make()), torch.randn(6, 8)
+    wanted = gradients(model, x)
+    apply(model, offloading("0"))
+    assert all_equal(gradients(model, x), wanted)
+
+
+class Recurrent(nn.Module):
+    """A recurrent network whose gates are pieces of one memory."""
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.cell = kind(8, 8, num_layers=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cell(x)[0].square().sum()
+
+
+def test_under_transforms_everything_stays() -> None:
+    model = apply(nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh())), offloading("0"))
+    x = torch.randn(3, 2, 4)
+    assert torch.equal(torch.vmap(model)(x), model(x))
 
 
 class WritesToItsInput(nn.Module):

@@ -120,7 +120,7 @@ def _hopeless(
 
 
 def _options(
-    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None, link: Link | None
+    tree: ModuleTree, chosen: Sequence[int], solver: Solver | None, link: Link | None = None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
     """The choices of each candidate that frees anything; equal modules share them."""
     known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}

@@ -59,7 +59,9 @@ SMALL = {
 )
 def test_the_predicted_peak_is_what_training_allocates(name: str, optimizer: str) -> None:
     """At budget 1 and within less: as the profiler saw every allocation of the third step."""
-    batch = {"vit": 8, "gpt2": 4}.get(name, 2)  # enough that parameters and their states are not all
+    batch = {"vit": 8, "gpt2": 4}.get(
+        name, 2
+    )  # enough that parameters and their states are not all
     found = cells(name, SMALL[name], optimizer, batch=batch, seq=64, tight=0.95)
     assert [c["budget"] == "1" for c in found] == [True, False]
     for cell in found:

@@ -129,7 +129,9 @@ def _explain(plan: SACPlan) -> str:
         f"  peak        {format_bytes(plan.peak_bytes)}{fits} instead of "
         f"{format_bytes(plan.plain_peak_bytes)} without checkpointing",
         *_step(plan),
-        f"  recomputed  {plan.recompute_ms:.4g} ms; no plan that fits needs less than "
+        f"  {'recomputed' if not plan.offloaded_bytes else 'added     '}  {plan.recompute_ms:.4g} ms"
+        + ("" if not plan.offloaded_bytes else ", copies to the host and back among it")
+        + "; no plan that fits needs less than "
         f"{plan.bound_ms:.4g} ms",
         f"  decided by  {decided}"
         + (f", over {plan.world_size} ranks" if plan.world_size > 1 else ""),

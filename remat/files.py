@@ -154,7 +154,7 @@ def load_record(
 
 
 class Record:
-    """What plans are besides: a dataclass with a ``form`` that is kept in files."""
+    """A plan that can be kept in a file: a dataclass with a ``form``."""
 
     __slots__ = ()
     form: ClassVar[Form]

@@ -187,7 +187,7 @@ class PeakOfGraphs:
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
             # What another graph's peak has no room for is found out below; less is asked for then.
-            for part in (room, 0):
+            for part in dict.fromkeys((room, 0)):
                 found = planner.peaks.ways.within(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
                     break

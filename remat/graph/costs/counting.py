@@ -16,6 +16,9 @@ from remat.graph.costs.base import CostModel
 from remat.graph.storages import hint
 from remat.torch_compat import pytree
 
+#: Inductor's draws from a seed: functions of it, and yet as slow as any.
+_SEEDED = ("prims.inductor_random", "prims.inductor_randint")
+
 
 @dataclass(frozen=True, slots=True)
 class Unit(CostModel):
@@ -66,7 +69,7 @@ def count_flops(node: fx.Node) -> int:
 
 def count_draws(node: fx.Node) -> int:
     """Random numbers that one run of a node draws, as far as its result tells."""
-    drawn = ops.packet(node.target) in _seeded() or ops.is_random(node)
+    drawn = str(ops.packet(node.target)) in _SEEDED or ops.is_random(node)
     return _elements(node) if drawn else 0
 
 
@@ -84,14 +87,6 @@ def _elements(node: fx.Node) -> int:
     """Elements of a node's largest result."""
     tensors = (v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
     return max((math.prod(hint(s) for s in t.shape) for t in tensors), default=0)
-
-
-@functools.cache
-def _seeded() -> frozenset[Any]:
-    """Inductor's draws from a seed: functions of it, and yet as slow as any."""
-    from torch._inductor import inductor_prims
-
-    return frozenset((inductor_prims.random.overloadpacket, inductor_prims.randint.overloadpacket))
 
 
 def _shaped(x: Any) -> Any:

@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
 from remat.graph.calling import why_no_instance
-from remat.sac.api.offloaded import Offloaded, Replaced
+from remat.sac.api.offloaded import Offloaded
 from remat.sac.api.policy import policy
+from remat.sac.api.replaced import Replaced
 from remat.sac.policies.compose import PolicyLike
 from remat.sac.run.module_calls import own_forward, set_forward
 from remat.sac.solve.plan import ModulePlan, SACPlan

@@ -12,46 +12,18 @@ from torch import nn
 
 from remat.errors import PlanError
 from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
-from remat.sac.run.module_calls import own_forward
+from remat.sac.api.replaced import Replaced
 from remat.sac.run.operators import tensors_in
 from remat.torch_compat import version
-
-
-class Replaced:
-    """What stands in the place of a module's ``forward`` where a plan has been applied.
-
-    An object and not a closure, so that a copy of the model runs the copy's forward, and a pickled
-    model can be read again. In eval mode, and where no gradients are wanted, the module runs as it did.
-
-    Attributes:
-        before: what stood there; None where it is the method of the class.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self.before = own_forward(module)
-        self._module = module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not (self._module.training and torch.is_grad_enabled()):
-            return self._forward(*args, **kwargs)
-        return self._planned(*args, **kwargs)
-
-    def _planned(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        if self.before is not None:
-            return self.before(*args, **kwargs)
-        return type(self._module).forward(self._module, *args, **kwargs)
 
 
 class Offloaded(Replaced):
     """Sends what a module saves for backward to the host; its inputs, parameters and attributes stay."""
 
     def _planned(self, *args: Any, **kwargs: Any) -> Any:
-        parts = [vars(m) for m in self._module.modules()]
-        own = [p for part in parts for p in (part, part["_parameters"], part["_buffers"])]
-        call = _Call(list(tensors_in((args, kwargs, [list(p.values()) for p in own]))))
+        module = self._module
+        own = [v for m in module.modules() for v in vars(m).values() if isinstance(v, torch.Tensor)]
+        call = _Call([*module.parameters(), *module.buffers(), *own, *tensors_in((args, kwargs))])
         with torch.autograd.graph.saved_tensors_hooks(call.pack, _unpack):
             return self._forward(*args, **kwargs)
 

@@ -124,14 +124,15 @@ def _explain(plan: SACPlan) -> str:
     """The figures of a plan, and a line for each kind of module."""
     fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget,"
     decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
+    added, copies = "recomputed ", ""
+    if plan.offloaded_bytes:
+        added, copies = "added      ", ", copies to the host and back among it"
     lines = [
         f"checkpointing plan for a budget of {format_bytes(plan.budget_bytes)}",
         f"  peak        {format_bytes(plan.peak_bytes)}{fits} instead of "
         f"{format_bytes(plan.plain_peak_bytes)} without checkpointing",
         *_step(plan),
-        f"  {'recomputed' if not plan.offloaded_bytes else 'added     '}  {plan.recompute_ms:.4g} ms"
-        + ("" if not plan.offloaded_bytes else ", copies to the host and back among it")
-        + "; no plan that fits needs less than "
+        f"  {added} {plan.recompute_ms:.4g} ms{copies}; no plan that fits needs less than "
         f"{plan.bound_ms:.4g} ms",
         f"  decided by  {decided}"
         + (f", over {plan.world_size} ranks" if plan.world_size > 1 else ""),

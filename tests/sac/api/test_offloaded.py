@@ -12,7 +12,7 @@ import remat
 from remat.errors import PlanError, ProblemError
 from remat.running.measure import measure_step
 from remat.sac import ModulePlan, SACPlan, apply, remove
-from tests.sac.planned import Stack, all_equal, gradients
+from tests.sac.planned import Stack, all_equal, gradients, sac_plan
 
 
 def offloading(*names: str) -> SACPlan:
@@ -29,15 +29,7 @@ def offloading(*names: str) -> SACPlan:
         )
         for name in names
     )
-    return SACPlan(
-        modules=modules,
-        budget_bytes=0,
-        peak_bytes=0,
-        plain_peak_bytes=0,
-        recompute_ms=0,
-        step_ms=0,
-        bound_ms=0,
-    )
+    return sac_plan(*modules)
 
 
 def test_gradients_are_those_without() -> None:

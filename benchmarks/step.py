@@ -14,7 +14,8 @@ record of every allocation (first checked against a case with a known answer), o
 allocator. Operators are timed anew for the cost model ``profile``, whatever is known from before.
 
 What recomputing takes is predicted by several cost models, calibrated for this machine, from which operators run
-twice, and measured as the time beyond the step of the same partitioner, theirs or ours, at budget 1.
+twice, and measured as the time beyond the step of the same partitioner, theirs or ours, at budget 1. All run with an
+allocator that keeps freed memory, since page faults cost as much as recomputing; see `machine.keep_freed_memory`.
 
 Where there is a CUDA device, a Llama of 1.1 billion parameters in bfloat16 is measured there as well;
 with every cost model at three budgets that takes 60 GiB or so of its memory.
@@ -48,7 +49,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
-from benchmarks.machine import quiet
+from benchmarks.machine import keep_freed_memory, quiet
 from benchmarks.step_report import loss_difference, record, rows, table
 from benchmarks.step_workloads import CPU, CUDA, Batch, Workload
 from remat.graph.costs.measure import describe_device
@@ -409,6 +410,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     # Each variant is a compilation of the same code; Dynamo gives up after eight by default.
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -126,12 +126,12 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What all models come to together.
 
     ``much`` and ``little`` are the cells in which PyTorch's recomputing costs at least, or less than, `MUCH` of its
-    step at budget 1; ratios are to PyTorch at the same budget. Predictions are of every plan that computes
-    something again, by each cost model: rank correlation with the time that was measured, and the sum of all
-    predicted over the sum of all measured.
+    step at budget 1; ratios are to PyTorch at the same budget. Predictions are by each cost model: rank correlation
+    with the time that was measured, and the sum of all predicted over the sum of all measured; of the plans that
+    remat compiled, and of all, among which are those that plain Inductor did.
     """
     cells: dict[str, dict[str, list[float]]] = {"much": {}, "little": {}}
-    points: dict[str, list[tuple[float, float]]] = {}
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for report in reports:
         rows = report["rows"]
         full = next(r for r in rows if r["variant"] == "pytorch" and r["budget"] == 1)
@@ -147,7 +147,10 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
             kind = cells["much" if cost >= MUCH else "little"]
             kind.setdefault(r["variant"], []).append(r["to_pytorch"][1])
             for model, ms in r["predicted_recompute_ms"].items():
-                points.setdefault(model.partition(":")[0], []).append((ms, r["added_to_own_ms"][1]))
+                for whose in ("remat", ""):
+                    if r["variant"].startswith(whose):
+                        of = points.setdefault((whose or "all", model.partition(":")[0]), [])
+                        of.append((ms, r["added_to_own_ms"][1]))
     found: dict[str, Any] = {
         kind: {
             who: {
@@ -161,11 +164,11 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for kind, by in cells.items()
     }
     found["predicted"] = {
-        model: {
+        f"{whose}, {model}": {
             "plans": len(pairs),
             "spearman": round(float(spearmanr(*zip(*pairs, strict=True)).statistic), 4),
             "predicted_to_measured": round(sum(a for a, _ in pairs) / sum(b for _, b in pairs), 4),
         }
-        for model, pairs in points.items()
+        for (whose, model), pairs in sorted(points.items(), reverse=True)
     }
     return found

@@ -10,10 +10,11 @@ to look. Attributes that PyTorch's objects keep to themselves stand behind small
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -291,6 +292,41 @@ def schedule(lowering: Any) -> list[Any]:
     """The kernels that Inductor's scheduler forms of a graph that has been lowered, in order."""
     lowering._update_scheduler()
     return list(lowering.scheduler.nodes)
+
+
+@contextlib.contextmanager
+def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
+    """Waits for kernels of compiled graphs at the end, so that they are built while the next graph is lowered.
+
+    Inductor gives kernels to workers when the code of a graph is loaded, and waits for them there. What is
+    compiled in here can be run when this ends, and not before. On a GPU, where it is untried, nothing changes.
+
+    Args:
+        inputs: what is compiled for.
+
+    Raises:
+        Exception: what Inductor raises of a kernel that cannot be built.
+    """
+    import torch
+    from torch._inductor import async_compile
+
+    compiling: Any = async_compile.AsyncCompile
+    if any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in inputs):
+        yield
+        return
+    wait = compiling.wait
+    loaded: list[tuple[Any, dict[str, Any]]] = []
+
+    def note(self: Any, scope: dict[str, Any]) -> None:
+        loaded.append((self, scope))
+
+    compiling.wait = note
+    try:
+        yield
+    finally:
+        compiling.wait = wait
+    for self, scope in loaded:
+        wait(self, scope)
 
 
 def mark_boxed(function: Any) -> None:

@@ -153,7 +153,8 @@ def fastest(
         compiled = compile_with(partition)
         _tell(partition, known)
         return partition, compiled
-    made, warned, failed, others = _compiled(partitions, compile_with)
+    with torch_compat.kernels_at_end(inputs):
+        made, warned, failed, others = _compiled(partitions, compile_with)
     if not made:
         raise failed[0]
     why = "; ".join(f"'{name}' {told}" for name, told in others.items()) if len(made) == 1 else ""

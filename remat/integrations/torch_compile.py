@@ -207,6 +207,19 @@ def _compile_inductor(
         functorch["donated_buffer"] = False
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
+    with torch_compat.kernels_at_end(example_inputs):
+        return _compile_until_held(gm, example_inputs, partition, patches, functorch, regions)
+
+
+def _compile_until_held(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partition: Partitioner,
+    patches: dict[str, Any],
+    functorch: dict[str, Any],
+    regions: bool,
+) -> Callable[..., Any]:
+    """Compiles a step; again, planned with what was learnt, where it takes more than its budget."""
     tried: list[tuple[Plan, Callable[..., Any]]] = []
     while True:
         compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)

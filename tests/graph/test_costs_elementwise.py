@@ -1,4 +1,4 @@
-"""Pointwise operators that are slower than memory: random numbers and tanh, where a device says so."""
+"""Operators that are slower than memory: random numbers, tanh and max pooling, where a device says so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from remat.graph.ops import is_random
 from tests.graphs import joint_of
 
 SLOW = Device(
-    name="slow", half_tflops=1, single_tflops=1, memory_tbps=1, draws_tops=0.001, tanh_tops=0.01
+    name="slow",
+    half_tflops=1,
+    single_tflops=1,
+    memory_tbps=1,
+    draws_tops=0.001,
+    tanh_tops=0.01,
+    pooled_tops=0.01,
 )
 
 
@@ -39,6 +45,21 @@ def test_an_element_takes_its_time(
         assert model.cost(node) == (512 * ps or model.moved_bytes(node))
 
 
+@pytest.mark.parametrize(("window", "elements"), [(3, 9), ((2, 4), 8)])
+def test_pooling_takes_the_time_of_its_windows(
+    window: int | tuple[int, int], elements: int
+) -> None:
+    def pooled(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool2d(x, window, stride=2)
+
+    joint = joint_of(pooled, torch.randn(2, 8, 32, 32, requires_grad=True))
+    node = next(
+        n for n in joint.graph.nodes if str(n.target).startswith("aten.max_pool2d_with_ind")
+    )
+    read = node.meta["val"][0].numel() * elements
+    assert Roofline(SLOW).cost(node) == read * 100
+
+
 def test_what_is_drawn_is_kept_where_drawing_it_again_is_dear() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         for _ in range(4):
@@ -57,3 +78,4 @@ def test_this_machine_draws_at_a_finite_rate() -> None:
     here = calibrate("cpu")
     assert 0 < here.draws_tops < 0.1
     assert 0 < here.tanh_tops < 1
+    assert 0 < here.pooled_tops < 1

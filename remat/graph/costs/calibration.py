@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 import torch
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, max_pool2d
 
 from remat.errors import ProblemError
 from remat.graph.costs.devices import Device
@@ -30,7 +30,7 @@ _RUNS_S = 0.04
 
 
 def calibrate(device: str | torch.device = "here") -> Device:
-    """Measures a device of this machine: products in both precisions, a copy, random numbers, tanh. Takes 1 s or so.
+    """Measures a device of this machine: products in both precisions, a copy, random numbers, tanh, pooling. Takes 1 s or so.
 
     Products of float32 run in the precision that PyTorch is set to use for them
     (`torch.set_float32_matmul_precision`). Of each figure the best run counts.
@@ -53,6 +53,7 @@ def calibrate(device: str | torch.device = "here") -> Device:
             memory_tbps=_tbps(found),
             draws_tops=_per_ps(torch.rand_like, found),
             tanh_tops=_per_ps(functools.partial(gelu, approximate="tanh"), found),
+            pooled_tops=_pooled_per_ps(found),
         )
 
 
@@ -119,6 +120,14 @@ def _tbps(device: torch.device) -> float:
     source = torch.ones(count, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * count / _fastest_ps(functools.partial(target.copy_, source), device)
+
+
+def _pooled_per_ps(device: torch.device) -> float:
+    """Elements per picosecond that the windows of a max pooling read."""
+    x, window = torch.ones(16, 32, 48, 48, device=device), 3
+    count = x.numel() // 4 * window**2
+    run = functools.partial(max_pool2d, x, window, stride=2, padding=1)
+    return count / _fastest_ps(run, device)
 
 
 def _per_ps(elementwise: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> float:

@@ -18,6 +18,12 @@ from remat.torch_compat import pytree
 
 #: Inductor's draws from a seed: functions of it, and yet as slow as any.
 _SEEDED = ("prims.inductor_random", "prims.inductor_randint")
+#: Max poolings, with how many dimensions a window has.
+_MAX_POOLS = {
+    "aten.max_pool2d_with_indices": 2,
+    "aten.max_pool3d_with_indices": 3,
+    "prims._low_memory_max_pool_with_offsets": 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,24 @@ def count_tanh(node: fx.Node) -> int:
     if packet is torch.ops.aten.gelu and "tanh" in (*args[1:], *node.kwargs.values()):
         return _elements(node)
     return 0
+
+
+def count_pooled(node: fx.Node) -> int:
+    """Elements that the windows of a max pooling read in one run of a node."""
+    spatial = _MAX_POOLS.get(str(ops.packet(node.target)))
+    if spatial is None:
+        return 0
+    window = [hint(size) for size in node.args[1]]  # type: ignore[union-attr]
+    whole = window * spatial if len(window) == 1 else window
+    return _elements(node) * math.prod(whole)
+
+
+#: What is slower on some devices than the bytes that it moves: the device's rate, and how it is counted.
+SLOW: Mapping[str, Callable[[fx.Node], int]] = {
+    "draws_tops": count_draws,
+    "tanh_tops": count_tanh,
+    "pooled_tops": count_pooled,
+}
 
 
 def _elements(node: fx.Node) -> int:

@@ -22,9 +22,10 @@ _RATES = {
     "ranks_tbps": "TB/s",
     "draws_tops": "10¹²/s",
     "tanh_tops": "10¹²/s",
+    "pooled_tops": "10¹²/s",
 }
 #: Rates that a device may lack.
-_OPTIONAL = ("ranks_tbps", "draws_tops", "tanh_tops")
+_OPTIONAL = ("ranks_tbps", "draws_tops", "tanh_tops", "pooled_tops")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Device:
         ranks_tbps: what a rank sends to others of its node at once, TB/s; 0: as much as its memory gives.
         draws_tops: random numbers, 10¹² a second; 0: as many as memory takes.
         tanh_tops: hyperbolic tangents, which GPT-2's GELU is made of, likewise.
+        pooled_tops: elements that the windows of max pooling read, likewise.
 
     Raises:
         ProblemError: the name is empty, or a rate is no finite number above 0.
@@ -53,6 +55,7 @@ class Device:
     ranks_tbps: float = 0.0
     draws_tops: float = 0.0
     tanh_tops: float = 0.0
+    pooled_tops: float = 0.0
 
     def __post_init__(self) -> None:
         if fault := _fault(asdict(self)):
@@ -79,7 +82,7 @@ class Device:
     def from_toml(cls, path: str | Path) -> Device:
         """Reads a device from a TOML file with this class's attributes as keys.
 
-        ``label``, ``ranks_tbps``, ``draws_tops`` and ``tanh_tops`` may lack.
+        ``label`` and the optional rates may lack.
 
         Raises:
             ProblemError: the file cannot be read, is no TOML, or a key is missing, unknown or
@@ -155,7 +158,7 @@ DEVICES: Mapping[str, Device] = {
         Device(name="h100", label="H100 SXM", half_tflops=989, single_tflops=495, memory_tbps=3.35, ranks_tbps=0.45),
         Device(name="h200", label="H200 SXM", half_tflops=989, single_tflops=495, memory_tbps=4.8, ranks_tbps=0.45),
         Device(name="b200", label="B200 (HGX)", half_tflops=2250, single_tflops=1125, memory_tbps=8.0, ranks_tbps=0.9),
-        Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273, draws_tops=0.00014, tanh_tops=0.001),
+        Device(name="epyc", label="two threads of an AMD EPYC, measured", half_tflops=0.39, single_tflops=0.183, memory_tbps=0.0273, draws_tops=0.00014, tanh_tops=0.001, pooled_tops=0.0008),
         Device(name="mi300x", label="MI300X", half_tflops=1307, single_tflops=654, memory_tbps=5.3, ranks_tbps=0.448),
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
 from remat.graph.costs.calibration import calibrated, is_here
-from remat.graph.costs.counting import count_draws, count_flops, count_tanh
+from remat.graph.costs.counting import SLOW, count_flops
 from remat.graph.costs.devices import DEVICES, Device
 from remat.graph.storages import tensor_bytes
 from remat.torch_compat import pytree
@@ -81,10 +81,9 @@ class Roofline(CostModel):
         dtype = tensors[0].dtype if tensors else torch.float32
         device = self.device
         arithmetic = count_flops(node) / device.flops_per_ps(dtype)
-        if device.draws_tops:
-            arithmetic += count_draws(node) / device.draws_tops
-        if device.tanh_tops:
-            arithmetic += count_tanh(node) / device.tanh_tops
+        for name, count in SLOW.items():
+            if rate := getattr(device, name):
+                arithmetic += count(node) / rate
         # 1 TB/s is one byte per picosecond.
         memory = moved_bytes / self.device.memory_tbps
         sent = sent_bytes(node) / self.device.sent_per_ps

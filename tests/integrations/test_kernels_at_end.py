@@ -1,0 +1,79 @@
+"""Kernels of both halves are built together: backward is lowered while those of forward are with their compilers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import async_compile
+from torch._inductor import config as inductor_config
+
+from remat import torch_compat
+from remat.integrations import torch_compile
+
+
+@pytest.fixture(autouse=True)
+def fresh_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every kernel is built here, and none is in a cache."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with inductor_config.patch(compile_threads=2, fx_graph_cache=False):
+        yield
+    torch._dynamo.reset()
+
+
+def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = torch.sin(x @ w) + 0.5
+    return x.sum()
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(8, 16) * 0.1, torch.randn(16, 16, requires_grad=True)
+
+
+def test_waits_for_kernels_when_both_halves_are_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            result = call(*args, **kwargs)
+            events.append(name)
+            return result
+
+        return noted
+
+    waits = noting("built", async_compile.AsyncCompile.wait)
+    lowers = noting("lowered", torch_compile._compile_as_planned)
+    monkeypatch.setattr(async_compile.AsyncCompile, "wait", waits)
+    monkeypatch.setattr(torch_compile, "_compile_as_planned", lowers)
+    x, w = inputs()
+    torch.compile(step, backend="remat", options={"budget": 0.3})(x, w).backward()
+    assert events == ["lowered", "lowered", "built", "built"]
+    assert async_compile.AsyncCompile.wait is waits
+    compiled, w.grad = w.grad, None
+    step(x, w).backward()
+    torch.testing.assert_close(compiled, w.grad)
+
+
+def test_a_kernel_that_cannot_be_built_is_an_error() -> None:
+    x, w = inputs()
+    with (
+        inductor_config.patch({"cpp.cxx": ("/bin/false",)}),
+        pytest.raises(Exception, match=r"(?i)c\+\+|compil"),
+    ):
+        torch.compile(step, backend="remat", options={"budget": 0.3})(x, w)
+    assert async_compile.AsyncCompile.wait.__name__ == "wait"
+
+
+def test_on_a_gpu_nothing_changes() -> None:
+    wait = async_compile.AsyncCompile.wait
+    with torch_compat.kernels_at_end([torch.empty(1, device="meta")]):
+        assert async_compile.AsyncCompile.wait is wait
+    with torch_compat.kernels_at_end([torch.empty(1)]):
+        assert async_compile.AsyncCompile.wait is not wait
+    assert async_compile.AsyncCompile.wait is wait

@@ -17,6 +17,7 @@ from remat.cli.commands import (
     plan_request,
     solver_option,
     title_of,
+    ways_options,
     wrong_usage,
 )
 from remat.cli.progress import Progress
@@ -26,13 +27,13 @@ from remat.cli.progress import Progress
 @model_options
 @budget_option
 @solver_option
+@ways_options
 @click.option("--html", type=params.OutputFile(), help="write a page to explore the plan")
 @click.option(
     "--by",
     type=click.Choice(["bytes", "peak", "none"]),
-    default="bytes",
-    show_default=True,
-    help="the frontier that the slider of the page moves over; none: no slider, less work",
+    help="the frontier that the slider of the page moves over; none: no slider, less work "
+    "[default: bytes, or peak with --offload or --pack]",
 )
 @click.option(
     "--export",
@@ -55,8 +56,10 @@ def explain(
     cost: str,
     time_limit: float | None,
     reread_inputs: bool,
+    offload: str | None,
+    pack: str | None,
     html: Path | None,
-    by: str,
+    by: str | None,
     exports: tuple[Path, ...],
     export_format: str | None,
     as_json: bool,
@@ -73,8 +76,19 @@ def explain(
     from remat.report.page import require_bokeh
 
     request = plan_request(
-        budget=budget, solver=solver, cost=cost, time_limit=time_limit, reread_inputs=reread_inputs
+        budget=budget,
+        solver=solver,
+        cost=cost,
+        time_limit=time_limit,
+        reread_inputs=reread_inputs,
+        offload=offload,
+        pack=pack or (),
     )
+    by = by or ("peak" if offload or pack else "bytes")
+    if html is not None and by == "bytes" and (offload or pack):
+        raise click.UsageError(
+            "'--offload' and '--pack' go together with '--by peak' or '--by none' only"
+        )
     with wrong_usage("exports"):
         for path in exports:
             format_of(path, export_format)

@@ -33,7 +33,7 @@ BudgetOption = AnyBudget | LeftOut[float]
 SolverOption = str | Solver | LeftOut[str]
 CostOption = str | CostModel | LeftOut[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
-OffloadOption = str | Link | None
+OffloadOption = str | float | Link | None
 PackOption = str | Sequence[str]
 
 

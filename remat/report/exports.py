@@ -14,12 +14,16 @@ from typing import Any
 from remat.errors import PlanError, ProblemError
 from remat.files import write_whole
 from remat.graph.liveness import StorageKind, Timeline
-from remat.report.step_view import KEPT, RECOMPUTED, StepView, Value
+from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
 #: Alignment of made-up addresses.
 _ALIGNMENT = 512
 #: Colors of what is kept and of what runs again: background and text.
-_COLORS = {KEPT: ("#2f5d9e", "#ffffff"), RECOMPUTED: ("#e0913f", "#000000")}
+_COLORS = {
+    KEPT: ("#2f5d9e", "#ffffff"),
+    RECOMPUTED: ("#e0913f", "#000000"),
+    OFFLOADED: ("#7a4f9e", "#ffffff"),
+}
 
 
 def memory_viewer(view: StepView) -> bytes:
@@ -168,17 +172,24 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
 
 
 def model_explorer(view: StepView) -> bytes:
-    """Node data for Model Explorer: what is kept and what runs again, each with its bytes, in colors of their own.
+    """Node data for Model Explorer: what is kept, runs again or is offloaded, with its bytes, in colors of their own.
 
     Its keys are the names of the joint graph's nodes; the graph's id is the graph's name.
     """
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.name, r.nbytes, RECOMPUTED) for r in view.recomputed]
+    away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
+    rows += [(v.name, v.nbytes, OFFLOADED) for v in away]
     for name, nbytes, state in rows:
         background, text = _COLORS[state]
         results[name] = {"value": nbytes, "bgColor": background, "textColor": text}
-    data = {view.graph: {"results": results, "name": "remat: kept (blue), recomputed (orange)"}}
+    data = {
+        view.graph: {
+            "results": results,
+            "name": "remat: kept (blue), recomputed (orange), offloaded (violet)",
+        }
+    }
     return (json.dumps(data, indent=1) + "\n").encode()
 
 

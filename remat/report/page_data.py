@@ -14,7 +14,7 @@ from remat.report.before_after import BeforeAfter
 from remat.report.explanation import counted
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
-from remat.report.step_view import KEPT, StepView, Value
+from remat.report.step_view import KEPT, OFFLOADED, StepView, Value
 from remat.units import format_bytes, format_cost
 
 #: Columns of the curve of bytes alive: of more moments, the highest of each column is drawn.
@@ -193,7 +193,7 @@ def _stop(
         },
         "values": {
             "name": [texts(v.name) for v in named],
-            "op": [texts(v.op) for v in named],
+            "op": [texts(_op(v)) for v in named],
             "kind": [kinds.index(v.kind) for v in named],
             "kept": [int(v.state == KEPT) for v in named],
             "bytes": [v.nbytes for v in named],
@@ -252,6 +252,10 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
 
 def _beside(without: str) -> str:
     return f"{without} without remat" if without else "without remat: not known"
+
+
+def _op(value: Value) -> str:
+    return f"{value.op}, offloaded" if value.state == OFFLOADED else value.op
 
 
 def _price(value: Value, unit: str) -> str:

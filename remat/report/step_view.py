@@ -13,13 +13,15 @@ from typing import Protocol
 from torch import fx
 
 from remat.graph.copying import run_of
+from remat.graph.host_copies import RELOAD
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
+from remat.graph.lowering import Way
 from remat.graph.source import source_line
 from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
 from remat.solvers.graph_problem import GraphProblem
 
 #: What a plan does with a value.
-KEPT, RECOMPUTED = "kept", "recomputed"
+KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,7 @@ class Value:
         first: moment at which it is there for the first time.
         last: moment at which it is there for the last time.
         state: ``"kept"`` from forward to backward; ``"recomputed"`` where this is the result of a further run;
-            else empty.
+            ``"offloaded"`` of what goes to the host, and of what comes back; else empty.
         source: the user's line, empty where unknown.
         price: cost of recomputing it alone, of a kept one that can be recomputed.
     """
@@ -118,6 +120,8 @@ class ViewedPlan(Protocol):
     def backward(self) -> fx.GraphModule: ...
     @property
     def recomputed(self) -> Sequence[str]: ...
+    @property
+    def ways(self) -> Sequence[Way]: ...
 
 
 def view_step(
@@ -163,6 +167,7 @@ def view_step(
             )
             ran.add(name)
     repeated = {(run.name, run.in_backward) for run in runs if run.again}
+    sent = {way.name for way in plan.ways if not way.pair}
     values = []
     for life in timeline.lifetimes:
         is_kept = life.kind is StorageKind.SAVED
@@ -170,6 +175,10 @@ def view_step(
         node = nodes.get(life.saved_as or life.node)
         late = life.first >= timeline.boundary
         state = KEPT if is_kept else RECOMPUTED if (life.node, late) in repeated else ""
+        if not is_kept and (
+            life.node in sent if not late else node is not None and node.target is RELOAD
+        ):
+            state = OFFLOADED
         values.append(
             Value(
                 name=(life.saved_as if is_kept else "") or life.node,

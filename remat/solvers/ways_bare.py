@@ -70,7 +70,8 @@ class _Bare:
             raise ProblemError(
                 "WaysProblem.step has a node of forward behind one of backward; expected forward's first"
             )
-        given, stays = set(step.at_start), set(step.to_end)
+        given = set(step.at_start)
+        free = given.union(set(step.to_end).intersection(step.once))  # there in any case
         forward = bytearray(n)
         for i in range(n - 1, -1, -1):
             if i in step.forward or forward[i]:
@@ -82,7 +83,7 @@ class _Bare:
             names=step.names[:n],
             inputs=step.inputs[:n],
             cost=step.cost[:n],
-            size=tuple(0 if i in stays or i in given else step.size[i] for i in range(n)),
+            size=tuple(0 if i in free else step.size[i] for i in range(n)),
             savable=(True,) * n,
             recomputable=tuple(i not in step.once and i not in given for i in range(n)),
             in_forward=tuple(map(bool, forward)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -299,6 +300,15 @@ def test_links_have_names() -> None:
     assert Link.parse("25GB/s").time_ps(25_000) == 1_000_000
     assert Link.parse("25GB/s").told == "25 GB/s"
     assert links()["pcie4"].told == "pcie4 (32 GB/s)"
+
+
+def test_a_link_is_a_number_of_bytes_too() -> None:
+    link = Link.parse(25e9)
+    assert (link.told, link.bytes_per_s) == ("25 GB/s", 25_000_000_000)
+    assert Link.parse(str(link)) == link
+    for wrong in (True, 0, -1.0, math.nan, math.inf):
+        with pytest.raises(ProblemError, match="expected the link to the host"):
+            Link.parse(wrong)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies beside a GPU need one")

@@ -157,6 +157,22 @@ def test_a_csv_of_values(plan: remat.Plan, tmp_path: Path) -> None:
     assert recomputed <= set(plan.recomputed)
 
 
+def test_exports_tell_what_is_offloaded(joint: remat.JointGraph) -> None:
+    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", offload="100TB/s")
+    sent = {way.name: way.nbytes for way in plan.ways}
+    assert sent, "the exports show something that is offloaded"
+    view = plan.view
+    away = [v for v in view.values if v.state == "offloaded"]
+    boundary = view.timeline.boundary
+    assert {v.name: v.nbytes for v in away if v.first < boundary} == sent
+    back = [v for v in away if v.first >= boundary]
+    assert sum(v.nbytes for v in back) == sum(sent.values())
+    assert {v.op for v in back} == {"remat.reload"}
+    (told,) = json.loads(FORMATS["model-explorer"](view)).values()
+    violet = {name for name, row in told["results"].items() if row["bgColor"] == "#7a4f9e"}
+    assert violet == sent.keys()
+
+
 def test_every_suffix_stands_for_a_format() -> None:
     assert set(SUFFIXES.values()) <= set(FORMATS)
 

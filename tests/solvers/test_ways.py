@@ -18,7 +18,7 @@ from remat.solvers.ways_problem import (
     evaluate_ways,
     follow,
 )
-from tests.solvers.ways_draws import cheapest, drawn, least_wait
+from remat.testing.ways import WaysCase, cheapest, drawn, least_wait, ways_cases
 
 #: Forward a, b, c of 10, 4, 1 bytes; backward reads c, then b, then a. Every run takes 5.
 CHAIN = ScheduleProblem(
@@ -39,6 +39,24 @@ WAYS = WaysProblem(
     fetch=(4, 2, -1, -1, -1, -1),
 )
 RUNS = (0, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("case", ways_cases(), ids=lambda case: case.name)
+def test_named_cases(case: WaysCase) -> None:
+    if case.optimum is None:
+        with pytest.raises(BudgetError, match=r"no decision with a peak of \d+ bytes"):
+            solve_ways(case.problem)
+    else:
+        assert solve_ways(case.problem).cost == case.optimum
+
+
+def test_named_cases_are_told_apart() -> None:
+    """Each way is the only best one of some case, and two are infeasible or free."""
+    least = {case.name: case.optimum for case in ways_cases()}
+    assert least["all-fits"] == least["a-copy-beside-the-runs"] == 0
+    assert least["too-little"] is None
+    assert least["a-slow-link"] != least["a-slow-link-and-dear-layers"]
+    assert least["packed"] != least["packing-takes-memory"]
 
 
 def test_a_copy_that_fits_beside_the_runs_costs_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -29,13 +30,16 @@ class Link:
 
     @classmethod
     def parse(cls, value: object) -> Link:
-        """Reads a name of `links`, or bytes per second such as ``"25GB/s"``.
+        """Reads a name of `links`, or bytes per second such as ``"25GB/s"`` or ``25e9``.
 
         Raises:
             ProblemError: it is neither.
         """
         if isinstance(value, Link):
             return value
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if number and 1 <= value < math.inf:  # type: ignore[operator]
+            value = f"{int(value)}B/s"  # type: ignore[call-overload]
         if isinstance(value, str):
             known = links().get(value.strip().lower())
             if known is not None:
@@ -45,7 +49,7 @@ class Link:
             if nbytes:
                 return cls(name=value.strip(), bytes_per_s=nbytes)
         raise ProblemError(
-            f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s', or one of "
+            f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, or one of "
             f"{', '.join(links())}"
         )
 

@@ -1,17 +1,89 @@
-"""Small random problems with ways, and two oracles: every decision tried, and every place of a copy."""
+"""Small problems with ways, named and drawn, and two oracles: every decision tried, and every place of a copy."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from remat.errors import ProblemError
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.transfers import Transfer
 from remat.solvers.ways_bare import search_of
 from remat.solvers.ways_problem import Packing, WaysProblem, evaluate_ways, follow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaysCase:
+    """A named problem with ways, whose least cost is known.
+
+    Attributes:
+        name: kebab-case; test ids show it.
+        problem: what to solve.
+        optimum: the least cost of any decision, by trying all; None where none is within the capacity.
+    """
+
+    name: str
+    problem: WaysProblem
+    optimum: int | None
+
+
+@functools.cache
+def ways_cases() -> tuple[WaysCase, ...]:
+    """The named cases, in a fixed order."""
+    return tuple(
+        WaysCase(name=name, problem=problem, optimum=cheapest(problem))
+        for name, problem in _named().items()
+    )
+
+
+def _chain(
+    capacity: int, *, copies: int, again: int = 5, pair: Packing | None = None, **more: Any
+) -> WaysProblem:
+    """Three layers and their backward, which reads every layer's value again; a run takes 5.
+
+    Args:
+        capacity: bytes.
+        copies: time of a copy of the first layer's ten bytes; -1: none of it goes to the host.
+        again: cost of each layer.
+        pair: what packs the first layer's value.
+        more: of the step problem.
+    """
+    step = ScheduleProblem(
+        names=("a", "b", "c", "gc", "gb", "ga"),
+        inputs=((), (0,), (1,), (2,), (1, 3), (0, 4)),
+        cost=(again, again, again, 0, 0, 0),
+        size=(10, 4, 1, 1, 1, 1),
+        forward=(0, 1, 2),
+        backward=(3, 4, 5),
+        capacity=capacity,
+        **more,
+    )
+    away = (copies, -1, -1, -1, -1, -1)
+    packings = ((pair,) if pair else (), *((),) * 5)
+    return WaysProblem(step=step, times=(5,) * 6, packings=packings, send=away, fetch=away)
+
+
+def _named() -> dict[str, WaysProblem]:
+    half = Packing(name="half", nbytes=5, pack=1, unpack=1, pack_peak=1, unpack_peak=11)
+    large = replace(half, pack_peak=20)
+    return {
+        "all-fits": _chain(100, copies=4),
+        "a-copy-beside-the-runs": _chain(16, copies=4),
+        "no-time-to-send": _chain(14, copies=4),
+        "a-slow-link": _chain(15, copies=40),
+        "a-slow-link-and-dear-layers": _chain(15, copies=40, again=500),
+        "run-once-only": _chain(15, copies=12, once=(0,)),
+        "stays-to-the-end": _chain(15, copies=4, to_end=(0,)),
+        "packed": _chain(15, copies=-1, again=500, pair=half),
+        "packing-takes-memory": _chain(15, copies=-1, again=500, pair=large),
+        "packed-or-sent": _chain(15, copies=20, again=500, pair=half),
+        "always-there": _chain(115, copies=4, resident=100),
+        "too-little": _chain(9, copies=4),
+    }
 
 
 def drawn(seed: int, most: int = 5) -> WaysProblem:

@@ -207,33 +207,21 @@ def _compile_inductor(
         functorch["donated_buffer"] = False
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
-    with torch_compat.kernels_at_end(example_inputs):
-        return _compile_until_held(gm, example_inputs, partition, patches, functorch, regions)
-
-
-def _compile_until_held(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partition: Partitioner,
-    patches: dict[str, Any],
-    functorch: dict[str, Any],
-    regions: bool,
-) -> Callable[..., Any]:
-    """Compiles a step; again, planned with what was learnt, where it takes more than its budget."""
     tried: list[tuple[Plan, Callable[..., Any]]] = []
-    while True:
-        compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
-        made = partition.made
-        if made is not None:
-            tried.append((made, compiled))
-        if partition.replans():
-            continue
-        if len(tried) > 1 and made is not None and made.asked.peak_share is not None:
-            # A share of the peak is held as nearly as can be: what was planned again may take more.
-            best, compiled = min(tried, key=lambda pair: pair[0].peak_bytes)
-            if best is not made:
-                partition.use(best)
-        return compiled
+    with torch_compat.kernels_at_end(example_inputs):
+        while True:
+            compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
+            made = partition.made
+            if made is not None:
+                tried.append((made, compiled))
+            if partition.replans():
+                continue
+            if len(tried) > 1 and made is not None and made.asked.peak_share is not None:
+                # A share of the peak is held as nearly as can be: what was planned again may take more.
+                best, compiled = min(tried, key=lambda pair: pair[0].peak_bytes)
+                if best is not made:
+                    partition.use(best)
+            return compiled
 
 
 def _compile_once(

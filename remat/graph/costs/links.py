@@ -37,9 +37,12 @@ class Link:
         """
         if isinstance(value, Link):
             return value
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number and 1 <= value < math.inf:  # type: ignore[operator]
-            value = f"{int(value)}B/s"  # type: ignore[call-overload]
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and 1 <= value < math.inf
+        ):
+            value = f"{int(value)}B/s"
         if isinstance(value, str):
             known = links().get(value.strip().lower())
             if known is not None:

@@ -15,6 +15,8 @@ import functools
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,10 +298,12 @@ def schedule(lowering: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
-    """Waits for kernels of compiled graphs at the end, so that they are built while the next graph is lowered.
+    """Builds kernels while other graphs are traced, planned and lowered, and waits for them at the end.
 
     Inductor gives kernels to workers when the code of a graph is loaded, and waits for them there. What is
-    compiled in here can be run when this ends, and not before. On a GPU, where it is untried, nothing changes.
+    compiled in here can be run when this ends, and not before. Which vector instructions the machine has,
+    which the first kernel needs to know, is tried in a thread from the beginning on. On a GPU, where
+    it is untried, nothing changes.
 
     Args:
         inputs: what is compiled for.
@@ -322,11 +326,33 @@ def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
 
     compiling.wait = note
     try:
-        yield
+        with _trying_vector_instructions():
+            yield
     finally:
         compiling.wait = wait
     for self, scope in loaded:
         wait(self, scope)
+
+
+@contextlib.contextmanager
+def _trying_vector_instructions() -> Iterator[None]:
+    """Tries in a thread which vector instructions a compiler and this machine have, once in a process.
+
+    Inductor builds and loads a small library for each kind, which takes seconds; whoever asks meanwhile waits.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    module: Any = cpu_vec_isa
+    found = module.valid_vec_isa_list
+    if not hasattr(found, "cache_info") or found.cache_info().currsize:
+        yield
+        return
+    with ThreadPoolExecutor(1) as aside:
+        module.valid_vec_isa_list = aside.submit(copy_context().run, found).result
+        try:
+            yield
+        finally:
+            module.valid_vec_isa_list = found
 
 
 def mark_boxed(function: Any) -> None:

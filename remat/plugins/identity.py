@@ -117,23 +117,21 @@ def _operator(target: Any) -> str:
 
 
 def _origin(module: str) -> str:
-    """Versions and code of the top-level package that a module is in."""
+    """The code of the top-level package that a module is in."""
     return _origin_of(module.partition(".")[0])
 
 
 @functools.cache
 def _origin_of(package: str) -> str:
-    """The distributions of a package, and a digest of its code: a version alone does not tell edits.
+    """A digest of a package's code and tables: a version would not tell edits.
 
     For this process alone where there is no file to read, as for what was typed in.
     """
-    from importlib.metadata import packages_distributions, version
-
     loaded = sys.modules.get(package)
     file = getattr(loaded, "__file__", None)
     files = {Path(file).name: Path(file)} if file else {}
     for folder in map(Path, getattr(loaded, "__path__", ())):
-        for kind in ("*.py", "*.so", "*.pyd"):
+        for kind in ("*.py", "*.so", "*.pyd", "*.toml"):
             files |= {str(path.relative_to(folder)): path for path in folder.rglob(kind)}
     if not files:
         return _OF_THIS_PROCESS
@@ -141,8 +139,7 @@ def _origin_of(package: str) -> str:
     for name in sorted(files):
         digest.update(f"\n{name}\n".encode())
         digest.update(files[name].read_bytes())
-    distributions = sorted(set(packages_distributions().get(package, [])))
-    return " ".join([*(f"{d}=={version(d)}" for d in distributions), digest.hexdigest()])
+    return digest.hexdigest()
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -282,6 +282,21 @@ def frontier() -> str:
     return markdown(("instances", "faster than a sweep of 100 runs", "worse knees"), [cells])
 
 
+def first_step() -> str:
+    """A first step, forward and backward, with empty caches."""
+    record = read("compile_time")
+    rows = [
+        (
+            m["model"],
+            *(f"{median(m['seconds'][side]):.1f} s" for side in ("inductor", "remat")),
+            f"{m['ratio']:.2f}",
+        )
+        for m in record["models"]
+    ]
+    rows.append(("geometric mean", "", "", f"{record['geometric_mean']:.2f}"))
+    return markdown(("model", "plain Inductor", f"remat at {record['budget']}", "ratio"), rows)
+
+
 def summary() -> str:
     """The few figures of the README."""
     record = read("gradients")
@@ -354,6 +369,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "hooks": hooks,
     "model-types": model_types,
     "frontier": frontier,
+    "first-step": first_step,
 }
 
 

@@ -85,7 +85,8 @@ def within_fused_peak(
             break
         aim += room
     best = _best(found, planner.full, known, limit, excess, last)
-    best = replace(best, choice=replace(best.choice, recompute_bound=0))
+    share = limit if budget.peak_bytes is None else 0
+    best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
     return Expected(best, limit)
 
 

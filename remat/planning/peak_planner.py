@@ -227,9 +227,17 @@ class PeakPlanner:
         Raises:
             BudgetError: none is; the message names the least peak that was found, or is possible.
         """
-        if not self._of.request.has_ways:
-            return self._within(budget, self._peak_of(budget))
         peak_bytes = self._peak_of(budget)
+        if self._of.request.has_ways:
+            found = self._within_ways(budget, peak_bytes)
+        else:
+            found = self._within(budget, peak_bytes)
+        if budget.peak_bytes is None:
+            found = replace(found, choice=replace(found.choice, peak_limit=peak_bytes))
+        return found
+
+    def _within_ways(self, budget: Budget, peak_bytes: int) -> Decided:
+        """The same where values may be packed and offloaded."""
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:

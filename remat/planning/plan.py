@@ -32,7 +32,7 @@ from remat.units import Budget, format_bytes, format_cost
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
-    "without_expected_bytes", "waited",
+    "without_expected_bytes", "waited", "peak_limit",
 )  # fmt: skip
 _TOO_LARGE = 2**100
 #: What a plan has beside its figures as long as its modules are there.
@@ -105,6 +105,8 @@ class Plan(Record):
         ways: the saved values that are packed or offloaded, under a budget on the peak that allows it.
         waited: time for which runs wait for copies to and from the host, in ``unit``.
         link: the link to the host, where values may be offloaded.
+        peak_limit: the peak in bytes that a share of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
+            and in files written before it was recorded.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
@@ -148,6 +150,7 @@ class Plan(Record):
     ways: tuple[Way, ...] = ()
     waited: int = 0
     link: str = ""
+    peak_limit: int = 0
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None

@@ -68,6 +68,8 @@ class Figures(Protocol):
     def waited(self) -> int: ...
     @property
     def link(self) -> str: ...
+    @property
+    def peak_limit(self) -> int: ...
 
 
 def rows_of(plan: Figures) -> list[tuple[str, str]]:
@@ -113,14 +115,19 @@ def _peak(plan: Figures) -> str:
     instead = ""
     if plan.without_peak_bytes:
         instead = f" instead of {format_bytes(plan.without_peak_bytes)} without remat"
+    limit = (
+        f"; a share of {plan.asked.peak_share} comes to {format_bytes(plan.peak_limit)}"
+        if plan.peak_limit
+        else ""
+    )
     if not plan.planned_peak_bytes:
-        return f"{format_bytes(plan.peak_bytes)}{instead}, inputs and parameters included"
+        return f"{format_bytes(plan.peak_bytes)}{instead}, inputs and parameters included{limit}"
     beside = ""
     if plan.without_expected_bytes:
         beside = f", where {format_bytes(plan.without_expected_bytes)} is expected without remat"
     return (
         f"{format_bytes(plan.peak_bytes)} as compiled{beside}, inputs and parameters included; before that, "
-        f"{format_bytes(plan.planned_peak_bytes)} simulated{instead}"
+        f"{format_bytes(plan.planned_peak_bytes)} simulated{instead}{limit}"
     )
 
 

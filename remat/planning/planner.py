@@ -121,6 +121,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
         waited=plan.waited,
+        peak_limit=plan.peak_limit,
     )
     return finish(
         split(replace(prepared, decision=plan.decision, choice=choice)),
@@ -331,6 +332,7 @@ def finish(
         without_expected_bytes=0 if without is None else without.expected_bytes,
         ways=state.decision.ways,
         waited=choice.waited,
+        peak_limit=choice.peak_limit,
         link=link,
         _asked=budget,
         _modules=(state.forward, state.backward),

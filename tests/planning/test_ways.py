@@ -197,6 +197,26 @@ def test_packing_is_chosen_where_it_pays_and_says_that_gradients_change() -> Non
     assert "packed values" in plan.explain()
 
 
+@pytest.mark.parametrize("pair", ["bf16", "float8"])
+def test_inductor_compiles_packed_values_and_the_allocator_finds_the_known_peak(pair: str) -> None:
+    x, w = weight(64, 1024), (weight(1024, 1024) / 32).detach().requires_grad_()
+    found = {}
+    for more in ({}, {"pack": [pair]}):
+        torch.compiler.reset()
+        x.grad = w.grad = None
+        options = {"budget": remat.Peak(0.3), "cost": "roofline-fused:epyc", **more}
+        compiled = torch.compile(products, backend="remat", options=options)
+        compiled(x, w).sum().backward()
+        plan = remat.plans()[-1]
+        found[bool(more)] = plan, x.grad, w.grad
+        assert measure_step(compiled, (x, w), by="allocator").peak_bytes == plan.peak_bytes
+    (_, *exact), (packed, *rounded) = found[False], found[True]
+    assert {way.pair for way in packed.ways} == {pair}
+    assert packed.peak_bytes <= 1.005 * packed.peak_limit
+    for a, b in zip(exact, rounded, strict=True):
+        assert 0 < float((a - b).norm() / a.norm()) < {"bf16": 0.01, "float8": 0.1}[pair]
+
+
 def dropped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     for _ in range(4):
         first, second = torch.tanh(x @ w).split([24, 40], 1)

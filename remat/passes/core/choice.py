@@ -22,6 +22,7 @@ class DecisionInfo:
         region_budget: the share that the code set for its region, where that held.
         least_because: why nothing less can be saved, where a share of less was raised to that.
         waited: time that runs wait for copies to and from the host.
+        peak_limit: the peak in bytes that a share of it came to; 0 under any other budget.
     """
 
     capacity: int | None = None
@@ -35,6 +36,7 @@ class DecisionInfo:
     region_budget: float | None = None
     least_because: str = ""
     waited: int = 0
+    peak_limit: int = 0
 
 
 @dataclass(frozen=True)

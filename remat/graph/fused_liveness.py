@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -75,7 +76,8 @@ class FusedWalk(StepWalk):
             if nbytes:
                 yield nbytes, moment, moment
             if "convolution" in str(node.target):
-                for a in filter(self._is_copied, node.all_input_nodes):
+                sizes = _weight_for_its_sizes(node)
+                for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
                     half = moment < self.boundary, a
                     copies[half] = copies.get(half, (moment, moment))[0], moment
         for (_, a), (first, last) in copies.items():
@@ -130,7 +132,8 @@ class FusedWalk(StepWalk):
         readers: dict[int, list[fx.Node]] = defaultdict(list)
         for node in nodes:
             if not is_passed_on(node):
-                for key in (key for read in inputs_of(node) for key in self.sizes.keys(read)):
+                read_by = (read for read in inputs_of(node) if not _fills(read, node))
+                for key in (key for read in read_by for key in self.sizes.keys(read)):
                     readers[key].append(node)
         kept = {key for n in nodes if id(n) in self._kept for key in self.sizes.keys(n)}
         return makes, readers, kept
@@ -254,6 +257,20 @@ class _Kernels:
             for k in keys
             if k not in flows or any(not self._segments[r] <= mine for r in readers[k])
         ]
+
+
+def _weight_for_its_sizes(node: fx.Node) -> Any:
+    """The weight of a convolution's backward that makes no gradient of the input: only its sizes matter."""
+    if "convolution_backward" in str(node.target) and not node.args[-1][0]:  # type: ignore[index]
+        return node.args[2]
+    return None
+
+
+def _fills(read: fx.Node, node: fx.Node) -> bool:
+    """Whether a node writes into a copy of what it reads, which is one number everywhere: it fills that itself."""
+    name = str(node.target).split(".")[1:2]
+    puts = any(part in n and n[-1] != "_" for n in name for part in ("index_put", "scatter"))
+    return puts and read is node.args[0] and read.target is torch.ops.aten.full.default
 
 
 def _workspace(node: fx.Node) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 import remat
+from remat.graph.fused_liveness import FusedWalk
+from remat.graph.liveness import StepWalk
 from tests.graphs import joint_of, weight
 
 
@@ -67,3 +69,22 @@ def test_a_convolution_takes_memory_of_its_own() -> None:
     joint = joint_of(f, weight(1, 4, 8, 8), weight(8, 4, 3, 3))
     plan = remat.plan(joint, 1)
     assert plan.predicted_peak_bytes >= plan.peak_bytes + 2 * 8 * 4 * 3 * 3 * 4
+
+
+def test_who_writes_into_a_copy_of_zeros_fills_it() -> None:
+    """Two operators put rows into zeros, which themselves are nowhere: only both results are."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        zeros, x = torch.zeros(512, 32), x @ w
+        first = zeros.index_put((rows,), x)
+        return first.t() @ zeros.index_put((rows + 16,), x.sin())
+
+    args = (weight(16, 32), weight(32, 32), torch.arange(16))
+    plan = remat.plan(remat.capture(f, args, lower="inductor"), 1)
+    walks = StepWalk, FusedWalk
+    made = [
+        {node.name for _, node, *_ in walk(plan.forward, plan.backward, 1, None).lifetimes()}
+        for walk in walks
+    ]
+    assert "full_default" in made[0] - made[1]
+    assert {"index_put", "index_put_1"} <= made[1]

@@ -42,6 +42,7 @@ def test_no_pipeline_changes_what_a_program_does(number: int) -> None:
     assert seen["pipelines"] >= 3 * seen["programs"]
     assert seen["refused without replay"] >= 1
     assert seen["tagged"] >= 40
+    assert seen["plans that offload"] >= 4
     assert seen["as eager, to the bit"] >= 20
     assert seen["PyTorch differs from eager"] <= 2
     assert len(+portion.written) >= 60

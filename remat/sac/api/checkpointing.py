@@ -37,8 +37,31 @@ from remat.units import Budget
 REPEATS = 5
 
 
-#: Estimates what checkpointing each module of a model frees and takes.
-estimate = collect_modules
+def estimate(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: str = "operator-level-cost-model",
+    cost: str | CostModel | None = None,
+    fake: bool | None = None,
+) -> ModuleTree:
+    """Estimates what checkpointing each module of a model frees and takes.
+
+    Args:
+        model: the model in train mode.
+        args: positional arguments of a call.
+        kwargs: keyword arguments of a call.
+        mode: how runtimes are found; see `collect_modules`.
+        cost: another cost model for the mode, by name (``"roofline:h100"``) or as an instance.
+        fake: whether to run on fake tensors; see `collect_modules`.
+
+    Raises:
+        ProblemError: no such mode or cost model, or no operator of a module can be estimated.
+        CaptureError: the arguments are no tuple and dict, or no output requires a gradient.
+    """
+    model_of_costs = None if cost is None else registry().cost_model(cost)
+    return collect_modules(model, args, kwargs, mode=mode, cost=model_of_costs, fake=fake)
 
 
 def plan(
@@ -50,7 +73,7 @@ def plan(
     solver: Solver | str | None = None,
     backend: str | None = None,
     mode: str = "operator-level-cost-model",
-    cost: CostModel | None = None,
+    cost: str | CostModel | None = None,
     fake: bool | None = None,
     units: Sequence[str] | None = None,
     fsdp_units: Sequence[str] = (),
@@ -71,7 +94,7 @@ def plan(
             ``"auto"``: every best choice is computed.
         backend: who solves the program over the modules; see `plan_modules`.
         mode: how runtimes are found.
-        cost: another cost model for the mode.
+        cost: another cost model for the mode, by name (``"roofline:h100"``) or as an instance.
         fake: whether to run on fake tensors; see `collect_modules`.
         units: names or patterns of the modules that may be checkpointed.
         fsdp_units: names or patterns of the modules that FSDP gathers as one.

@@ -10,6 +10,7 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, ProblemError
+from remat.graph.costs import Roofline
 from remat.running.measure import measure_step
 from remat.sac import ModulePlan, SACPlan, apply, remove
 from tests.sac.planned import Stack, all_equal, gradients, sac_plan
@@ -195,3 +196,14 @@ def test_modules_are_offloaded_where_copies_are_faster_than_running_again() -> N
 def test_a_link_that_cannot_be_read() -> None:
     with pytest.raises(ProblemError, match="expected the link to the host"):
         remat.checkpointing.plan(Stack(), (torch.ones(4, 8),), memory=0.5, offload="fast")
+
+
+def test_a_cost_model_goes_by_its_name() -> None:
+    model, x = Stack(), torch.linspace(-1, 1, 32).view(4, 8)
+    named = remat.checkpointing.plan(model, (x,), memory=1.0, cost="roofline:h100", fake=True)
+    made = remat.checkpointing.plan(model, (x,), memory=1.0, cost=Roofline(), fake=True)
+    assert named == made
+    with pytest.raises(ProblemError, match="rooflin"):
+        remat.checkpointing.plan(model, (x,), memory=0.9, cost="rooflin:h100")
+    with pytest.raises(ProblemError, match="expected the name of a cost model"):
+        remat.checkpointing.estimate(model, (x,), cost=3)  # type: ignore[arg-type]

@@ -33,6 +33,7 @@ from remat.units import Budget
 
 RESULTS = Path(__file__).parent / "results" / "ways.json"
 SHARES = (0.5, 0.25, 0.1)
+COST = "roofline:h100"
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="", help="names, separated by commas")
-    parser.add_argument("--cost", default="roofline:h100")
+    parser.add_argument("--cost", default=COST)
     parser.add_argument("--offload", default="25GB/s")
     parser.add_argument("--pack", default="", help="pairs, separated by commas")
     parser.add_argument("--small", type=int, default=0, help="only so many small problems")
@@ -53,7 +54,8 @@ def main() -> None:
     else:
         only = [name for name in options.only.split(",") if name]
         for name in only or ARCHITECTURES:
-            key = " ".join(filter(None, (name, options.offload, options.pack)))
+            other = options.cost if options.cost != COST else ""
+            key = " ".join(filter(None, (name, options.offload, options.pack, other)))
             data[key] = architecture(name, options.cost, options.offload, options.pack)
             print(json.dumps({key: data[key]}), flush=True)
             write(options.json, report)

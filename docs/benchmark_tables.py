@@ -297,6 +297,21 @@ def first_step() -> str:
     return markdown(("model", "plain Inductor", f"remat at {record['budget']}", "ratio"), rows)
 
 
+def pages() -> str:
+    """What `remat explain --html` writes of large steps, with a slider over the frontier."""
+    rows = [
+        (
+            name,
+            f"{p['nodes']:,}",
+            f"{p['bytes'] / 1e6:.1f} MB",
+            f"{p['written_s']:.0f} s",
+            f"{p['median_drawn_ms'] / 1e3:.1f} s",
+        )
+        for name, p in read("explorer")["pages"].items()
+    ]
+    return markdown(("step", "nodes", "page", "written in", "drawn in"), rows)
+
+
 def summary() -> str:
     """The few figures of the README."""
     record = read("gradients")
@@ -370,6 +385,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "model-types": model_types,
     "frontier": frontier,
     "first-step": first_step,
+    "pages": pages,
 }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor import async_compile
+from torch._inductor import async_compile, cpu_vec_isa
 from torch._inductor import config as inductor_config
 
 from remat import torch_compat
@@ -77,3 +79,38 @@ def test_on_a_gpu_nothing_changes() -> None:
     with torch_compat.kernels_at_end([torch.empty(1)]):
         assert async_compile.AsyncCompile.wait is not wait
     assert async_compile.AsyncCompile.wait is wait
+
+
+def test_vector_instructions_are_tried_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks for them meanwhile waits, and gets what the thread has found; once in a process."""
+    begun, go_on, tried_in = threading.Event(), threading.Event(), []
+
+    @functools.cache
+    def tried() -> list[str]:
+        tried_in.append(threading.current_thread())
+        begun.set()
+        assert go_on.wait(60)
+        return ["avx2"]
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", tried)
+    with torch_compat.kernels_at_end([torch.empty(1)]):
+        assert begun.wait(60)
+        go_on.set()
+        assert cpu_vec_isa.valid_vec_isa_list() == ["avx2"]
+    assert cpu_vec_isa.valid_vec_isa_list is tried
+    with torch_compat.kernels_at_end([torch.empty(1)]):
+        assert cpu_vec_isa.valid_vec_isa_list is tried
+    assert len(tried_in) == 1
+    assert tried_in[0] is not threading.current_thread()
+
+
+def test_trying_that_fails_is_an_error_of_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    @functools.cache
+    def tried() -> list[str]:
+        raise OSError("no compiler")
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", tried)
+    with torch_compat.kernels_at_end([torch.empty(1)]):
+        pass
+    with torch_compat.kernels_at_end([torch.empty(1)]), pytest.raises(OSError, match="compiler"):
+        cpu_vec_isa.valid_vec_isa_list()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import statistics
 from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 #: Share of PyTorch's own step at budget 1 from which its recomputing is said to cost much.
 MUCH = 0.05
 MIB = 2**20
+#: Standard error of the median of normally distributed numbers, for the distance of their quartiles and one number.
+_OF_MEDIANS = 1.2533 / 1.349
 
 
 def loss_difference(made: Sequence[Variant], *, draws: bool) -> float:
@@ -127,11 +130,12 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     ``much`` and ``little`` are the cells in which PyTorch's recomputing costs at least, or less than, `MUCH` of its
     step at budget 1; ratios are to PyTorch at the same budget. Predictions are by each cost model: rank correlation
-    with the time that was measured, and the sum of all predicted over the sum of all measured; of the plans that
-    remat compiled, and of all, among which are those that plain Inductor did.
+    with the time that was measured, beside the one that exact predictions would have under the noise of these
+    medians, and the sum of all predicted over the sum of all measured; of the plans that remat compiled, and of
+    all, among which are those that plain Inductor did.
     """
     cells: dict[str, dict[str, list[float]]] = {"much": {}, "little": {}}
-    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    points: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     for report in reports:
         rows = report["rows"]
         full = next(r for r in rows if r["variant"] == "pytorch" and r["budget"] == 1)
@@ -150,7 +154,8 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
                 for whose in ("remat", ""):
                     if r["variant"].startswith(whose):
                         of = points.setdefault((whose or "all", model.partition(":")[0]), [])
-                        of.append((ms, r["added_to_own_ms"][1]))
+                        low, middle, high = r["added_to_own_ms"]
+                        of.append((ms, middle, _OF_MEDIANS * (high - low) / report["steps"] ** 0.5))
     found: dict[str, Any] = {
         kind: {
             who: {
@@ -166,9 +171,27 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found["predicted"] = {
         f"{whose}, {model}": {
             "plans": len(pairs),
-            "spearman": round(float(spearmanr(*zip(*pairs, strict=True)).statistic), 4),
-            "predicted_to_measured": round(sum(a for a, _ in pairs) / sum(b for _, b in pairs), 4),
+            "spearman": _rank_correlation([a for a, *_ in pairs], [b for _, b, _ in pairs]),
+            "spearman_if_exact": _if_exact(pairs),
+            "predicted_to_measured": round(
+                sum(a for a, *_ in pairs) / sum(b for _, b, _ in pairs), 4
+            ),
         }
         for (whose, model), pairs in sorted(points.items(), reverse=True)
     }
     return found
+
+
+def _rank_correlation(a: Sequence[float], b: Sequence[float]) -> float:
+    return round(float(spearmanr(a, b).statistic), 4)
+
+
+def _if_exact(pairs: Sequence[tuple[float, float, float]], draws: int = 500) -> float:
+    """The rank correlation that predictions have with themselves, measured with the noise of each median."""
+    random = Random(0)
+    exact = [a for a, *_ in pairs]
+    found = [
+        _rank_correlation(exact, [random.gauss(a, noise) for a, _, noise in pairs])
+        for _ in range(draws)
+    ]
+    return round(statistics.mean(found), 4)

@@ -297,6 +297,25 @@ def first_step() -> str:
     return markdown(("model", "plain Inductor", f"remat at {record['budget']}", "ratio"), rows)
 
 
+def predictions() -> str:
+    """Predicted against measured extra time, by cost model."""
+    rows = []
+    for name, p in read("step")["summary"]["predicted"].items():
+        whose, _, model = name.partition(", ")
+        rows.append(
+            (
+                f"`{model}`",
+                "all" if whose == "all" else "those that remat compiled",
+                str(p["plans"]),
+                f"{p['spearman']:.2f}",
+                f"{p['spearman_if_exact']:.2f}",
+                f"{p['predicted_to_measured']:.2f}",
+            )
+        )
+    head = ("cost model", "plans", "count", "rank correlation", "if exact", "total to measured")
+    return markdown(head, rows)
+
+
 def pages() -> str:
     """What `remat explain --html` writes of large steps, with a slider over the frontier."""
     rows = [
@@ -386,6 +405,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "frontier": frontier,
     "first-step": first_step,
     "pages": pages,
+    "predictions": predictions,
 }
 
 

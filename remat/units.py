@@ -28,7 +28,9 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True, init=False)
 class Peak:
-    """A budget on the step's simulated peak: everything that is alive at once, weights included.
+    """A budget on the peak of the step: everything that is alive at once, weights included.
+
+    The peak is the simulated one; of a step that Inductor compiles, that of the compiled code.
 
     Attributes:
         nbytes: bytes; None where it is a share.

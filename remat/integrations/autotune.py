@@ -151,7 +151,7 @@ def fastest(
     if known is not None and known.chosen in partitions:
         partition = partitions[known.chosen]
         compiled = compile_with(partition)
-        _tell(partition, known)
+        _tell(partition, known, "; remembered from another run")
         return partition, compiled
     with torch_compat.kernels_at_end(inputs):
         made, warned, failed, others = _compiled(partitions, compile_with)
@@ -305,12 +305,12 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _tell(partition: Partitioner, found: Tuned) -> None:
+def _tell(partition: Partitioner, found: Tuned, whence: str = "") -> None:
     """Notes on the plan of the chosen candidate what was measured."""
     _LOG.info("autotune: '%s' of %s", found.chosen, dict(found.seconds))
     plan = partition.made
     if plan is not None:
-        partition.use(replace(plan, tuned=str(found)))
+        partition.use(replace(plan, tuned=f"{found}{whence}"))
 
 
 def _path(gm: fx.GraphModule, inputs: Sequence[Any], key: str) -> Path:

@@ -150,12 +150,13 @@ class CompiledBudget:
         """Says that a compiled step takes more than its budget; of a share of the peak nothing."""
         what = "keeps"
         if asked.on_peak:
-            what = "has a peak of at least" if self._times else "has a peak of"
+            what = "has a peak of"
         more, most = format_apart(taken, limit)
         told = (
-            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, above the "
-            f"{most} ({limit} bytes) of its budget, and was planned again {self._times} times. "
-            "Raise the budget"
+            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, "
+            f"{f'the least of {self._times + 1} plans tried, ' if self._times and asked.on_peak else ''}"
+            f"above the {most} ({limit} bytes) of its budget, and was planned again {self._times} times. "
+            f"Raise the budget{'; remat.Peak(0.0) asks for the least peak' if asked.on_peak else ''}"
         )
         if asked.peak_bytes is not None:
             raise BudgetError(told)

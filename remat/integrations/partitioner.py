@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.arguments import BUDGET, COST, SOLVER, LeftOut
+from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import noting_warnings, warn
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
@@ -131,7 +131,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     ) -> None:
         """Takes the options of `partitioner`, and the lowering of the graphs."""
         torch_compat.check_version()
-        if isinstance(options.get("cost", COST), LeftOut):  # these tensors tell where it runs
+        if value_of(options.get("cost", COST)) == COST.value:  # these tensors tell where it runs
             options["cost"] = LeftOut(f"{COST.value}:tensors")
         self.request = PlanRequest.of(**options)
         self.hooks_key = "".join(map(register, self._all_hooks()))

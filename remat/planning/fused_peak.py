@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 from remat.errors import BudgetError
 from remat.graph.fused_liveness import predict_peak
+from remat.graph.joint import Role, role_of
 from remat.graph.lowering import Decision
+from remat.graph.storages import Sizes
 from remat.planning.decider import VERTICES, Decided
 from remat.planning.planner import Planner
-from remat.units import Budget, bytes_of_share
+from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Searches that there are at most.
 _SEARCHES = 4
@@ -56,7 +58,11 @@ def within_fused_peak(
         excess: bytes by which the expected peak is to be lower than that.
         compiled: the peaks of decisions that were compiled.
         last: whether no other decision will be compiled: budget 1's then comes first as well.
+
+    Raises:
+        BudgetError: parameters and inputs alone take more.
     """
+    _refuse_less_than_inputs(planner, budget)
     known = compiled or {}
     found: list[tuple[Decided, int]] = []
 
@@ -88,6 +94,19 @@ def within_fused_peak(
     share = limit if budget.peak_bytes is None else 0
     best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
     return Expected(best, limit)
+
+
+def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
+    """Refuses a peak that is below what is alive throughout, before anything is compiled."""
+    joint = planner.state.joint
+    inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
+    given = sum(Sizes(joint.memories).of_all(inputs).values())
+    if budget.peak_bytes is not None and budget.peak_bytes < given:
+        raise BudgetError(
+            f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
+            f"parameters and inputs alone take {format_bytes(given)} ({given} bytes); remat.Peak(0.0) asks for the "
+            "least peak that is found"
+        )
 
 
 def _best(

@@ -240,10 +240,13 @@ class Plan(Record):
         return sum(way.nbytes for way in self.ways if not way.pair)
 
     def __repr__(self) -> str:
+        compiled = ""
+        if self.planned_peak_bytes:
+            compiled = f"{format_bytes(self.peak_bytes)} as compiled; simulated, "
         return (
             f"<plan for {self.graph}: {format_bytes(self.saved_bytes)} saved, "
             f"{format_cost(self.recompute_cost, self.unit)} recomputed, by {self.solver}; "
-            f"peak {self.before_after.line}>"
+            f"peak {compiled}{self.before_after.line}>"
         )
 
     def _pair(self) -> tuple[fx.GraphModule, fx.GraphModule]:

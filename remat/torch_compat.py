@@ -13,6 +13,7 @@ import ast
 import contextlib
 import functools
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -318,20 +319,51 @@ def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
     if any(isinstance(v, torch.Tensor) and v.device.type != "cpu" for v in inputs):
         yield
         return
-    wait = compiling.wait
     loaded: list[tuple[Any, dict[str, Any]]] = []
-
-    def note(self: Any, scope: dict[str, Any]) -> None:
-        loaded.append((self, scope))
-
-    compiling.wait = note
-    try:
-        with _trying_vector_instructions():
-            yield
-    finally:
-        compiling.wait = wait
+    outer = getattr(_WAITING, "loaded", None)
+    with _noting_waits(compiling):
+        _WAITING.loaded = loaded
+        try:
+            with _trying_vector_instructions():
+                yield
+        finally:
+            _WAITING.loaded = outer
     for self, scope in loaded:
-        wait(self, scope)
+        compiling.wait(self, scope)
+
+
+#: The kernels that a thread waits for later; other threads wait for theirs at once.
+_WAITING = threading.local()
+_NOTING = threading.Lock()
+#: How many are in `_noting_waits` now.
+_noting = 0
+
+
+@contextlib.contextmanager
+def _noting_waits(compiling: Any) -> Iterator[None]:
+    """Has waits of a thread noted where it says so, as long as anybody is in here."""
+    global _noting
+    with _NOTING:
+        if not _noting:
+            wait = compiling.wait
+
+            def note(self: Any, scope: dict[str, Any]) -> None:
+                loaded = getattr(_WAITING, "loaded", None)
+                if loaded is None:
+                    wait(self, scope)
+                else:
+                    loaded.append((self, scope))
+
+            note.awaited = wait  # type: ignore[attr-defined]
+            compiling.wait = note
+        _noting += 1
+    try:
+        yield
+    finally:
+        with _NOTING:
+            _noting -= 1
+            if not _noting:
+                compiling.wait = compiling.wait.awaited
 
 
 @contextlib.contextmanager

@@ -114,3 +114,32 @@ def test_trying_that_fails_is_an_error_of_who_asks(monkeypatch: pytest.MonkeyPat
         pass
     with torch_compat.kernels_at_end([torch.empty(1)]), pytest.raises(OSError, match="compiler"):
         cpu_vec_isa.valid_vec_isa_list()
+
+
+def test_other_threads_wait_for_their_own_kernels_at_once() -> None:
+    """Nobody's wait is noted for another thread, in whichever order they enter and leave."""
+    waited: list[str] = []
+    compiling, wait = async_compile.AsyncCompile, async_compile.AsyncCompile.wait
+    inside, leave = threading.Event(), threading.Event()
+    scope = {"name": "first"}
+
+    class Kernels(compiling):
+        pass
+
+    def first() -> None:
+        with torch_compat.kernels_at_end([torch.empty(1)]):
+            inside.set()
+            assert leave.wait(60)
+            Kernels().wait(scope)
+            waited.append("noted")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    assert inside.wait(60)
+    with torch_compat.kernels_at_end([torch.empty(1)]):
+        leave.set()
+        thread.join(60)
+        assert waited == ["noted"]
+        assert compiling.wait is not wait
+    Kernels().wait({})
+    assert compiling.wait is wait

@@ -302,7 +302,7 @@ def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
     """Builds kernels while other graphs are traced, planned and lowered, and waits for them at the end.
 
     Inductor gives kernels to workers when the code of a graph is loaded, and waits for them there. What is
-    compiled in here can be run when this ends, and not before. Which vector instructions the machine has,
+    compiled in here within `run_at_end` can be run when this ends, and not before. Which vector instructions the machine has,
     which the first kernel needs to know, is tried in a thread from the beginning on. On a GPU, where
     it is untried, nothing changes.
 
@@ -329,7 +329,20 @@ def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
         finally:
             _WAITING.loaded = outer
     for self, scope in loaded:
-        compiling.wait(self, scope)
+        if outer is None:
+            compiling.wait(self, scope)
+        else:
+            outer.append((self, scope))
+
+
+@contextlib.contextmanager
+def run_at_end() -> Iterator[None]:
+    """What is compiled in here is run when `kernels_at_end` ends; all else that compiles meanwhile may be run at once."""
+    _WAITING.notes = True
+    try:
+        yield
+    finally:
+        _WAITING.notes = False
 
 
 #: The kernels that a thread waits for later; other threads wait for theirs at once.
@@ -349,7 +362,7 @@ def _noting_waits(compiling: Any) -> Iterator[None]:
 
             def note(self: Any, scope: dict[str, Any]) -> None:
                 loaded = getattr(_WAITING, "loaded", None)
-                if loaded is None:
+                if loaded is None or not getattr(_WAITING, "notes", False):
                     wait(self, scope)
                 else:
                     loaded.append((self, scope))

@@ -353,7 +353,7 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     if _returns_what_is_overwritten(gm.graph) or _moves_what_is_overwritten(gm.graph):
         disabled = inductor_config.disabled_passes
         changes["disabled_passes"] = ",".join(filter(None, (disabled, "reinplace_inplaceable_ops")))
-    with inductor_config.patch(changes):
+    with inductor_config.patch(changes), torch_compat.run_at_end():
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
 

@@ -304,6 +304,10 @@ class PlanRequest:
 
 def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
     """The pairs of a list of names, or of text with commas between them."""
+    if not isinstance(pack, (str, Sequence)):
+        raise ProblemError(
+            f"pack is {pack!r}; expected names of ready-made pairs: 'bf16', or ['bf16', 'float8']"
+        )
     names = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
     pairs = tuple(SavedTensorHooks.of(name) for name in dict.fromkeys(names))
     for pair in pairs:

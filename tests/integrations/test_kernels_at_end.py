@@ -130,7 +130,8 @@ def test_other_threads_wait_for_their_own_kernels_at_once() -> None:
         with torch_compat.kernels_at_end([torch.empty(1)]):
             inside.set()
             assert leave.wait(60)
-            Kernels().wait(scope)
+            with torch_compat.run_at_end():
+                Kernels().wait(scope)
             waited.append("noted")
 
     thread = threading.Thread(target=first)
@@ -143,3 +144,10 @@ def test_other_threads_wait_for_their_own_kernels_at_once() -> None:
         assert compiling.wait is not wait
     Kernels().wait({})
     assert compiling.wait is wait
+
+
+def test_what_else_is_compiled_meanwhile_runs_at_once() -> None:
+    """A cost model, for one, may run compiled code while a step is planned."""
+    compiled = torch.compile(lambda x: (x.sin() * 3).exp().sum(0))
+    with torch_compat.kernels_at_end([torch.empty(1)]):
+        assert compiled(torch.zeros(4, 4)).tolist() == [4.0] * 4

@@ -108,6 +108,12 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             "False; plan again with remat.plan(joint, …, reread_inputs=False): the saved plan carries "
             "the option"
         )
+    if plan.ways and request.hooks is not None:
+        raise PlanError(
+            f"this plan for '{plan.graph}' packs or offloads {len(plan.ways)} values, but "
+            f"hooks={request.hooks.name!r} would pack what it has put away once more; leave hooks out, or plan "
+            "again without offload and pack"
+        )
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
     )

@@ -315,6 +315,11 @@ def test_an_edited_way_is_refused() -> None:
         remat.plan(blocks(), plan=remat.Plan.from_json(edited))
 
 
+def test_a_plan_with_ways_is_not_packed_once_more() -> None:
+    with pytest.raises(PlanError, match="leave hooks out"):
+        remat.plan(blocks(), plan=ways_plan(), hooks="bf16")
+
+
 def test_links_have_names() -> None:
     assert Link.parse("PCIe5") is links()["pcie5"]
     assert Link.parse("25GB/s").time_ps(25_000) == 1_000_000

@@ -349,15 +349,15 @@ def run_at_end() -> Iterator[None]:
 _WAITING = threading.local()
 _NOTING = threading.Lock()
 #: How many are in `_noting_waits` now.
-_noting = 0
+_inside = 0
 
 
 @contextlib.contextmanager
 def _noting_waits(compiling: Any) -> Iterator[None]:
     """Has waits of a thread noted where it says so, as long as anybody is in here."""
-    global _noting
+    global _inside
     with _NOTING:
-        if not _noting:
+        if not _inside:
             wait = compiling.wait
 
             def note(self: Any, scope: dict[str, Any]) -> None:
@@ -369,13 +369,13 @@ def _noting_waits(compiling: Any) -> Iterator[None]:
 
             note.awaited = wait  # type: ignore[attr-defined]
             compiling.wait = note
-        _noting += 1
+        _inside += 1
     try:
         yield
     finally:
         with _NOTING:
-            _noting -= 1
-            if not _noting:
+            _inside -= 1
+            if not _inside:
                 compiling.wait = compiling.wait.awaited
 
 

@@ -29,6 +29,8 @@ _WORKSPACES = (
     ("_flash_attention_for_cpu_backward", 1, 1),
 )
 
+#: Where a convolution's backward is told which gradients to make, that of the input first.
+_OUTPUT_MASK = 10
 #: Reads beyond which a pointwise result is written once instead of computed by each kernel that reads it.
 _MOST_READS = 4
 #: Pointwise operators that are not computed twice in any case.
@@ -261,9 +263,8 @@ class _Kernels:
 
 def _weight_for_its_sizes(node: fx.Node) -> Any:
     """The weight of a convolution's backward that makes no gradient of the input: only its sizes matter."""
-    if "convolution_backward" in str(node.target) and not node.args[-1][0]:  # type: ignore[index]
-        return node.args[2]
-    return None
+    of_backward = "convolution_backward" in str(node.target) and len(node.args) > _OUTPUT_MASK
+    return node.args[2] if of_backward and not node.args[_OUTPUT_MASK][0] else None  # type: ignore[index]
 
 
 def _fills(read: fx.Node, node: fx.Node) -> bool:

@@ -148,9 +148,7 @@ class CompiledBudget:
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak nothing."""
-        what = "keeps"
-        if asked.on_peak:
-            what = "has a peak of"
+        what = "has a peak of" if asked.on_peak else "keeps"
         more, most = format_apart(taken, limit)
         told = (
             f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, "

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from remat.graph import ops
-from remat.graph.costs.fused import is_passed_on, may_fuse, readers_of
+from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of, readers_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import PeakMoment, StepWalk, peak_of, sums_of
@@ -155,6 +155,8 @@ class _Kernels:
         self._own: dict[fx.Node, int] = {}
         #: From which segment on something can be read, and whether a kernel of that one computes it.
         self._ready: dict[fx.Node, tuple[int, bool]] = {}
+        #: The segments of kernels that read a value, by how many elements they compute.
+        self._read_at: dict[tuple[fx.Node, int], list[int]] = defaultdict(list)
         #: Reads of one element, through what is computed in registers; and whether that takes long.
         self._reads: dict[fx.Node, int] = {}
         self._heavy: dict[fx.Node, bool] = {}
@@ -193,12 +195,33 @@ class _Kernels:
         elif not self._fuses[node]:
             self._ready[node] = now + 1, False
         elif joins:
-            self._pull(inputs_of(node), ready)
-            self._ready[node] = ready, True
-            return ready
+            return self._joined(node, ready, ready)
+        elif (beside := self._beside(node, ready, now)) is not None:
+            return self._joined(node, ready, beside)
         else:
             self._ready[node] = ready, ready == now
+            self._note_reads(node, now)
         return now
+
+    def _joined(self, node: fx.Node, ready: int, at: int) -> int:
+        self._pull(inputs_of(node), at)
+        self._ready[node] = at, True
+        self._note_reads(node, at)
+        return at
+
+    def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
+        """The segment of the first kernel as large that reads what a node reads, once that can run."""
+        size = _numel(node)
+        found = (
+            at
+            for read in inputs_of(node)
+            for at in self._read_at.get((producer_of(read), size), ())
+        )
+        return min((at for at in found if ready <= at < now), default=None)
+
+    def _note_reads(self, node: fx.Node, at: int) -> None:
+        for read in inputs_of(node):
+            self._read_at[producer_of(read), _numel(node)].append(at)
 
     def _pull(self, read: Iterable[fx.Node], to: int) -> None:
         """Moves what could run earlier, too, to the segment of the kernel that it is read in."""

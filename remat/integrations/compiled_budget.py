@@ -117,7 +117,8 @@ class CompiledBudget:
             self._tell(made, asked, min(self.peaks.values(), default=taken), limit)
             return False
         if asked.on_peak:
-            self.excess = max(self.excess, taken - (made.predicted_peak_bytes or limit))
+            excess = taken - (made.predicted_peak_bytes or limit)
+            self.excess = max(excess, 2 * self.excess)
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self._capacity = made.capacity

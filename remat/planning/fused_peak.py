@@ -50,7 +50,8 @@ def within_fused_peak(
 
     Where none is, as a prediction is no measurement: the one of the least expected peak. Once that was compiled,
     budget 1's if it is expected to take less than all that were compiled, else another one that was expected to
-    fit, else the best of those compiled.
+    fit, else the best of those compiled. The last that is compiled for a peak in bytes is, cheap or not, the one
+    of the least expected peak.
 
     Args:
         planner: decides the graph.
@@ -91,6 +92,9 @@ def within_fused_peak(
             break
         aim += room
     best = _best(found, planner.full, known, limit, excess, last)
+    if last and budget.peak_bytes and known.get(best.decision, limit + 1) > limit:
+        new = [pair for pair in found if pair[0].decision not in known]
+        best = min(new, key=lambda pair: pair[1])[0] if new else best
     share = limit if budget.peak_bytes is None else 0
     best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
     return Expected(best, limit)

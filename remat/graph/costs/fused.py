@@ -58,7 +58,7 @@ def moved_by(node: fx.Node, fuse: Fuse) -> int:
     read = sum(
         tensor_bytes(n.meta.get("val"))
         for n in node.all_input_nodes
-        if not fuse(node, _producer(n))
+        if not fuse(node, producer_of(n))
     )
     value = node.meta.get("val")
     if isinstance(value, (tuple, list)):
@@ -96,7 +96,7 @@ def is_passed_on(node: fx.Node) -> bool:
     return node.target is operator.getitem or aliased_argument(node) is not None
 
 
-def _producer(node: fx.Node) -> fx.Node:
+def producer_of(node: fx.Node) -> fx.Node:
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
         if not isinstance(base, fx.Node):

@@ -88,3 +88,23 @@ def test_who_writes_into_a_copy_of_zeros_fills_it() -> None:
     ]
     assert "full_default" in made[0] - made[1]
     assert {"index_put", "index_put_1"} <= made[1]
+
+
+def test_what_reads_the_same_value_is_one_kernel_with_what_reads_it_first() -> None:
+    """The first product is doubled, and added to three times the second: it ends where both run at once."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        first = x @ w
+        second = first @ u
+        third = (first * 2) @ u
+        return third + (first + second * 3) @ u
+
+    joint = joint_of(f, weight(16, 16), weight(16, 16), torch.ones(16, 16))
+    plan = remat.plan(joint, 1)
+    assert plan.forward is not None
+    assert plan.backward is not None
+    walk = FusedWalk(plan.forward, plan.backward, 1, None)
+    lives = {node.name: (first, last) for _, node, _, first, last in walk.lifetimes()}
+    runs = {node.name: moment for moment, node in walk.running()}
+    assert lives["mm"][1] < runs["mm_2"]
+    assert lives["add"][0] <= runs["mm_2"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import random
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import fx
 
@@ -49,22 +53,29 @@ class Tuned:
 
     Attributes:
         chosen: the candidate that was the fastest.
-        seconds: of each candidate that was timed, the shortest that forward and backward took.
+        seconds: of each candidate that was timed, the shortest that forward and backward took, and the median.
+        left_out: why other candidates were not timed, by name.
         why: why nothing was compared; empty where something was.
     """
 
-    form: ClassVar[Form] = Form("autotuning", "version", 1)
+    form: ClassVar[Form] = Form("autotuning", "version", 2)
 
     chosen: str
-    seconds: tuple[tuple[str, float], ...]
+    seconds: tuple[tuple[str, float, float], ...]
+    left_out: tuple[tuple[str, str], ...] = ()
     why: str = ""
 
     def __str__(self) -> str:
-        took = ", ".join(f"{name} {s * 1e3:.1f} ms" for name, s in self.seconds)
+        out = "; ".join(f"'{name}' {why}" for name, why in self.left_out)
+        if not self.seconds:
+            return f"{self.chosen}; nothing was compared: {self.why or out or 'no other plan was left'}"
+        took = ", ".join(
+            f"{name} {least * 1e3:.1f} ms (median {median * 1e3:.1f})"
+            for name, least, median in self.seconds
+        )
         return (
             f"{self.chosen}, the fastest of {len(self.seconds)} different plans as measured: {took}"
-            if took
-            else f"{self.chosen}; nothing was compared: {self.why or 'no other plan was left'}"
+            f"{f'; left out: {out}' if out else ''}"
         )
 
 
@@ -81,7 +92,7 @@ def asked(given: Any, options: Mapping[str, Any], mode: str | None) -> int:
     """
     decided = [name for name in _DECIDED if options.get(name) is not None]
     if given is None:
-        return MOST if (mode or "").startswith("max-autotune") and not decided else 1
+        return MOST if str(mode).startswith("max-autotune") and not decided else 1
     if type(given) is not int or not 1 <= given <= MOST:
         raise ProblemError(
             f"option 'autotune' is {given!r}; expected how many plans to compile and time, from 1 to {MOST}"
@@ -150,32 +161,46 @@ def fastest(
     known = _read(path)
     if known is not None and known.chosen in partitions:
         partition = partitions[known.chosen]
-        compiled = compile_with(partition)
-        _tell(partition, known, "; remembered from another run")
-        return partition, compiled
+        made, warned, failed, _ = _compiled({known.chosen: partition}, compile_with)
+        if made and _holds(partition):
+            _warn_again(warned[known.chosen])
+            _tell(partition, known, f"; remembered from another run in {path}")
+            return made[known.chosen]
+        rest = {name: one for name, one in partitions.items() if name != known.chosen}
+        partition.use(None)
+        partitions = rest
     with torch_compat.kernels_at_end(inputs):
         made, warned, failed, others = _compiled(partitions, compile_with)
     if not made:
         raise failed[0]
-    why = "; ".join(f"'{name}' {told}" for name, told in others.items()) if len(made) == 1 else ""
-    seconds: dict[str, float] = {}
+    why = ""
+    seconds: dict[str, tuple[float, float]] = {}
     if len(made) > 1:
         try:
             seconds = _timed({name: compiled for name, (_, compiled) in made.items()}, inputs)
         except ProblemError as error:
             why = str(error)
-    chosen = min(seconds or made, key=lambda name: seconds.get(name, 0.0))
-    found = Tuned(chosen=chosen, seconds=tuple(seconds.items()), why=why)
+    chosen = min(seconds, key=lambda name: seconds[name][0]) if seconds else next(iter(made))
+    found = Tuned(
+        chosen=chosen,
+        seconds=tuple((name, *took) for name, took in seconds.items()),
+        left_out=tuple(others.items()),
+        why=why,
+    )
     partition, compiled = made[chosen]
     for name, (other, _) in made.items():
         if name != chosen:
             other.use(None)
-    for w in warned[chosen]:
-        warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
+    _warn_again(warned[chosen])
     _tell(partition, found)
     if seconds or len(made) == 1:
         _write(path, found)
     return partition, compiled
+
+
+def _warn_again(seen: Sequence[warnings.WarningMessage]) -> None:
+    for w in seen:
+        warnings.warn_explicit(w.message, w.category, w.filename, w.lineno)
 
 
 def _compiled(
@@ -201,7 +226,7 @@ def _compiled(
         except RematError as error:
             _LOG.info("autotune: '%s' is left out: %s", name, error)
             failed.append(error)
-            others[name] = "could not be compiled within the budget"
+            others[name] = f"could not be compiled: {error}"
             continue
         warned[name] = seen
         plan = partition.made
@@ -212,7 +237,7 @@ def _compiled(
             others[name] = "makes the same plan"
             continue
         decisions.append(plan.decision)
-        fits = plan.asked.on_peak or plan.saved_bytes <= plan.capacity
+        fits = _holds(partition)
         (made if fits else over)[name] = partition, compiled
         if not fits:
             others[name] = "keeps more than the budget allows"
@@ -224,10 +249,19 @@ def _compiled(
     return made, warned, failed, {name: told for name, told in others.items() if name not in made}
 
 
-def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> dict[str, float]:
-    """The shortest that forward and backward of each step took, over rounds in which each runs once, in seconds.
+def _holds(partition: Partitioner) -> bool:
+    """Whether a compiled step holds its budget; one on the peak is refused where it does not."""
+    plan = partition.made
+    return plan is None or plan.asked.on_peak or plan.saved_bytes <= plan.capacity
 
-    They run on copies of the inputs, and random states are put back: whatever a step changes, nobody sees.
+
+def _timed(
+    steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]
+) -> dict[str, tuple[float, float]]:
+    """Seconds that forward and backward of each step took, over rounds in which each runs once: least and median.
+
+    They run on copies of the inputs, without the user's saved-tensor hooks, and random states are put back:
+    whatever a step changes, nobody sees.
 
     Raises:
         ProblemError: they cannot be run.
@@ -241,7 +275,7 @@ def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> di
         tensors = [v for v in given if isinstance(v, torch.Tensor)]
         device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
         on_cuda = [device] if device.type == "cuda" else []
-        with torch.enable_grad(), torch.random.fork_rng(devices=on_cuda):
+        with torch.enable_grad(), torch.random.fork_rng(devices=on_cuda), _unseen():
             for step in steps.values():
                 _run(step, given, device)
             start = time.perf_counter()
@@ -258,9 +292,20 @@ def _timed(steps: Mapping[str, Callable[..., Any]], inputs: Sequence[Any]) -> di
         raise ProblemError(
             f"the step could not be run on its inputs ({type(error).__name__})"
         ) from error
-    return {
-        name: min(found) for name, found in taken.items()
-    }  # what disturbs a run makes it longer
+    # What disturbs a run makes it longer.
+    return {name: (min(found), statistics.median(found)) for name, found in taken.items()}
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Puts the states of Python's and NumPy's generators back, and keeps the user's saved-tensor hooks out."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda value: value):
+            yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
 
 
 def _copies(inputs: Sequence[Any]) -> list[Any]:
@@ -307,7 +352,7 @@ def _wait_for(device: torch.device) -> None:
 
 def _tell(partition: Partitioner, found: Tuned, whence: str = "") -> None:
     """Notes on the plan of the chosen candidate what was measured."""
-    _LOG.info("autotune: '%s' of %s", found.chosen, dict(found.seconds))
+    _LOG.info("autotune: %s", found)
     plan = partition.made
     if plan is not None:
         partition.use(replace(plan, tuned=f"{found}{whence}"))

@@ -29,7 +29,7 @@ from remat.integrations.kept_steps import traces_of
 from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 from remat.integrations.partitioner import Partitioner, Siblings, partitioner
 from remat.planning.plan import Plan
-from remat.plugins.identity import described
+from remat.plugins.identity import described, surroundings
 
 _LOCK = threading.Lock()
 _SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
@@ -106,7 +106,7 @@ def backend(
                 for name, changed in autotune.candidates(own, count, example_inputs).items()
             },
             lambda one: _compile_inductor(gm, example_inputs, one, given, mode),
-            key=json.dumps([described(own), described(given), mode, count]),
+            key=json.dumps([described(own), described(given), mode, count, surroundings()]),
         )
     # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
     # step, Dynamo takes off.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -83,10 +85,16 @@ def test_what_a_step_changes_while_it_is_timed_nobody_sees() -> None:
             counted.add_(1)
             left.add_(1)
             ran.append(float(right[0] - left[2]))
+        own = own * (random.random() + np.random.rand())
         return (own * torch.rand(4, 4)).sum() + torch.nan_to_num(many).sum()
 
-    state = torch.get_rng_state()
-    found = autotune._timed({"a": step, "b": step}, inputs)
+    def packed(value: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("a hook of the user's was called")
+
+    state, others = torch.get_rng_state(), (random.getstate(), str(np.random.get_state()))
+    with torch.autograd.graph.saved_tensors_hooks(packed, packed):
+        found = autotune._timed({"a": step, "b": step}, inputs)
+    assert others == (random.getstate(), str(np.random.get_state()))
     assert set(found) == {"a", "b"}
     assert len(ran) == 6
     assert set(ran) == {0.0}, "copies share memory as the inputs do"
@@ -101,9 +109,9 @@ def test_what_a_step_changes_while_it_is_timed_nobody_sees() -> None:
 def test_the_fastest_is_kept_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     timed: list[list[str]] = []
 
-    def as_if(steps: Any, inputs: Any) -> dict[str, float]:
+    def as_if(steps: Any, inputs: Any) -> dict[str, tuple[float, float]]:
         timed.append(list(steps))
-        return {name: 1.0 / (k + 1) for k, name in enumerate(steps)}
+        return {name: (1.0 / (k + 1), 2.0) for k, name in enumerate(steps)}
 
     monkeypatch.setattr(autotune, "_timed", as_if)
     for _ in range(2):
@@ -119,6 +127,19 @@ def test_the_fastest_is_kept_and_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     assert remat.plans()[-1].tuned.startswith(
         f"{names[-1]}, the fastest of {len(names)} different plans as measured"
     )
+    assert "(median 2000.0)" in remat.plans()[-1].tuned
+    assert "remembered from another run" in remat.plans()[-1].tuned
+
+    # What is remembered is taken while it can be compiled within the budget.
+    def over(*args: Any, **kwargs: Any) -> Any:
+        raise remat.errors.BudgetError("too much")
+
+    monkeypatch.setattr("remat.passes.decide.torch_partition.TorchPartition.decide", over)
+    torch._dynamo.reset()
+    step = build("gpt2")
+    compiled = torch.compile(step.model, backend="remat", options={"budget": 0.4, "autotune": 2})
+    compiled(*step.args, **step.kwargs).loss.backward()
+    assert remat.plans()[-1].tuned == "as asked; nothing was compared: no other plan was left"
 
 
 @pytest.mark.usefixtures("quick")

@@ -304,19 +304,19 @@ class PlanRequest:
 
 def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
     """The pairs of a list of names, or of text with commas between them."""
+    ready = {name: pair for name, pair in PAIRS.items() if name != "cpu-offload"}
     if not isinstance(pack, (str, Sequence)):
         raise ProblemError(
             f"pack is {pack!r}; expected names of ready-made pairs: 'bf16', or ['bf16', 'float8']"
         )
-    names = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
-    pairs = tuple(SavedTensorHooks.of(name) for name in dict.fromkeys(names))
-    for pair in pairs:
-        if PAIRS.get(pair.name) is not pair or pair.name == "cpu-offload":
+    given = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
+    for name in given:
+        if not isinstance(name, str) or name not in ready:
             raise ProblemError(
-                f"pack has {pair.name!r}; expected names of ready-made pairs, "
-                f"{', '.join(n for n in PAIRS if n != 'cpu-offload')}: to send values to the host, give offload"
+                f"pack has {name!r}; expected names of ready-made pairs ({', '.join(ready)}), for example "
+                f"pack=['bf16']{': to send values to the host, give offload' if name == 'cpu-offload' else ''}"
             )
-    return pairs
+    return tuple(ready[name] for name in dict.fromkeys(given))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from remat.errors import ProblemError
 from remat.units import Budget
 
 _PS_PER_S = 10**12
+#: More than any link has.
+_MOST_BYTES_PER_S = 10**18
+_BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,12 @@ class Link:
     name: str
     bytes_per_s: int
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.bytes_per_s <= _MOST_BYTES_PER_S:
+            raise ProblemError(
+                f"link '{self.name}' has {self.bytes_per_s} bytes per second; expected from 1 to {_MOST_BYTES_PER_S:g}"
+            )
+
     @classmethod
     def parse(cls, value: object) -> Link:
         """Reads a name of `links`, or bytes per second such as ``"25GB/s"`` or ``25e9``.
@@ -37,23 +47,17 @@ class Link:
         """
         if isinstance(value, Link):
             return value
-        if (
-            isinstance(value, (int, float))
-            and not isinstance(value, bool)
-            and 1 <= value < math.inf
-        ):
-            value = f"{int(value)}B/s"
         if isinstance(value, str):
             known = links().get(value.strip().lower())
             if known is not None:
                 return known
-            rate = re.fullmatch(r"\s*([0-9.]+\s*[kmgt]?i?b)/s\s*", value, re.IGNORECASE)
-            nbytes = None if rate is None else Budget.parse(rate.group(1)).nbytes
-            if nbytes:
-                return cls(name=value.strip(), bytes_per_s=nbytes)
+        rate = _rate(value)
+        if 1 <= rate <= _MOST_BYTES_PER_S:
+            name = value.strip() if isinstance(value, str) else f"{int(rate)}B/s"
+            return cls(name=name, bytes_per_s=int(rate))
         raise ProblemError(
             f"offload is {value!r}; expected the link to the host: bytes per second such as '25GB/s' or 25e9, or one of "
-            f"{', '.join(links())}"
+            f"{', '.join(links())}{_BITS if str(value).strip().endswith('b/s') else ''}"
         )
 
     def time_ps(self, nbytes: int) -> int:
@@ -68,6 +72,25 @@ class Link:
         """The link for people."""
         rate = f"{self.bytes_per_s / 1e9:g} GB/s"
         return f"{self.name} ({rate})" if self.name in links() else rate
+
+
+def _rate(value: object) -> float:
+    """Bytes per second of a number, or of text with a unit or without; NaN where it is none."""
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str):
+        return math.nan
+    given = re.fullmatch(r"\s*(.*?)(?:\s*([kmgt]?i?b)/s)?\s*", value, re.IGNORECASE | re.DOTALL)
+    assert given is not None
+    number, unit = given.groups()
+    try:
+        if unit is None:
+            return float(number)
+        of_bits = unit != unit.lower() and unit.endswith("b")
+        nbytes = None if of_bits else Budget.parse(f"{number}{unit}").nbytes
+    except ValueError:  # a BudgetError, too
+        return math.nan
+    return math.nan if nbytes is None else nbytes
 
 
 @functools.cache

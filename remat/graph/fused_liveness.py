@@ -107,6 +107,7 @@ class FusedWalk(StepWalk):
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
         nbytes, end = self.sizes.nbytes, start + max(0, len(nodes) - 1)
         stays = {*self.inputs, *self.outputs, *kept}
+        stays |= {*made} - {key for key, _ in written}  # in registers
         writing = {node for _, node in written}
         free = Counter(
             (node, nbytes[key])
@@ -149,7 +150,7 @@ class _Kernels:
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
-        self._fuses = {n: may_fuse(n) for n in nodes}
+        self._fuses = {n: may_fuse(n) or _is_counted(n) for n in nodes}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
@@ -264,7 +265,8 @@ class _Kernels:
         """Whether a node is computed again by each kernel that reads it, rather than written once."""
         if not self._fuses.get(node) or not _is_pointwise(node):
             return is_passed_on(node) and node in self._reads
-        return self._reads[node] <= _MOST_READS and not self._heavy[node]
+        alone = len(node.users) < 2
+        return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
 
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
@@ -276,6 +278,8 @@ class _Kernels:
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if at and len(flows) == len(keys) and (len(at) == 1 or self._inlines(node)):
             self._segments[node] = at
+        elif at and _is_counted(node):
+            self._segments[node] = frozenset((min(at),))
         mine = self._segments[node]
         return [
             k
@@ -337,7 +341,13 @@ def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
 def _is_pointwise(node: fx.Node) -> bool:
     """Whether every element of the result is made of few elements of what is read: no reduction, no draw."""
     sizes = [_numel(n) for n in inputs_of(node)]
-    return max(sizes, default=0) <= _numel(node) and not ops.draws_in_order(node)
+    drawn = ops.draws_in_order(node) or _is_counted(node)
+    return max(sizes, default=0) <= _numel(node) and not drawn
+
+
+def _is_counted(node: fx.Node) -> bool:
+    """Whether a node draws from a seed that is given, as Inductor lets a kernel do, and writes what it draws."""
+    return str(node.target) == "prims.inductor_random.default"
 
 
 def _numel(node: fx.Node) -> int:

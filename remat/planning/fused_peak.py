@@ -86,7 +86,12 @@ def within_fused_peak(
         try:
             decided = planner.decide(Budget(peak_bytes=aim))
         except BudgetError:
-            break
+            # Too low. Plans near the least expected one may yet be expected to take less than that.
+            near = min(expected for _, expected in found) + off
+            if near <= aim:
+                break
+            aim = near
+            continue
         room = wanted - tried(decided)
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
             break

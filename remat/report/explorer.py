@@ -55,6 +55,8 @@ class AnyPlan(Point, Protocol):
     @property
     def recomputed(self) -> tuple[str, ...]: ...
     @property
+    def ways(self) -> object: ...
+    @property
     def asked(self) -> Budget: ...
     @property
     def rows(self) -> list[tuple[str, str]]: ...
@@ -158,21 +160,27 @@ def _along(
             if on_step is not None:
                 on_step(f"plan {k} of {len(points)} along the frontier")
             made.append(frontier.plan(point))
-    same = [p for p in made if (p.saved, p.recomputed) != (plan.saved, plan.recomputed)]
-    return sorted([*same, plan], key=lambda p: (frontier.bytes_of(p), -p.recompute_cost))
+    others = [p for p in made if _decided(p) != _decided(plan)]
+    return sorted([*others, plan], key=lambda p: (frontier.bytes_of(p), -_added(p)))
+
+
+def _decided(plan: AnyPlan) -> tuple[object, ...]:
+    return plan.saved, plan.recomputed, plan.ways
+
+
+def _added(plan: AnyPlan) -> int:
+    """What a plan costs beside the step: computing again, packing, and waiting for copies."""
+    return plan.recompute_cost + plan.before_after.ways_cost
 
 
 def _knee(frontier: AnyFrontier, plans: Sequence[AnyPlan]) -> int:
     knee = frontier.knee()
-    found = [k for k, p in enumerate(plans) if _figures_at(p) == _figures_at(knee)]
+    wanted = (frontier.bytes_of(knee), knee.recompute_cost)
+    found = [k for k, p in enumerate(plans) if (frontier.bytes_of(p), _added(p)) == wanted]
     near = min(
         range(len(plans)), key=lambda k: abs(frontier.bytes_of(plans[k]) - frontier.bytes_of(knee))
     )
     return found[0] if found else near
-
-
-def _figures_at(of: Point) -> tuple[int, int]:
-    return of.saved_bytes, of.recompute_cost
 
 
 def curve_of(frontier: AnyFrontier) -> Curve:
@@ -200,5 +208,5 @@ def stop_of(plan: AnyPlan, asked: bool, frontier: AnyFrontier | None) -> Stop:
         figures=figures_of(plan),
         rows=[("budget", label), ("cost model", plan.cost), *plan.rows],
         before_after=plan.before_after,
-        point=(frontier.bytes_of(plan) if frontier else plan.saved_bytes, plan.recompute_cost),
+        point=(frontier.bytes_of(plan) if frontier else plan.saved_bytes, _added(plan)),
     )

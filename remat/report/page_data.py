@@ -225,16 +225,20 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
 def _cards(stop: Stop) -> list[tuple[str, str, str]]:
     """The figures at the head: name, value, and the same without remat."""
     figures, both = stop.figures, stop.before_after
-    compiled = " as compiled" if figures["planned_peak_bytes"] else ""
+    compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
+    if figures["planned_peak_bytes"]:
+        expected = figures.get("without_expected_bytes", 0)
+        compiled = " as compiled"
+        others = f"{format_bytes(expected)} expected" if expected else ""
     step = without = "not known"
     if both.step_cost:
-        step = format_cost(both.step_cost + both.recompute_cost, both.unit)
+        step = format_cost(both.step_cost + both.recompute_cost + both.ways_cost, both.unit)
         without = format_cost(both.step_cost + both.without_recompute_cost, both.unit)
     return [
         (
             f"Peak{compiled}",
             format_bytes(figures["peak_bytes"]),
-            _beside(format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""),
+            _beside(others),
         ),
         ("Step, modelled", step, _beside(without if both.more is not None else "")),
         (

@@ -129,3 +129,19 @@ def test_without_bokeh(joint: remat.JointGraph, tmp_path: Path, monkeypatch: pyt
 def test_a_page_that_cannot_be_written_is_an_error(joint: remat.JointGraph, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be written: No such file or directory"):
         remat.plan(joint, 0.5).explore(tmp_path / "nowhere" / "plan.html")
+
+
+def test_packing_and_offloading_are_in_the_figures_of_the_page(tmp_path: Path) -> None:
+    """Each point of the frontier has a stop, and the step takes their time too."""
+    options: Any = {"cost": "roofline:epyc", "pack": "bf16"}
+    model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
+    joint = joint_of(model, torch.randn(1024, 512))
+    frontier = remat.frontier(joint, by="peak", **options)
+    plan = remat.plan(joint, remat.Peak(0.1), **options)
+    assert plan.ways_cost > 0
+    plan.explore(tmp_path / "page.html", frontier=frontier)
+    data = read(tmp_path / "page.html", "data")
+    step = plan.before_after.step_cost + plan.recompute_cost + plan.ways_cost
+    shown = [[card[1] for card in stop["cards"]][1] for stop in data["stops"]]
+    assert format_cost(step, plan.unit) in shown
+    assert len(shown) >= len({p.peak_bytes for p in frontier.points})

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from typing import Any
 
 from remat.errors import ProblemError
 from remat.units import Budget
@@ -76,10 +77,9 @@ class Link:
 
 def _rate(value: object) -> float:
     """Bytes per second of a number, or of text with a unit or without; NaN where it is none."""
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
     if not isinstance(value, str):
-        return math.nan
+        number: Any = value if isinstance(value, numbers.Real) else math.nan
+        return math.nan if isinstance(number, bool) else float(number)
     given = re.fullmatch(r"\s*(.*?)(?:\s*([kmgt]?i?b)/s)?\s*", value, re.IGNORECASE | re.DOTALL)
     assert given is not None
     number, unit = given.groups()

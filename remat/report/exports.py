@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -99,17 +100,10 @@ def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
 
 def _frames(value: Value) -> list[dict[str, Any]]:
     """One frame: what the storage is, and the user's line that made it."""
-    file, _, code = value.source.partition(" ")
-    name, _, line = file.rpartition(":")
-    known = bool(name) and line.isdigit()
-    what = f"{value.name} ({value.kind})" + (f": {code}" if known and code else "")
-    return [
-        {
-            "name": what,
-            "filename": name if known else value.source,
-            "line": int(line) if known else 0,
-        }
-    ]
+    found = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
+    name, line, code = found.groups() if found else (value.source, "0", "")
+    what = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
+    return [{"name": what, "filename": name, "line": int(line)}]
 
 
 def chrome_trace(view: StepView) -> bytes:

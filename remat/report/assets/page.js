@@ -14,6 +14,7 @@
   };
   let now = data.start;
   let chosen = null; // name of the selected value
+  let picked; // its place among the values
   let models = {};
 
   // One polygon for each named value, on top of what was there before it and still is. What lies above a value
@@ -179,14 +180,16 @@
     event.preventDefault();
   });
 
-  // Selects a value in the picture and in the table.
-  function choose(name, fromPicture = false) {
+  // Selects a value in the picture and in the table. What is computed twice has one name: the picture says which is
+  // meant, the table means the one that is kept.
+  function choose(name, fromPicture = false, place = -1) {
     chosen = name;
     const stop = data.stops[now], v = stop.values;
-    const i = name === null ? -1 : v.name.findIndex((t) => text(t) === name);
+    const named = name === null ? [] : [...v.name.keys()].filter((k) => text(v.name[k]) === name);
+    const i = place >= 0 ? place : named.find((k) => v.kept[k]) ?? named[0] ?? -1;
     let shown = null;
     for (const tr of at("kept").tBodies[0].rows) {
-      const on = i >= 0 && tr.dataset.name === name;
+      const on = i >= 0 && v.kept[i] === 1 && tr.dataset.name === name;
       tr.setAttribute("aria-selected", String(on));
       if (on) shown = tr;
     }
@@ -195,6 +198,7 @@
       frame.scrollTop = shown.offsetTop - frame.clientHeight / 2;
     }
     at("picked").textContent = i < 0 ? "" : `Selected: ${told(stop, i).join(" · ")}`;
+    picked = i < 0 ? undefined : i;
     const indices = i < 0 ? [] : [i];
     if (String(models.values.selected.indices) !== String(indices)) models.values.selected.indices = indices;
   }
@@ -273,7 +277,7 @@
     models.values.selected.properties.indices.change.connect(() => {
       const [i] = models.values.selected.indices;
       const name = i === undefined ? null : text(data.stops[now].values.name[i]);
-      if (name !== chosen) choose(name, true);
+      if (i !== picked) choose(name, true, i ?? -1);
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
     for (const id of ["timeline", "frontier"]) if (at(id)) at(id).addEventListener("mouseleave", () => { at("tip").hidden = true; });

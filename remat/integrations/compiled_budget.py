@@ -18,7 +18,7 @@ from remat.units import Budget, format_apart, format_bytes
 #: How often a step is planned again that takes more than its budget as it was compiled, at most.
 MOST_REPLANS = 3
 #: Likewise where the budget is a share of the peak, which can be held nearly only.
-_OF_SHARES = 1
+_OF_SHARES = 2
 #: A share of the peak is held nearly: to within this part of it, as one over it.
 _NEARLY = 200
 _UNSHRUNK = (

@@ -96,7 +96,7 @@ def within_fused_peak(
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
             break
         aim += room
-    best = _best(found, planner.full, known, limit, excess, last)
+    best = _best(found, planner.full, known, budget, limit, excess, last)
     if last and budget.peak_bytes and known.get(best.decision, limit + 1) > limit:
         new = [pair for pair in found if pair[0].decision not in known]
         best = min(new, key=lambda pair: pair[1])[0] if new else best
@@ -122,6 +122,7 @@ def _best(
     found: Sequence[tuple[Decided, int]],
     full: Decided,
     known: Mapping[Decision, int],
+    budget: Budget,
     limit: int,
     excess: int,
     last: bool,
@@ -133,7 +134,7 @@ def _best(
         fits = [p for p in new if p[0] is full and p[1] < min(known.values())] or fits
     if fits:
         return min(fits, key=lambda pair: (pair[0].cost, pair[1]))[0]
-    if known:  # what was not even expected to fit is not worth compiling
+    if known and budget.peak_bytes:  # what was not even expected to fit is not worth compiling
         new = [pair for pair in new if pair[1] <= limit]
     return min(new or found, key=lambda pair: known.get(pair[0].decision, pair[1]))[0]
 

@@ -106,8 +106,8 @@ class FusedWalk(StepWalk):
         ]
         last = {key: max(map(kernels.last, found)) for key, found in readers.items() if found}
         nbytes, end = self.sizes.nbytes, start + max(0, len(nodes) - 1)
-        stays = {*self.inputs, *self.outputs, *kept}
-        stays |= {*made} - {key for key, _ in written}  # in registers
+        in_registers = {*made} - {key for key, _ in written}
+        stays = {*self.inputs, *self.outputs, *kept, *in_registers}
         writing = {node for _, node in written}
         free = Counter(
             (node, nbytes[key])
@@ -150,7 +150,7 @@ class _Kernels:
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
-        self._fuses = {n: may_fuse(n) or _is_counted(n) for n in nodes}
+        self._fuses = {n: may_fuse(n) for n in nodes}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}
@@ -196,22 +196,26 @@ class _Kernels:
         elif not self._fuses[node]:
             self._ready[node] = now + 1, False
         elif joins:
-            return self._joined(node, ready, ready)
+            return self._joined(node, ready)
         elif (beside := self._beside(node, ready, now)) is not None:
-            return self._joined(node, ready, beside)
+            return self._joined(node, beside)
         else:
             self._ready[node] = ready, ready == now
             self._note_reads(node, now)
         return now
 
-    def _joined(self, node: fx.Node, ready: int, at: int) -> int:
+    def _joined(self, node: fx.Node, at: int) -> int:
+        """Puts a node into the kernel of an earlier segment, with what it reads; returns that segment."""
         self._pull(inputs_of(node), at)
         self._ready[node] = at, True
         self._note_reads(node, at)
         return at
 
     def _beside(self, node: fx.Node, ready: int, now: int) -> int | None:
-        """The segment of the first kernel as large that reads what a node reads, once that can run."""
+        """The first segment, from where a node can run to before now, with a kernel that reads what it reads.
+
+        Only a kernel of as many elements is one with it.
+        """
         size = _numel(node)
         found = (
             at
@@ -278,8 +282,6 @@ class _Kernels:
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
         if at and len(flows) == len(keys) and (len(at) == 1 or self._inlines(node)):
             self._segments[node] = at
-        elif at and _is_counted(node):
-            self._segments[node] = frozenset((min(at),))
         mine = self._segments[node]
         return [
             k
@@ -341,13 +343,7 @@ def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
 def _is_pointwise(node: fx.Node) -> bool:
     """Whether every element of the result is made of few elements of what is read: no reduction, no draw."""
     sizes = [_numel(n) for n in inputs_of(node)]
-    drawn = ops.draws_in_order(node) or _is_counted(node)
-    return max(sizes, default=0) <= _numel(node) and not drawn
-
-
-def _is_counted(node: fx.Node) -> bool:
-    """Whether a node draws from a seed that is given, as Inductor lets a kernel do, and writes what it draws."""
-    return str(node.target) == "prims.inductor_random.default"
+    return max(sizes, default=0) <= _numel(node) and not ops.draws_in_order(node)
 
 
 def _numel(node: fx.Node) -> int:

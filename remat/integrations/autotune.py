@@ -44,6 +44,8 @@ _ROUNDS, _ENOUGH_S = (3, 15), 5.0
 #: Options of the backend that say what decides: with them there is nothing to choose from.
 _DECIDED = ("plan", "pipeline", "hooks")
 
+_OVER = "keeps more than the budget allows"
+
 Compile = Callable[[Partitioner], Callable[..., Any]]
 
 
@@ -158,17 +160,18 @@ def fastest(
         _tell(first, Tuned(chosen=next(iter(partitions)), seconds=(), why="ranks must run alike"))
         return first, compiled
     path = _path(gm, inputs, key)
+    dropped: dict[str, str] = {}
     known = _read(path)
     if known is not None and known.chosen in partitions:
         partition = partitions[known.chosen]
-        made, warned, failed, _ = _compiled({known.chosen: partition}, compile_with)
+        made, warned, _, dropped = _compiled({known.chosen: partition}, compile_with)
         if made and _holds(partition):
             _warn_again(warned[known.chosen])
             _tell(partition, known, f"; remembered from another run in {path}")
             return made[known.chosen]
-        rest = {name: one for name, one in partitions.items() if name != known.chosen}
         partition.use(None)
-        partitions = rest
+        dropped = dropped or {known.chosen: _OVER}
+        partitions = {name: one for name, one in partitions.items() if name != known.chosen}
     with torch_compat.kernels_at_end(inputs):
         made, warned, failed, others = _compiled(partitions, compile_with)
     if not made:
@@ -184,7 +187,7 @@ def fastest(
     found = Tuned(
         chosen=chosen,
         seconds=tuple((name, *took) for name, took in seconds.items()),
-        left_out=tuple(others.items()),
+        left_out=tuple({**dropped, **others}.items()),
         why=why,
     )
     partition, compiled = made[chosen]
@@ -240,7 +243,7 @@ def _compiled(
         fits = _holds(partition)
         (made if fits else over)[name] = partition, compiled
         if not fits:
-            others[name] = "keeps more than the budget allows"
+            others[name] = _OVER
     if not made:
         made = dict(list(over.items())[:1])
     for name, (partition, _) in over.items():

@@ -36,7 +36,8 @@ class CompiledBudget:
     """What is known of one step from compiling it: plans are made by that.
 
     Attributes:
-        excess: bytes by which compiled steps were above what was expected of them, at most.
+        excess: bytes by which plans are expected to take less than the budget: what a compiled step was above
+            its expectation, and at least twice the last excess.
         tighter: what is planned within instead of a budget in bytes or a share of them.
         peaks: the peaks of the decisions that were compiled, and are above it.
     """

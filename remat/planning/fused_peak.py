@@ -49,16 +49,18 @@ def within_fused_peak(
     """The cheapest decision found whose expected peak is within a budget on it.
 
     Where none is, as a prediction is no measurement: the one of the least expected peak. Once that was compiled,
-    budget 1's if it is expected to take less than all that were compiled, else another one that was expected to
-    fit, else the best of those compiled. The last that is compiled for a peak in bytes is, cheap or not, the one
-    of the least expected peak.
+    budget 1's if it is expected to take less than all that were compiled. Else another one: for a peak in bytes one
+    that was expected to fit, for a share that of the least expected peak. Else the best of those compiled.
+
+    The last one is chosen with more care. For a peak in bytes it has, cheap or not, the least expected peak of those
+    that were not compiled; for a share budget 1's comes first, if it is expected to take less than all compiled.
 
     Args:
         planner: decides the graph.
         budget: a peak, or a share.
         excess: bytes by which the expected peak is to be lower than that.
         compiled: the peaks of decisions that were compiled.
-        last: whether no other decision will be compiled: budget 1's then comes first as well.
+        last: whether no other decision will be compiled.
 
     Raises:
         BudgetError: parameters and inputs alone take more.
@@ -81,14 +83,14 @@ def within_fused_peak(
     if limit is None:
         limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
     wanted = limit - excess
-    aim = wanted + off
+    aim, near = wanted + off, 0
     for _ in range(_SEARCHES):
         try:
             decided = planner.decide(Budget(peak_bytes=aim))
         except BudgetError:
             # Too low. Plans near the least expected one may yet be expected to take less than that.
-            near = min(expected for _, expected in found) + off
-            if near <= aim:
+            tried_near, near = near, min(expected for _, expected in found) + off
+            if near <= aim or near == tried_near:
                 break
             aim = near
             continue
@@ -97,9 +99,6 @@ def within_fused_peak(
             break
         aim += room
     best = _best(found, planner.full, known, budget, limit, excess, last)
-    if last and budget.peak_bytes and known.get(best.decision, limit + 1) > limit:
-        new = [pair for pair in found if pair[0].decision not in known]
-        best = min(new, key=lambda pair: pair[1])[0] if new else best
     share = limit if budget.peak_bytes is None else 0
     best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
     return Expected(best, limit)
@@ -128,6 +127,8 @@ def _best(
     last: bool,
 ) -> Decided:
     new = [(d, expected) for d, expected in found if d.decision not in known]
+    if last and new and budget.peak_bytes:
+        return min(new, key=lambda pair: pair[1])[0]
     fits = [pair for pair in new if pair[1] + excess <= limit]
     fits += [(d, known[d.decision]) for d, _ in found if known.get(d.decision, limit + 1) <= limit]
     if known and (last or not fits):

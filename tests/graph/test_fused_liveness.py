@@ -108,3 +108,37 @@ def test_what_reads_the_same_value_is_one_kernel_with_what_reads_it_first() -> N
     runs = {node.name: moment for moment, node in walk.running()}
     assert lives["mm"][1] < runs["mm_2"]
     assert lives["add"][0] <= runs["mm_2"]
+
+
+def test_what_a_kernel_keeps_in_registers_is_no_place_to_write() -> None:
+    """The kernel reads the product and its gradient, and writes GELU's result beside and its gradient over them.
+
+    64 KiB each: the product, its gradient, GELU's result. Beside them x (8 KiB) and the weights (32 KiB each).
+    """
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return (torch.nn.functional.gelu(x @ w) @ v).square().sum()
+
+    args = (weight(64, 32), weight(32, 256), weight(256, 32))
+    plan = remat.plan(remat.capture(f, args, lower="inductor"), 1)
+    assert plan.predicted_peak_bytes == (3 * 64 + 8 + 2 * 32) * 1024
+
+
+def test_what_one_operator_reads_is_never_written_however_much_it_reads() -> None:
+    """The sum of five products has one reader, so it is that one, which has two readers, that is written."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        total = (x @ w[0]) * 2
+        for k in range(1, 5):
+            total = total + (x @ w[k]) * 2
+        total = total.neg()
+        first = (total * 2) @ u
+        return (total + first * 3) @ u
+
+    plan = remat.plan(joint_of(f, weight(16, 16), weight(5, 16, 16), torch.ones(16, 16)), 1)
+    assert plan.forward is not None
+    assert plan.backward is not None
+    walk = FusedWalk(plan.forward, plan.backward, 1, None)
+    written = {node.name for _, node, *_ in walk.lifetimes()}
+    assert "neg" in written
+    assert "add_3" not in written

@@ -139,7 +139,9 @@ def test_the_fastest_is_kept_and_remembered(monkeypatch: pytest.MonkeyPatch) -> 
     step = build("gpt2")
     compiled = torch.compile(step.model, backend="remat", options={"budget": 0.4, "autotune": 2})
     compiled(*step.args, **step.kwargs).loss.backward()
-    assert remat.plans()[-1].tuned == "as asked; nothing was compared: no other plan was left"
+    assert remat.plans()[-1].tuned == (
+        "as asked; nothing was compared: 'PyTorch's decision' could not be compiled: too much"
+    )
 
 
 @pytest.mark.usefixtures("quick")

@@ -257,6 +257,7 @@ def test_offloading_changes_nothing(name: str) -> None:
         ({"offload": "25Gb/s"}, "a small b stands for bits"),
         ({"offload": "1.2.3GB/s"}, "expected the link to the host"),
         ({"offload": 1e300}, "expected the link to the host"),
+        ({"offload": 10**400}, "expected the link to the host"),
         ({"pack": [["bf16"]]}, "expected names of ready-made pairs"),
         ({"pack": "bf16,"}, "pack has ''"),
         ({"pack": ["zip"]}, "pack has 'zip'; expected names of ready-made pairs"),

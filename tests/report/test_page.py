@@ -142,6 +142,6 @@ def test_packing_and_offloading_are_in_the_figures_of_the_page(tmp_path: Path) -
     plan.explore(tmp_path / "page.html", frontier=frontier)
     data = read(tmp_path / "page.html", "data")
     step = plan.before_after.step_cost + plan.recompute_cost + plan.ways_cost
-    shown = [[card[1] for card in stop["cards"]][1] for stop in data["stops"]]
+    shown = [stop["cards"][1][1] for stop in data["stops"]]
     assert format_cost(step, plan.unit) in shown
     assert len(shown) >= len({p.peak_bytes for p in frontier.points})

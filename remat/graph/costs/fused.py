@@ -97,6 +97,7 @@ def is_passed_on(node: fx.Node) -> bool:
 
 
 def producer_of(node: fx.Node) -> fx.Node:
+    """The node that computes a value, behind views and elements of tuples."""
     while is_passed_on(node) and not ops.is_mutating(node):
         base = node.args[0] if node.target is operator.getitem else aliased_argument(node)
         if not isinstance(base, fx.Node):

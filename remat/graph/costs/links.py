@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
 
 from remat.errors import ProblemError
 from remat.units import Budget
@@ -77,18 +76,17 @@ class Link:
 
 def _rate(value: object) -> float:
     """Bytes per second of a number, or of text with a unit or without; NaN where it is none."""
-    if not isinstance(value, str):
-        number: Any = value if isinstance(value, numbers.Real) else math.nan
-        return math.nan if isinstance(number, bool) else float(number)
-    given = re.fullmatch(r"\s*(.*?)(?:\s*([kmgt]?i?b)/s)?\s*", value, re.IGNORECASE | re.DOTALL)
-    assert given is not None
-    number, unit = given.groups()
     try:
+        if isinstance(value, bool) or not isinstance(value, (str, numbers.Real)):
+            return math.nan
+        if not isinstance(value, str):
+            return float(value)
+        unit = re.search(r"([kmgt]?i?b)/s\s*$", value, re.IGNORECASE)
         if unit is None:
-            return float(number)
-        of_bits = unit != unit.lower() and unit.endswith("b")
-        nbytes = None if of_bits else Budget.parse(f"{number}{unit}").nbytes
-    except ValueError:  # a BudgetError, too
+            return float(value)
+        of_bits = unit[1] != unit[1].lower() and unit[1].endswith("b")
+        nbytes = None if of_bits else Budget.parse(value[: unit.end(1)]).nbytes
+    except (ValueError, OverflowError):  # a BudgetError, too
         return math.nan
     return math.nan if nbytes is None else nbytes
 

@@ -9,11 +9,15 @@ operator is not run again, so it neither draws its numbers nor writes to its arg
   a policy insists, or it writes to what is recomputed.
 * What writes to a tensor is saved if the tensor is, and recomputed if it is; and what read the tensor
   before a saved write is saved too, for it would find what was written later.
+* What writes to a tensor from outside the region, such as a buffer, is saved: it would be written to
+  twice. Whatever is recomputed must find such tensors as they were; otherwise backward is refused, as
+  PyTorch refuses it where a saved tensor was written to.
 """
 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -25,7 +29,7 @@ from remat.errors import PolicyError
 from remat.graph.ops import is_known, is_random_call
 from remat.graph.purity import name_of
 from remat.sac.policies.compose import MUST, SAVE
-from remat.sac.run.operators import declared_writes, storages, tensors_in
+from remat.sac.run.operators import declared_writes, storages, tensors_in, written
 from remat.torch_compat import pytree
 
 _CONSTANT = torch.ops.aten.lift_fresh.default
@@ -86,6 +90,9 @@ class Writes:
         self._made: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}
         self._written: set[int] = set()
+        # Tensors from outside the region by storage; those that are read again, with the reader.
+        self._outside: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._versions: dict[int, tuple[Any, int]] = {}
 
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
@@ -97,6 +104,8 @@ class Writes:
                 verdict = CheckpointPolicy.PREFER_SAVE
             elif maker is not None and not kept and verdict is CheckpointPolicy.PREFER_SAVE:
                 verdict = CheckpointPolicy.PREFER_RECOMPUTE
+            elif maker is None and key not in self._read and verdict not in MUST:
+                verdict = CheckpointPolicy.PREFER_SAVE
         return verdict
 
     def record(
@@ -113,8 +122,11 @@ class Writes:
             PolicyError: what it writes to is decided otherwise, or was read by something that would
                 read it again.
         """
-        given = _keys([*args, *kwargs.values()])
+        given = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
+        for key, tensor in given.items():
+            if key not in self._made and key not in self._outside:
+                self._outside[key] = weakref.ref(tensor)
         for key in _keys_written(op, args, kwargs):
             self._write(op, key, verdict)
         returned = _keys([out])
@@ -123,9 +135,15 @@ class Writes:
         for key in made:  # may have been the name of a tensor that is gone
             self._made[key] = (op, saved)
             self._read.pop(key, None)
+            self._outside.pop(key, None)
+            self._versions.pop(key, None)
         if not saved and (made or not returned):  # a view reads nothing
+            changed = _keys(written(op, args, kwargs))
             for key in given:
                 self._read[key] = op
+                outside = self._outside[key]() if key in self._outside else None
+                if outside is not None and key not in changed:
+                    self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
         maker, kept = self._made.get(key, (None, False))
@@ -148,6 +166,22 @@ class Writes:
                 "instead of what was there before; save both, or recompute both"
             )
         self._written.add(key)
+
+    def check(self) -> None:
+        """Sees that what is read again is as it was.
+
+        Raises:
+            PolicyError: a tensor from outside the region was written to since it was read.
+        """
+        for key, (op, version) in self._versions.items():
+            tensor = self._outside[key]()
+            if tensor is not None and torch_compat.version(tensor) != version:
+                raise PolicyError(
+                    f"{op} would be recomputed from other numbers than in forward: a tensor of shape "
+                    f"{tuple(tensor.shape)} from outside the region, which it reads, was written to in "
+                    "place since; clone it before the region, save what reads it, or write to it "
+                    "after backward"
+                )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
         """Tells PyTorch's cache that what was written within the region was meant to be.
@@ -177,15 +211,21 @@ def _is_in_place(op: Any) -> bool:
 
 
 def _keys(values: Iterable[Any]) -> list[int]:
-    """The storages of the tensors in arguments or results, each once.
+    return list(_storages(values))
+
+
+def _storages(values: Iterable[Any]) -> dict[int, torch.Tensor]:
+    """The storages of the tensors in arguments or results, each with the first tensor on it.
 
     This runs for every operator, so plain tensors are not looked for the general way.
     """
-    found: dict[int, None] = {}
+    found: dict[int, torch.Tensor] = {}
     for x in values:
         plain = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
         if plain and x.layout is torch.strided:
-            found[torch_compat.storage_id(x.untyped_storage())] = None
+            found.setdefault(torch_compat.storage_id(x.untyped_storage()), x)
         elif isinstance(x, (torch.Tensor, list, tuple)):
-            found.update((k, None) for t in tensors_in(x) for k, _ in storages(t))
-    return list(found)
+            for part in tensors_in(x):
+                for key, tensor in storages(part):
+                    found.setdefault(key, tensor)
+    return found

@@ -55,7 +55,7 @@ def context_fn(
             return _contexts(_Run(policy, module), True)
         run = _Run(policy, module, RandomOps(), None if allow_cache_entry_mutation else Writes())
         forward, recompute = _contexts(run, allow_cache_entry_mutation)
-        return _Forward(forward, run), recompute
+        return _Forward(forward, run), _Recompute(recompute, run)
 
     return contexts
 
@@ -109,6 +109,18 @@ class _Run:
         if self._writes is not None:
             self._writes.accept(cache)
 
+    def check(self) -> None:
+        """Recomputation begins.
+
+        Raises:
+            PolicyError: it would read other numbers than forward did.
+        """
+        try:
+            if self._writes is not None:
+                self._writes.check()
+        except PolicyError as error:
+            raise PolicyError(f"{self._where}: {error}") from None
+
     @property
     def _where(self) -> str:
         if self._module:
@@ -135,3 +147,19 @@ class _Forward:
         self._mode.__exit__(kind, error, trace)
         if kind is None:
             self._run.end(self._mode.storage)
+
+
+class _Recompute:
+    """PyTorch's context of recomputation, once it is known to find what forward found."""
+
+    def __init__(self, mode: Any, run: _Run) -> None:
+        self._mode = mode
+        self._run = run
+        self.storage = mode.storage  # as PyTorch's own context has it
+
+    def __enter__(self) -> Any:
+        self._run.check()
+        return self._mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._mode.__exit__(*error)

@@ -196,3 +196,56 @@ def test_a_saved_write_to_a_constant_is_refused() -> None:
     with pytest.raises(PolicyError, match=r"writes to the result of aten.lift_fresh.default"):
         gradient(run, context_fn(Table(add_=[MUST_SAVE])))
     assert torch.equal(gradient(run, context_fn(Table())), gradient(run))
+
+
+class Decaying(torch.nn.Module):
+    """Scales by a buffer that each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((6,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.5)
+        return (x * self.scale.clone()).sin()
+
+
+def calls(module: torch.nn.Module, times: int, checkpointed: bool) -> list[torch.Tensor]:
+    """The gradient of each of several calls before backward, and the buffers after it."""
+    x = torch.linspace(0.1, 2, 6, requires_grad=True)
+    outs = [
+        checkpoint(module, x, use_reentrant=False, context_fn=context_fn(Table()))
+        if checkpointed
+        else module(x)
+        for _ in range(times)
+    ]
+    return [torch.autograd.grad(out.sum(), x)[0] for out in outs] + list(module.buffers())
+
+
+def test_a_buffer_is_written_to_once() -> None:
+    eager, ours = (calls(Decaying(), 1, checkpointed) for checkpointed in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(eager, ours, strict=True))
+
+
+def test_what_another_call_wrote_to_is_not_read_again() -> None:
+    says = r"aten.clone.default would be recomputed from other numbers .* tensor of shape \(6,\)"
+    with pytest.raises(PolicyError, match=says):
+        calls(Decaying(), 2, True)
+
+
+def test_a_write_to_what_a_region_closes_over_is_noticed() -> None:
+    x, scale = torch.linspace(0.1, 2, 6, requires_grad=True), torch.ones(6)
+    out = checkpoint(
+        lambda x: (x * scale[None]).exp(), x, use_reentrant=False, context_fn=context_fn(Table())
+    )
+    scale.mul_(2)
+    with pytest.raises(PolicyError, match="aten.mul.Tensor would be recomputed from other"):
+        out.sum().backward()
+
+
+def test_statistics_that_nobody_reads_may_change() -> None:
+    def norm() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Unflatten(0, (3, 2)), torch.nn.BatchNorm1d(2))
+
+    eager, ours = (calls(norm(), 2, checkpointed)[:2] for checkpointed in (False, True))
+    assert all(torch.equal(a, b) for a, b in zip(eager, ours, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import os
@@ -26,22 +27,51 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before is as it was.
     """
-    target = path.resolve()
-    data = content.encode() if isinstance(content, str) else content
-    if target.exists() and not target.is_file():  # a pipe or a terminal
-        target.write_bytes(data)
-        return
-    draft = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    write_together({path: content})
+
+
+def write_together(contents: Mapping[Path, str | bytes]) -> None:
+    """Writes files like `write_whole`; where one of them cannot be written, none is.
+
+    Raises:
+        OSError: one cannot be written; what was there before is as it was.
+    """
+    drafts: dict[Path, Path] = {}
+    streams: dict[Path, bytes] = {}
     try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(target)
+        for path, content in contents.items():
+            data = content.encode() if isinstance(content, str) else content
+            if path.exists() and not path.is_file():  # a pipe or a terminal
+                streams[path] = data
+                continue
+            target = resolved(path)
+            draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
+            drafts[draft] = target
+            with draft.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, data in streams.items():
+            path.write_bytes(data)
+        for draft, target in drafts.items():
+            draft.replace(target)
     except BaseException:
-        with contextlib.suppress(OSError):
-            draft.unlink()
+        for draft in drafts:
+            with contextlib.suppress(OSError):
+                draft.unlink()
         raise
+
+
+def resolved(path: Path) -> Path:
+    """A path without links and dots.
+
+    Raises:
+        OSError: its links lead in a circle.
+    """
+    try:
+        return path.resolve()
+    except RuntimeError:  # what Python before 3.13 makes of it
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
 
 
 def read_as(

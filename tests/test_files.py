@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from remat.errors import PlanError, ProblemError
-from remat.files import Form, read_record, write_record
+from remat.files import Form, read_record, write_record, write_together, write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,3 +94,31 @@ def test_what_is_no_record_is_refused(text: Any, message: str) -> None:
     for error in (ProblemError, PlanError):
         with pytest.raises(error, match=message):
             read_record(Whole, text, error=error)
+
+
+def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    first, other = tmp_path / "page.html", tmp_path / "page.json"
+    first.write_text("before")
+    with pytest.raises(FileNotFoundError):
+        write_together({first: "after", tmp_path / "nowhere" / "page.json": "{}"})
+    other.mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_together({first: "after", other: "{}"})
+    assert first.read_text() == "before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html", "page.json"]
+
+
+def test_a_pipe_is_written_to_where_it_stands(tmp_path: Path) -> None:
+    code = "from pathlib import Path; from remat.files import write_whole; write_whole(Path('/dev/stdout'), 'told')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "told"
+
+
+def test_links_in_a_circle_and_long_names(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        write_whole(loop, "x")
+    long = tmp_path / ("n" * 250)
+    write_whole(long, "x")
+    assert long.read_text() == "x"

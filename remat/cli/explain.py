@@ -28,7 +28,7 @@ from remat.cli.progress import Progress
 @budget_option
 @solver_option
 @ways_options
-@click.option("--html", type=params.OutputFile(), help="write a page to explore the plan")
+@click.option("--html", type=params.PageFile(), help="write a page to explore the plan")
 @click.option(
     "--by",
     type=click.Choice(["bytes", "peak", "none"]),
@@ -92,6 +92,12 @@ def explain(
     with wrong_usage("exports"):
         for path in exports:
             format_of(path, export_format)
+    written = [p.resolve() for p in (*([html] if html else []), *exports)]
+    twice = [p for k, p in enumerate(written) if p in written[:k]]
+    if twice:
+        raise click.UsageError(
+            f"'{twice[0]}' is to be written twice; give each file a name of its own"
+        )
     if html is not None:
         require_bokeh()
     with Progress() as progress:

@@ -91,6 +91,10 @@ class PipelineType(ParamType):
             self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
 
 
+#: Ends of the names of pages.
+PAGES = (".html", ".htm")
+
+
 class OutputFile(click.Path):
     """A file to write, in a folder that exists: known before any work is done."""
 
@@ -98,10 +102,32 @@ class OutputFile(click.Path):
         super().__init__(dir_okay=False, path_type=Path)
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        from remat.files import resolved
+
+        if not str(value):
+            self.fail("the name of the file is empty", param, ctx)
+        try:
+            str(value).encode()
+        except UnicodeEncodeError:
+            self.fail(f"the name {str(value)!r} is no text in UTF-8", param, ctx)
         path = Path(str(super().convert(value, param, ctx)))
-        folder = path.resolve().parent
+        try:
+            folder = resolved(path).parent
+        except OSError as error:
+            self.fail(f"'{path}' cannot be written: {error.strerror}", param, ctx)
         if not folder.is_dir():
             self.fail(f"there is no folder '{folder}'", param, ctx)
+        return path
+
+
+class PageFile(OutputFile):
+    """A page to write."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
+        path = super().convert(value, param, ctx)
+        stream = path.exists() and not path.is_file()
+        if path.suffix.lower() not in PAGES and not stream:
+            self.fail(f"'{path}' ends with '{path.suffix}'; expected .html", param, ctx)
         return path
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from remat.errors import PlanError, ProblemError
-from remat.files import write_whole
+from remat.errors import BudgetError, ProblemError
+from remat.files import read_as
 from remat.graph.costs.measure import describe_device, this_device
 from remat.graph.joint import JointGraph
 from remat.planning.comparison import Comparison, compare
@@ -26,19 +26,33 @@ from remat.report.page import Page, Section, require_bokeh, write_page
 from remat.units import format_bytes, format_change, format_cost, format_share
 from remat.version import __version__
 
+#: Bytes of a file of figures beyond which it is none of ours.
+_MAX_FIGURES = 2**28
+
 
 def figures_path(path: str | Path) -> Path:
     """Where the figures of a report go: beside its page, with the suffix ``.json``.
 
     Raises:
-        ProblemError: the path does not end with ``.html``.
+        ProblemError: the path does not end with ``.html``, or what lies there are no figures of a report.
     """
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise ProblemError(
             f"the report cannot be written to '{path}': its suffix is '{target.suffix}'; expected .html"
         )
-    return target.with_suffix(".json")
+    beside = target.with_suffix(".json")
+    if beside.exists():
+        try:
+            told = read_as("figures", beside, json.loads, _MAX_FIGURES)
+        except ProblemError:
+            told = None
+        if not isinstance(told, dict) or "environment" not in told:
+            raise ProblemError(
+                f"the figures of the report would replace '{beside}', which are no figures of a report; give the "
+                "page another name, or move that file"
+            )
+    return beside
 
 
 def environment(joint: JointGraph) -> dict[str, str]:
@@ -81,7 +95,9 @@ def write_report(
 
     Raises:
         PlanError: Bokeh is not installed, or a file cannot be written.
-        ProblemError: the path does not end with ``.html``, or there is no budget or no solver.
+        ProblemError: the path does not end with ``.html``, there is no budget or no solver, or a file that
+            is none of ours lies where the figures go.
+        BudgetError: no budget has a plan.
     """
     require_bokeh()
     target, beside = Path(path), figures_path(path)
@@ -97,16 +113,23 @@ def write_report(
     tell("frontier")
     planner = Planner.of(joint, requests[0])
     frontier = Frontier.of(planner)
-    plans = []
-    for request in requests:
-        tell(f"plan at {request.budget.label}")
-        plans.append(planner.finish(planner.decide(request.budget), request.budget))
+    budgets = list({str(r.budget): r.budget for r in requests}.values())
+    plans: list[Plan] = []
+    refused: dict[str, BudgetError] = {}
+    for budget in budgets:
+        tell(f"plan at {budget.label}")
+        try:
+            plans.append(planner.finish(planner.decide(budget), budget))
+        except BudgetError as error:
+            refused[budget.label] = error
+    if not plans:
+        raise next(iter(refused.values()))
     plans.sort(key=lambda p: (p.saved_bytes, -p.recompute_cost))
     tell(f"comparing {len(solvers)} solvers")
     table = compare(
         joint,
         solvers,
-        [r.budget for r in requests],
+        budgets,
         requests[0].cost,
         requests[0].time_limit,
         reread_inputs=requests[0].reread_inputs,
@@ -117,7 +140,8 @@ def write_report(
         "frontier": json.loads(frontier.to_json()) | {"knee": asdict(frontier.knee())},
         "comparison": json.loads(table.to_json()),
     }
-    start = next(k for k, p in enumerate(plans) if str(p.asked) == str(requests[0].budget))
+    asked = [str(p.asked) for p in plans]
+    start = asked.index(next(str(b) for b in budgets if str(b) in asked))
     page = Page(
         title=f"Report: {title or joint.name}",
         lead=f"Cost model {table.cost}; plans at {len(plans)} budgets by {requests[0].solver.name}.",
@@ -127,19 +151,18 @@ def write_report(
         no_slider="There is no slider: the report has one budget.",
         curve=curve_of(frontier),
         without=plans[start].view.without,
-        sections=_sections(plans, table, figures["environment"]),
+        sections=_sections(plans, refused, table, figures["environment"]),
         figures=figures,
     )
-    write_page(page, target)
-    try:
-        write_whole(beside, json.dumps(figures, indent=2) + "\n")
-    except OSError as error:
-        raise PlanError(f"figures '{beside}' cannot be written: {error.strerror}") from error
+    write_page(page, target, {beside: json.dumps(figures, indent=2) + "\n"})
     return figures
 
 
 def _sections(
-    plans: Iterable[Plan], table: Comparison, environment: Mapping[str, str]
+    plans: Iterable[Plan],
+    refused: Mapping[str, BudgetError],
+    table: Comparison,
+    environment: Mapping[str, str],
 ) -> list[Section]:
     budgets = Section(
         title="Budgets",
@@ -154,7 +177,8 @@ def _sections(
                 p.before_after.step_text or "not known",
             )
             for p in plans
-        ],
+        ]
+        + [(label, _no_plan(str(error)), *[""] * 3) for label, error in refused.items()],
     )
     solvers = Section(
         title="Solvers side by side",
@@ -173,7 +197,7 @@ def _sections(
                 f"{r.solve_s or 0:.2f} s",
             )
             if r.saved_bytes is not None and r.recompute_cost is not None
-            else (r.label, r.solver, f"no plan: {' '.join((r.reason or '').split())}", *[""] * 5)
+            else (r.label, r.solver, _no_plan(r.reason), *[""] * 5)
             for r in table.rows
         ],
         best=frozenset(k for k, r in enumerate(table.rows) if r.best),
@@ -186,3 +210,7 @@ def _sections(
         rows=list(environment.items()),
     )
     return [budgets, solvers, made_with]
+
+
+def _no_plan(reason: str | None) -> str:
+    return f"no plan: {' '.join((reason or '').split())}"

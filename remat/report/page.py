@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.files import write_whole
+from remat.files import write_together
 from remat.graph.liveness import MemoryCurve
 from remat.report.page_data import Curve, Stop, highest_of, page_data, scales_of_curve
 from remat.report.pictures import Scale, byte_ticks
@@ -84,17 +84,24 @@ class Page:
     figures: Mapping[str, Any]
 
 
-def write_page(page: Page, path: str | Path) -> None:
+def write_page(page: Page, path: str | Path, others: Mapping[Path, str] | None = None) -> None:
     """Writes a page, whole or not at all.
 
+    Args:
+        page: the page.
+        path: where to.
+        others: texts of files that are written together with it, or not at all.
+
     Raises:
-        PlanError: Bokeh is not installed, or the file cannot be written; what was there before is as it was.
+        PlanError: Bokeh is not installed, or a file cannot be written; what was there before is as it was.
     """
-    text = page_of(page)
+    contents = {Path(path): page_of(page), **(others or {})}
     try:
-        write_whole(Path(path), text)
+        write_together(contents)
     except OSError as error:
-        raise PlanError(f"page '{path}' cannot be written: {error.strerror}") from error
+        where = next((p for p in contents if str(p) == error.filename), path)
+        what = "figures" if where in (others or {}) else "page"
+        raise PlanError(f"{what} '{where}' cannot be written: {error.strerror}") from error
 
 
 def require_bokeh() -> None:

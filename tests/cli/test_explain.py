@@ -61,6 +61,10 @@ def test_explain_without_a_frontier(folder: Path) -> None:
         (("--export", "step.svg"), "its suffix is '.svg'"),
         (("--export", "step.json", "--export-format", "perfetto"), "format is 'perfetto'"),
         (("--html", "nowhere/plan.html"), "there is no folder"),
+        (("--html", "plan.txt"), "'plan.txt' ends with '.txt'; expected .html"),
+        (("--html", ""), "the name of the file is empty"),
+        (("--html", "plan\udcff.html"), "is no text in UTF-8"),
+        (("--html", "p.html", "--export", "./p.html", "--export-format", "csv"), "written twice"),
     ],
 )
 def test_wrong_usage_of_explain_is_known_before_any_work(args: tuple[str, ...], says: str) -> None:
@@ -96,6 +100,31 @@ def test_a_report_lies_beside_its_figures(folder: Path) -> None:
         row = auto[plan["budget"]]
         for name in ("saved_bytes", "recompute_cost", "peak_bytes"):
             assert plan[name] == row[name], (plan["budget"], name)
+
+
+def test_a_report_tells_which_budget_has_no_plan(folder: Path) -> None:
+    asked = ("report", "--solvers", "auto", "-o", "r.html")
+    found = run(*asked, "--budgets", "peak:1KiB,0.5,0.5", "--json")
+    assert found.exit_code == 0, found.output
+    assert [p["budget"] for p in json.loads(found.stdout)["plans"]] == ["0.5"]
+    assert "no plan: budget is a peak of 1 KiB" in (folder / "r.html").read_text()
+    found = run(*asked, "--budgets", "peak:1KiB")
+    assert found.exit_code == 1
+    assert found.output.startswith("error: budget is a peak of 1 KiB")
+
+
+def test_a_report_is_written_with_its_figures_or_not_at_all(folder: Path) -> None:
+    (folder / "r.html").write_text("before")
+    asked = ("report", "--budgets", "1", "--solvers", "auto", "-o", "r.html")
+    (folder / "r.json").write_text('{"mine": 1}')
+    found = run(*asked)
+    assert found.exit_code == 2
+    assert "would replace 'r.json'" in " ".join(found.output.split())
+    (folder / "r.json").unlink()
+    (folder / "r.json").mkdir()
+    assert run(*asked).exit_code == 2
+    assert (folder / "r.html").read_text() == "before"
+    assert sorted(p.name for p in folder.iterdir() if p.suffix != ".py") == ["r.html", "r.json"]
 
 
 def test_a_report_needs_a_name_of_a_page() -> None:

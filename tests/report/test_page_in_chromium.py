@@ -187,6 +187,8 @@ def test_everything_that_is_used_is_reached_by_tab(browser: Any) -> None:
     for _ in range(40):
         browser.switch_to.active_element.send_keys(Keys.TAB)
         found = browser.switch_to.active_element
+        if found.tag_name != "body":
+            assert found.value_of_css_property("outline").endswith("solid 2px"), found.tag_name
         table = browser.execute_script("return arguments[0].closest('table')?.id", found)
         reached.add(found.get_attribute("id") or (found.tag_name, table))
     assert {

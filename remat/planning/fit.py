@@ -61,6 +61,7 @@ class Fit:
         optimizer_bytes: what the optimizer's step allocates and frees.
         offload: the link over which saved values may go to the host; empty where none may.
         pack: the pairs by which they may be packed.
+        asked_cost: the cost model by the name that it was asked for with; empty for the default, and without one.
         rows: by batch, the smallest first.
     """
 
@@ -78,6 +79,7 @@ class Fit:
     rows: tuple[FitRow, ...]
     offload: str = ""
     pack: tuple[str, ...] = ()
+    asked_cost: str = ""
 
     @property
     def largest(self) -> FitRow | None:
@@ -114,6 +116,8 @@ class Fit:
         options = [f'"budget": {shown}']
         if self.lower != "inductor":
             options.append(f'"lower": "{self.lower}"')
+        if self.asked_cost:
+            options.append(f'"cost": "{self.asked_cost}"')
         if budget.on_peak and self.offload:
             options.append(f'"offload": "{self.offload}"')
         if budget.on_peak and self.pack:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 
 from remat.arguments import COST, SOLVER, value_of
-from remat.errors import ProblemError
+from remat.errors import ProblemError, RematError
 from remat.graph.capture import capture
+from remat.graph.costs import CostModel
+from remat.graph.costs.auto import Auto
 from remat.graph.joint import JointGraph
 from remat.planning.batches import read_args, read_batches, read_memory
 from remat.planning.fit import Fit
@@ -23,6 +25,7 @@ from remat.planning.request import (
     PlanRequest,
     SolverOption,
 )
+from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send
 from remat.running.optimizer import Make, read_optimizer
 
@@ -225,4 +228,15 @@ def fit_calls(
         rows=tuple(found[b] for b in sorted(found)),
         offload="" if request.offload is None else str(request.offload),
         pack=tuple(pair.name for pair in request.pack),
+        asked_cost=_name_of(request.cost),
     )
+
+
+def _name_of(cost: CostModel) -> str:
+    """The name that stands for a cost model; empty for the default, and where it has none."""
+    if isinstance(cost, Auto):
+        return ""
+    try:
+        return str(cost) if registry().cost_model(str(cost)) == cost else ""
+    except RematError:
+        return ""

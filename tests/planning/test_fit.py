@@ -181,6 +181,13 @@ def test_the_line_to_paste_is_run() -> None:
     assert fit.code in str(fit)
 
 
+def test_the_line_to_paste_names_the_cost_model_that_was_asked_for() -> None:
+    assert '"cost": "roofline:cpu"' in FITTED(memory="1GiB", batches=2).code
+    usual = remat.fit(mlp(), rows_at, memory="1GiB", batches=2)
+    assert usual.asked_cost == ""
+    assert "cost" not in usual.code
+
+
 def test_json_has_the_rows() -> None:
     fit = FITTED(memory=11_000_000, batches=(1024, 1 << 16), optimizer="sgd")
     data = json.loads(fit.to_json())

@@ -16,8 +16,10 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run as run_solver
 from remat.solvers.run_graph import run_graph
 from remat.solvers.run_schedule import run_schedule
+from remat.solvers.run_ways import run_ways
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import GraphSolution, Schedule, Solution
+from remat.solvers.solution import GraphSolution, Schedule, Solution, WaysSchedule
+from remat.solvers.ways_problem import WaysProblem
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -60,14 +62,22 @@ def solve(
     *,
     isolation: str | None = ...,
 ) -> Schedule: ...
+@overload
 def solve(
-    problem: KnapsackProblem | GraphProblem | ScheduleProblem,
+    problem: WaysProblem,
+    solver: str | Solver = ...,
+    time_limit: float | None = ...,
+    *,
+    isolation: str | None = ...,
+) -> WaysSchedule: ...
+def solve(
+    problem: KnapsackProblem | GraphProblem | ScheduleProblem | WaysProblem,
     solver: str | Solver = "auto",
     time_limit: float | None = None,
     *,
     isolation: str | None = None,
-) -> Solution | GraphSolution | Schedule:
-    """Solves a bare problem and checks the answer: a knapsack, a graph problem or a step problem.
+) -> Solution | GraphSolution | Schedule | WaysSchedule:
+    """Solves a bare problem and checks the answer: a knapsack, a graph problem, a step problem, or one with ways.
 
     Args:
         problem: what to solve, in plain ints: weights, values and capacity; or a graph.
@@ -82,6 +92,8 @@ def solve(
         ProblemError: an argument is not what it must be.
     """
     decider = registry().solver(solver, isolation=isolation)
+    if isinstance(problem, WaysProblem):
+        return run_ways(decider, problem, time_limit=time_limit)
     if isinstance(problem, ScheduleProblem):
         return run_schedule(decider, problem, time_limit=time_limit)
     if isinstance(problem, GraphProblem):

@@ -17,7 +17,12 @@ def solver_rows() -> list[Row]:
     rows = []
     for name, kind in registry().solvers.items():
         reason = unavailable(kind)
-        problems = (("knapsack", kind.knapsack), ("graph", kind.graph), ("schedule", kind.schedule))
+        problems = {
+            "knapsack": kind.knapsack,
+            "graph": kind.graph,
+            "schedule": kind.schedule,
+            "ways": kind.ways,
+        }
         rows.append(
             {
                 "name": name,
@@ -25,7 +30,7 @@ def solver_rows() -> list[Row]:
                 "reason": reason,
                 "exact": kind.exact,
                 "deterministic": kind.deterministic,
-                "solves": [label for label, able in problems if able],
+                "solves": [label for label, able in problems.items() if able],
                 "summary": kind.summary,
             }
         )

@@ -31,7 +31,11 @@ from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer
+from remat.solvers.solution import Answer, ScheduleAnswer, WaysAnswer
+from remat.solvers.ways_problem import WaysProblem
+
+#: What a solver may be asked.
+Problem = KnapsackProblem | GraphProblem | ScheduleProblem | WaysProblem
 
 _START_S = 120.0  # importing a plugin may import torch
 _ASK_S = 60.0
@@ -161,6 +165,17 @@ class Isolated(Solver):
         answer = self._solve("solve_schedule", problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
+    def solve_ways(self, problem: WaysProblem, *, time_limit: float | None = None) -> WaysAnswer:
+        """Let the solver choose ways in its process, and end it if it does not come back."""
+        reply = self._reply("solve_ways", problem, time_limit)
+        return WaysAnswer(
+            reply["saved"],
+            dict(reply["ways"]),
+            reply["boundary"],
+            reply["bound"],
+            by_clock=reply["by_clock"],
+        )
+
     def start(self) -> None:
         """Start the process, unless it runs."""
         with self._lock:
@@ -174,20 +189,18 @@ class Isolated(Solver):
     def __reduce__(self) -> tuple[Any, ...]:
         return isolated, (self.inner,)
 
-    def _solve(
-        self,
-        method: str,
-        problem: KnapsackProblem | GraphProblem | ScheduleProblem,
-        time_limit: float | None,
-    ) -> Answer:
-        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
-        reply = self._ask(method, problem, time_limit, within_s)
+    def _solve(self, method: str, problem: Problem, time_limit: float | None) -> Answer:
+        reply = self._reply(method, problem, time_limit)
         return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
+
+    def _reply(self, method: str, problem: Problem, time_limit: float | None) -> dict[str, Any]:
+        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
+        return self._ask(method, problem, time_limit, within_s)
 
     def _ask(
         self,
         method: str,
-        problem: KnapsackProblem | GraphProblem | ScheduleProblem,
+        problem: Problem,
         time_limit: float | None,
         within_s: float | None,
     ) -> dict[str, Any]:

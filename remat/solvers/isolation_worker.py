@@ -24,7 +24,8 @@ from remat.solvers.base import Solver
 from remat.solvers.run import run
 from remat.solvers.run_graph import run_graph
 from remat.solvers.run_schedule import run_schedule
-from remat.solvers.solution import Schedule
+from remat.solvers.run_ways import run_ways
+from remat.solvers.solution import Schedule, WaysSchedule
 
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
 _ORPHAN_S = 30.0
@@ -91,6 +92,7 @@ _ASK: dict[str, Callable[..., Any]] = {
     "solve": run,
     "solve_graph": run_graph,
     "solve_schedule": run_schedule,
+    "solve_ways": run_ways,
 }
 
 
@@ -102,12 +104,15 @@ def _answer(solver: Solver, message: bytes) -> bytes:
             return json.dumps({"reason": None if reason is None else str(reason)}).encode()
         solution = _ASK[what](solver, problem, time_limit=time_limit)
         claimed = solution.claimed_bound
-        saved = solution.sequence if isinstance(solution, Schedule) else solution.saved
+        ordered = isinstance(solution, (Schedule, WaysSchedule))
+        saved = solution.sequence if ordered else solution.saved
         reply: dict[str, Any] = {
             "saved": saved,
             "bound": solution.bound if claimed is None else claimed,
             "by_clock": solver.deterministic and not solution.deterministic,
         }
+        if isinstance(solution, WaysSchedule):
+            reply |= {"ways": list(solution.ways.items()), "boundary": solution.boundary}
         return json.dumps(reply).encode()
     except MemoryError:
         pass

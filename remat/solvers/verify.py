@@ -56,19 +56,19 @@ def verify(
     claim, saved = _read(problem, solver, answer, "item")
     weight, value = problem.weight_of(saved), problem.value_of(saved)
     if weight > problem.capacity:
-        _refuse(
+        refuse(
             solver,
             f"returned an overweight choice: {weight} over a capacity of {problem.capacity}, "
             f"{weight - problem.capacity} too much",
         )
-    claimed = _number(solver, "value", claim.value)
+    claimed = number_of(solver, "value", claim.value)
     if claimed is not None and claimed != value:
-        _refuse(solver, f"claims a value of {claimed}, but its items are worth {value}")
+        refuse(solver, f"claims a value of {claimed}, but its items are worth {value}")
 
     relaxed = relax(problem)
     bound = _bound(solver, claim, value)
     if claim.status is Status.OPTIMAL and claim.bound is None and not solver.exact:
-        _refuse(
+        refuse(
             solver,
             "claims OPTIMAL without a bound and without declaring exact = True: "
             "return Answer(saved, bound) with the bound that proves it",
@@ -77,7 +77,7 @@ def verify(
         bound = value
     if bound is not None and bound < max(value, relaxed.value):
         known = "its own items are" if bound < value else "a greedy choice is"
-        _refuse(
+        refuse(
             solver,
             f"claims that no choice is worth more than {bound}, but {known} worth "
             f"{max(value, relaxed.value)}",
@@ -122,20 +122,20 @@ def verify_graph(
     try:
         done = evaluate(problem, saved)
     except ProblemError as error:
-        _refuse(solver, f"returned a decision that cannot run: {error}")
+        refuse(solver, f"returned a decision that cannot run: {error}")
     if problem.capacity is not None and done.saved_bytes > problem.capacity:
-        _refuse(
+        refuse(
             solver,
             f"returned an overweight decision: {done.saved_bytes} bytes over a capacity of "
             f"{problem.capacity}, {done.saved_bytes - problem.capacity} too much",
         )
     cost = done.recompute_cost
-    claimed = _number(solver, "cost", claim.value)
+    claimed = number_of(solver, "cost", claim.value)
     if claimed is not None and claimed != cost:
-        _refuse(solver, f"claims a cost of {claimed}, but its decision costs {cost}")
+        refuse(solver, f"claims a cost of {claimed}, but its decision costs {cost}")
     bound = _bound(solver, claim, cost)
     if bound is not None and bound > cost:
-        _refuse(
+        refuse(
             solver,
             f"claims that every decision costs at least {bound}, but its own costs {cost}",
         )
@@ -176,35 +176,35 @@ def verify_schedule(
     """
     sequence: list[Any] = claim.sequence  # type: ignore[assignment]
     if not isinstance(sequence, list):
-        _refuse(
+        refuse(
             solver,
             f"returned {type(claim.sequence).__name__} where nodes are due: return an iterable of nodes in "
             "the order in which they run, or ScheduleAnswer(sequence, bound)",
         )
     most = MOST_RUNS_PER_NODE * max(1, len(problem))
     if len(sequence) > most:
-        _refuse(solver, f"returned more than {most} runs, {MOST_RUNS_PER_NODE} for each node")
+        refuse(solver, f"returned more than {most} runs, {MOST_RUNS_PER_NODE} for each node")
     runs = []
     for position, item in enumerate(sequence):
         node = as_integer(item)
         if node is None:
-            _refuse(solver, f"returned {item!r} as run {position}, where a node's number is due")
+            refuse(solver, f"returned {item!r} as run {position}, where a node's number is due")
         runs.append(node)
     try:
         done = evaluate_schedule(problem, runs)
     except ProblemError as error:
-        _refuse(solver, f"returned a schedule that cannot run: {error}")
+        refuse(solver, f"returned a schedule that cannot run: {error}")
     if problem.capacity is not None and done.peak_bytes > problem.capacity:
-        _refuse(
+        refuse(
             solver,
             f"returned a schedule with a peak of {done.peak_bytes} bytes at run {done.peak_at} "
             f"('{problem.names[runs[done.peak_at]]}'), {done.peak_bytes - problem.capacity} over the capacity of "
             f"{problem.capacity}",
         )
     once = sum(problem.cost)
-    bound = _number(solver, "bound", claim.bound)
+    bound = number_of(solver, "bound", claim.bound)
     if bound is not None and bound > done.cost:
-        _refuse(
+        refuse(
             solver,
             f"claims that every schedule costs at least {bound}, but its own costs {done.cost}",
         )
@@ -252,9 +252,9 @@ def _read(
     """The answer and its indices, sorted, each a valid one."""
     claim = answer if isinstance(answer, Answer) else Answer(answer)  # type: ignore[arg-type]
     if claim.status is not None and not isinstance(claim.status, Status):
-        _refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
+        refuse(solver, f"returned {claim.status!r} as status: use Status.OPTIMAL or .FEASIBLE")
     if not isinstance(claim.saved, Iterable):
-        _refuse(
+        refuse(
             solver,
             f"returned {type(claim.saved).__name__} where indices are due: "
             f"return an iterable of {what} indices, or Answer(saved, bound)",
@@ -270,35 +270,35 @@ def _read(
         index = as_integer(item)
         if index is None:
             hint = " (a mask? return the indices)" if isinstance(item, bool) else ""
-            _refuse(solver, f"returned {item!r} where {article} {what} index is due{hint}")
+            refuse(solver, f"returned {item!r} where {article} {what} index is due{hint}")
         if not 0 <= index < count:
-            _refuse(solver, f"returned index {index}, but the {what}s are 0 to {count - 1}")
+            refuse(solver, f"returned index {index}, but the {what}s are 0 to {count - 1}")
         saved.append(index)
     saved.sort()
     for index, following in pairwise(saved):
         if index == following:
-            _refuse(solver, f"returned index {index} twice")
+            refuse(solver, f"returned index {index} twice")
     return claim, tuple(saved)
 
 
 def _bound(solver: Solver, claim: Answer, reached: int) -> int | None:
     """The bound that the answer claims; with the status OPTIMAL it is what the answer reaches."""
-    bound = _number(solver, "bound", claim.bound)
+    bound = number_of(solver, "bound", claim.bound)
     if claim.status is not Status.OPTIMAL:
         return bound
     if bound is not None and bound != reached:
-        _refuse(solver, f"claims OPTIMAL at {reached} and, with it, a bound of {bound}")
+        refuse(solver, f"claims OPTIMAL at {reached} and, with it, a bound of {bound}")
     return reached
 
 
-def _number(solver: Solver, what: str, claimed: object) -> int | None:
+def number_of(solver: Solver, what: str, claimed: object) -> int | None:
     if claimed is None:
         return None
     number = as_integer(claimed)
     if number is None:
-        _refuse(solver, f"claims a {what} of {claimed!r}, which is no integer: round it, bounds up")
+        refuse(solver, f"claims a {what} of {claimed!r}, which is no integer: round it, bounds up")
     return number
 
 
-def _refuse(solver: Solver, fault: str) -> NoReturn:
+def refuse(solver: Solver, fault: str) -> NoReturn:
     raise SolverError(solver.name, f"solver '{solver.name}' {fault}")

@@ -156,7 +156,9 @@ reread_option = click.option(
     "buffers, and what eager autograd would have saved too",
 )
 batch_option = click.option(
-    "--batch", type=click.IntRange(min=1), help="batch size of an hf model [default: 4]"
+    "--batch",
+    type=click.IntRange(min=1),
+    help="batch size of an hf model [default: 4], or what a function with an argument batch is called with",
 )
 seq_option = click.option(
     "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
@@ -272,6 +274,7 @@ def plan(
     from remat.planning.plan import Plan
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
+    from remat.units import format_bytes
 
     request = plan_request(
         budget=budget,
@@ -314,6 +317,11 @@ def plan(
         tables.show(tables.plan_table(one, title_of(example, joint, captured)))
     if not isinstance(made, Plan):
         click.echo(made.explain().partition("\n")[0])
+    elif request.budget.on_peak and options["lower"] == "inductor":
+        click.echo(
+            f"as compiled    {format_bytes(made.predicted_peak_bytes)} is expected once Inductor has fused this plan; "
+            'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
+        )
     if explain:
         click.echo("\n" + made.explain())
     for what, path in (("drawn:", plot), ("plan written to", save)):

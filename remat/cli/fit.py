@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from remat.cli.commands import (
 )
 from remat.cli.errors import fail
 from remat.cli.example import Example
-from remat.cli.models import called, function_of, is_hf, load
+from remat.cli.models import called, function_of, is_hf, load, takes_batch
 from remat.cli.progress import Progress
 from remat.errors import ProblemError, RematError
 
@@ -194,7 +193,7 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
     if overrides or seq is not None:
         load(model, overrides, seq=seq)  # says that they are for models of transformers
     function = function_of(model)
-    if _takes_batch(function):
+    if takes_batch(function):
 
         def of_users(batch: int) -> Any:
             example = called(function, model, batch)
@@ -206,15 +205,3 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
     example = called(function, model)
     made = varied(example.args, example.kwargs)
     return lambda batch: (example.model, *made(batch))
-
-
-def _takes_batch(function: Any) -> bool:
-    """Whether a function is to be called with a batch: it must be, or it has an argument of that name."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return bool(positional) and (
-        positional[0].default is positional[0].empty or positional[0].name == "batch"
-    )

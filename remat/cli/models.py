@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ def load(
     Args:
         spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        batch: batch size of an ``hf`` model; None: its default.
+        batch: batch size of an ``hf`` model, or what a function of the user's is called with; None: the default.
         seq: sequence length of an ``hf`` model; None: its default.
 
     Raises:
@@ -45,12 +46,31 @@ def load(
 
         return build(spec.removeprefix("hf:"), overrides, batch=batch, seq=seq)
     given = [f"'{overrides[0]}'"] if overrides else []
-    given += [o for o, v in (("--batch", batch), ("--seq", seq)) if v is not None]
+    given += ["--seq"] if seq is not None else []
     if given:
         raise click.UsageError(
             f"{given[0]} is for hf:TYPE only: '{spec}' decides by itself what it returns"
         )
-    return called(function_of(spec), spec)
+    function = function_of(spec)
+    if batch is None:
+        return called(function, spec)
+    if not takes_batch(function):
+        raise click.UsageError(
+            f"'--batch' is {batch}, but '{spec}' takes no batch; give the function an argument 'batch'"
+        )
+    return called(function, spec, batch)
+
+
+def takes_batch(function: Any) -> bool:
+    """Whether a function is to be called with a batch: it must be, or it has an argument of that name."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return bool(positional) and (
+        positional[0].default is positional[0].empty or positional[0].name == "batch"
+    )
 
 
 def is_hf(spec: str) -> bool:

@@ -69,10 +69,10 @@ class FusedWalk(StepWalk):
     def workspaces(self) -> Iterator[tuple[int, int, int]]:
         """Bytes that are alive beside what operators read and return, with the first moment and the last.
 
-        What they take for partial results, and copies of inputs in another layout: each half makes one for all
-        that read it.
+        What they take for partial results, and copies of inputs in another layout: one for each that reads
+        it, and a half makes them all before the first.
         """
-        copies: dict[tuple[bool, fx.Node], tuple[int, int]] = {}
+        begun: dict[tuple[bool, fx.Node], int] = {}
         for moment, node in self.running():
             nbytes = _workspace(node)
             if nbytes:
@@ -80,10 +80,8 @@ class FusedWalk(StepWalk):
             if "convolution" in str(node.target):
                 sizes = _weight_for_its_sizes(node)
                 for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
-                    half = moment < self.boundary, a
-                    copies[half] = copies.get(half, (moment, moment))[0], moment
-        for (_, a), (first, last) in copies.items():
-            yield tensor_bytes(a.meta.get("val")), first, last
+                    first = begun.setdefault((moment < self.boundary, a), moment)
+                    yield tensor_bytes(a.meta.get("val")), first, moment
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Whether a convolution reads a copy of an input of the step, with its channels last."""

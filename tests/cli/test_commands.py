@@ -29,6 +29,10 @@ def mlp():
         layers = [torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64)]
     return torch.nn.Sequential(*layers), (torch.zeros(8, 64),)
 
+def sized(batch=8):
+    model, _ = mlp()
+    return model, (torch.zeros(batch, 64),)
+
 def squared():
     weight = torch.nn.Parameter(torch.ones(8, 8))
     return (lambda x: (x.sin() @ weight).sin().sum()), (torch.zeros(8, 8),)
@@ -259,6 +263,22 @@ def test_a_refused_plugin_is_told_of_and_the_rest_works() -> None:
         assert "warning: plugin 'pieces' is refused" in done.stderr
 
 
+def test_a_function_is_called_with_the_batch() -> None:
+    few, many = (
+        json.loads(run("plan", "some_models.py:sized", "--batch", b, "--json").stdout) for b in "48"
+    )
+    assert few["full_bytes"] < many["full_bytes"]
+    usual = json.loads(run("plan", "some_models.py:sized", "--json").stdout)
+    assert usual["full_bytes"] == many["full_bytes"]
+
+
+def test_a_budget_on_the_peak_tells_what_is_expected_of_compiled_code() -> None:
+    done = run("plan", "some_models.py:mlp", "--budget", "peak:0.5")
+    assert "is expected once Inductor has fused this plan" in done.stdout
+    done = run("plan", "some_models.py:mlp", "--budget", "peak:0.5", "--lower", "eager")
+    assert "as compiled" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -269,6 +289,7 @@ def test_a_refused_plugin_is_told_of_and_the_rest_works() -> None:
         (["some_models.py:SEVEN"], "'SEVEN' is of type int"),
         (["some_models.py:mlp", "a=1"], "'a=1' is for hf:TYPE only"),
         (["some_models.py:mlp", "--seq", "3"], "--seq is for hf:TYPE only"),
+        (["some_models.py:mlp", "--batch", "3"], "takes no batch"),
         (["hf:lama"], "did you mean 'hf:llama'?"),
         (["hf:clap"], "file.py:function"),
         (["hf:llama", "hidden_sise=64"], "did you mean 'hidden_size'?"),

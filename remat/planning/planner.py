@@ -117,6 +117,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
     )
+    _check_ways(prepared, plan)
     choice = DecisionInfo(
         capacity=plan.capacity,
         full_bytes=plan.full_bytes,
@@ -141,6 +142,24 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         ),
         link=plan.link,
     )
+
+
+def _check_ways(prepared: State, plan: Plan) -> None:
+    """Refuses ways that are not those of the graph's values, as an edited file may have them."""
+    owner, index = prepared.storages.owner, prepared.index
+    sizes = {node.name: prepared.storages.nbytes[owner[i]] for i, node in enumerate(index.nodes)}
+    seen = set()
+    for way in plan.ways:
+        fault = ""
+        if way.name in seen:
+            fault = f"'{way.name}' has two ways"
+        elif way.name in sizes and way.nbytes != sizes[way.name]:
+            fault = f"'{way.name}' has {way.nbytes} bytes in it, and {sizes[way.name]} in the graph"
+        if fault:
+            raise PlanError(
+                f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
+            )
+        seen.add(way.name)
 
 
 class Planner(Decider):

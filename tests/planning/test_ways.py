@@ -351,3 +351,20 @@ def test_copies_of_a_gpu_come_back_as_they_were() -> None:
     back = WAIT_COPIED(RELOAD(host, x.device), host)
     assert host.is_pinned()
     assert torch.equal(back, x)
+
+
+def test_an_edited_plan_is_not_believed_about_its_values() -> None:
+    plan = remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
+    data = json.loads(plan.to_json())
+    first = data["ways"][0]
+    for ways, says in (
+        (
+            [{**first, "nbytes": 4}],
+            f"'{first['name']}' has 4 bytes in it, and {first['nbytes']} in",
+        ),
+        ([first, first], "has two ways"),
+        ([first, {**first, "pair": "float8"}], "has two ways"),
+    ):
+        edited = remat.Plan.from_json(json.dumps({**data, "ways": ways}))
+        with pytest.raises(PlanError, match=says):
+            remat.plan(blocks(), plan=edited)

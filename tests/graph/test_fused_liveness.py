@@ -71,6 +71,26 @@ def test_a_convolution_takes_memory_of_its_own() -> None:
     assert plan.predicted_peak_bytes >= plan.peak_bytes + 2 * 8 * 4 * 3 * 3 * 4
 
 
+def test_each_convolution_has_its_own_copy_of_an_input() -> None:
+    """Inductor lays the input out anew for each, and both copies are made before the first runs."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv2d(x, w).sum() * torch.nn.functional.conv2d(x, v).sum()
+
+    image = torch.randn(1, 4, 8, 8)
+    joint = joint_of(f, image, weight(8, 4, 3, 3), weight(8, 4, 3, 3))
+    plan = remat.plan(joint, 1)
+    walk = FusedWalk(plan.forward, plan.backward, 1, None)
+    forward = [
+        (first, last)
+        for nbytes, first, last in walk.workspaces()
+        if nbytes == image.nbytes and last < walk.boundary
+    ]
+    assert len(forward) == 2
+    (first, one), (again, other) = sorted(forward)
+    assert first == again == one < other
+
+
 def test_who_writes_into_a_copy_of_zeros_fills_it() -> None:
     """Two operators put rows into zeros, which themselves are nowhere: only both results are."""
 

@@ -33,7 +33,7 @@ from remat.cli.progress import Progress
     "--by",
     type=click.Choice(["bytes", "peak", "none"]),
     help="the frontier that the slider of the page moves over; none: no slider, less work "
-    "[default: bytes, or peak with --offload or --pack]",
+    "[default: bytes, or peak for a budget on the peak, and with --offload or --pack]",
 )
 @click.option(
     "--export",
@@ -84,7 +84,7 @@ def explain(
         offload=offload,
         pack=pack or (),
     )
-    by = by or ("peak" if offload or pack else "bytes")
+    by = by or ("peak" if offload or pack or request.budget.on_peak else "bytes")
     if html is not None and by == "bytes" and (offload or pack):
         raise click.UsageError(
             "'--offload' and '--pack' go together with '--by peak' or '--by none' only"

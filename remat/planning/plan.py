@@ -343,7 +343,10 @@ class Plan(Record):
         """The step as pages and exports show it; a plan that was read from a file has none."""
         self._pair()
         compiled = self._timeline is not None
-        return view_step(self, self._problem, self._costs, self._without, as_compiled=compiled)
+        without = (
+            None if compiled else self._without
+        )  # as simulated, which is not beside as compiled
+        return view_step(self, self._problem, self._costs, without, as_compiled=compiled)
 
     def explore(self, path: str | Path, *, frontier: AnyFrontier | None = None) -> None:
         """Writes a page that shows the step, with a slider over a frontier: `remat.report.explorer.explore`."""

@@ -17,7 +17,14 @@ from typing import Any
 from remat.errors import PlanError
 from remat.files import write_together
 from remat.graph.liveness import MemoryCurve
-from remat.report.page_data import Curve, Stop, highest_of, page_data, scales_of_curve
+from remat.report.page_data import (
+    Curve,
+    Stop,
+    highest_of,
+    page_data,
+    peak_without,
+    scales_of_curve,
+)
 from remat.report.pictures import Scale, byte_ticks
 
 _ASSETS = Path(__file__).with_name("assets")
@@ -25,9 +32,11 @@ _ASSETS = Path(__file__).with_name("assets")
 _LONG = 30
 _MEMORY = (
     "What is alive while each operator of the step runs, forward's first. The <dfn>peak</dfn> is the most bytes "
-    "alive at once: what has to fit the device. The grey line is the step <dfn>without remat</dfn>, the plan at "
-    "budget 1, each half as wide as the plan's. Point at a value to see what it is; click it to find it in the table."
+    "alive at once: what has to fit the device. {without}Point at a value to see what it is; click it to find it in the "
+    "table."
 )
+_WITHOUT = "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1, each half as wide as the plan's. "
+_PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
 _LEAD = (
     "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
     "<dfn>recomputes</dfn>: it runs the operator again."
@@ -82,6 +91,16 @@ class Page:
     without: MemoryCurve | None = None
     sections: Sequence[Section] = ()
     figures: Mapping[str, Any]
+
+
+def _without(page: Page) -> str:
+    """What the grey line is; empty where there is none."""
+    if page.without is not None:
+        return _WITHOUT
+    stop = page.stops[page.start]
+    if not peak_without(stop):
+        return ""
+    return _PEAK_WITHOUT.format(of="that is expected " if stop.view.as_compiled else "")
 
 
 def write_page(page: Page, path: str | Path, others: Mapping[Path, str] | None = None) -> None:
@@ -140,7 +159,7 @@ def page_of(page: Page) -> str:
         control=_control(page),
         frontier=_beside(page),
         columns=" two" if page.curve else "",
-        memory=_MEMORY,
+        memory=_MEMORY.format(without=_without(page)),
         moments="kernels" if page.stops[page.start].view.as_compiled else "operators",
         sections="\n".join(map(_section, page.sections)),
         figures=_json(page.figures),

@@ -111,7 +111,7 @@ def page_data(
             ("without", "without remat"),
         ],
         "paint": PAINT,
-        "without": _without(without, stops[start].before_after.without_peak_bytes),
+        "without": _without(without, peak_without(stops[start])),
         "points": [text for *_, text in curve.points] if curve else [],
         "start": start,
         "stops": drawn,
@@ -134,12 +134,17 @@ PAINT = [
 ]  # fmt: skip
 
 
+def peak_without(stop: Stop) -> int:
+    """The peak without remat: the one that is expected beside a compiled plan; 0 where it is not known."""
+    if stop.view.as_compiled:
+        return int(stop.figures.get("without_expected_bytes", 0))
+    return stop.before_after.without_peak_bytes
+
+
 def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
     """Most bytes alive in any picture of a page."""
     peaks = [
-        peak
-        for stop in stops
-        for peak in (stop.view.timeline.peak.nbytes, stop.before_after.without_peak_bytes)
+        peak for stop in stops for peak in (stop.view.timeline.peak.nbytes, peak_without(stop))
     ]
     return max([*peaks, without.peak_bytes if without else 0])
 
@@ -231,6 +236,7 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
         compiled = " as compiled"
         others = f"{format_bytes(expected)} expected" if expected else ""
     step = without = "not known"
+    bound = figures["recompute_bound"]
     if both.step_cost:
         step = format_cost(both.step_cost + both.recompute_cost + both.ways_cost, both.unit)
         without = format_cost(both.step_cost + both.without_recompute_cost, both.unit)
@@ -249,7 +255,9 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
         (
             "Recomputed",
             format_cost(figures["recompute_cost"], both.unit),
-            f"proven bound {format_cost(figures['recompute_bound'], both.unit)}",
+            f"proven bound {format_cost(bound, both.unit)}"
+            if bound or not figures["recompute_cost"]
+            else "no bound is proven",
         ),
     ]
 

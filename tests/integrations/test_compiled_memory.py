@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_its_timeline_adds_up() -> None:
     assert plan.planned_peak_bytes == simulated
 
 
-def test_pages_show_the_step_as_compiled() -> None:
+def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
     plan = compiled("images", 0.3)[2]
     view = plan.view
     assert view.as_compiled
@@ -123,6 +124,10 @@ def test_pages_show_the_step_as_compiled() -> None:
     )
     assert all(v.op for v in kept)
     assert max(view.timeline.nbytes()) == plan.peak_bytes
+    pytest.importorskip("bokeh")
+    plan.explore(tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "The grey line is the peak that is expected <dfn>without remat</dfn>" in page
 
 
 def test_a_peak_holds_in_the_allocator() -> None:

@@ -37,6 +37,7 @@ ROOMS = (
     "integrations",
     "testing",
     "cli",
+    "__main__",
 )
 #: Rooms within rooms, likewise; files beside them hand on names, or list what is in them.
 INNER = {

@@ -176,6 +176,10 @@ def sac(
         echo_json(found)
     elif not as_json:
         _show(example, plan, checked)
+        if cost is None and mode == MODES[0] and not_run is None:
+            click.echo(
+                "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
+            )
         for what, path in (("drawn", plot), ("plan", output)):
             if path is not None:
                 click.echo(f"{what}: {path}")

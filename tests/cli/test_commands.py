@@ -263,6 +263,12 @@ def test_a_refused_plugin_is_told_of_and_the_rest_works() -> None:
         assert "warning: plugin 'pieces' is refused" in done.stderr
 
 
+def test_python_runs_the_command_by_the_package_s_name() -> None:
+    told = [sys.executable, "-m", "remat", "--version"]
+    done = subprocess.run(told, capture_output=True, text=True, check=True)
+    assert done.stdout == f"remat, version {remat.__version__}\n"
+
+
 def test_a_function_is_called_with_the_batch() -> None:
     few, many = (
         json.loads(run("plan", "some_models.py:sized", "--batch", b, "--json").stdout) for b in "48"

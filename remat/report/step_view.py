@@ -148,6 +148,7 @@ def view_step(
     keeps = kept(forward, problem, recomputed)
     rows = {k.name: k for k in keeps}
     twice = set(recomputed)
+    moved = _packing_costs(forward, plan.ways)
     runs: list[OperatorRun] = []
     ran: set[str] = set()
     for half in (forward, backward):
@@ -162,7 +163,7 @@ def view_step(
                     source=source_line(node),
                     in_backward=half is backward,
                     again=name in twice and name in ran,
-                    cost=costs.get(name, 0) if costs else None,
+                    cost=costs.get(name, 0) + moved.get(node.name, 0) if costs else None,
                 )
             )
             ran.add(name)
@@ -203,3 +204,15 @@ def view_step(
         recomputed=tuple(again(forward, backward, problem, recomputed)),
         without=without,
     )
+
+
+def _packing_costs(forward: fx.GraphModule, ways: Sequence[Way]) -> dict[str, int]:
+    """What packing and unpacking cost, by the nodes that end them; of a pair the time of both together is known."""
+    pairs = {way.name: way.cost for way in ways if way.pair}
+    last: dict[str, str] = {}
+    for node in forward.graph.nodes:
+        name = str(node.meta.get("packed_from"))
+        if name in pairs:
+            last[name] = node.name
+    unpacking = {f"{name}_unpacked": cost // 2 for name, cost in pairs.items()}
+    return unpacking | {node: pairs[name] - pairs[name] // 2 for name, node in last.items()}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from dataclasses import replace
 
 from remat.errors import BudgetError, SolverError
 from remat.solvers.base import Solver
-from remat.solvers.run import asking, check_question, noting
+from remat.solvers.run import asking, check_question, drawn, noting
 from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem, least_peak
 from remat.solvers.solution import Schedule, ScheduleAnswer
 from remat.solvers.verify import verify_schedule
@@ -41,10 +40,7 @@ def run_schedule(
             answer = solver.solve_schedule(problem, time_limit=time_limit)
             claim = answer if isinstance(answer, ScheduleAnswer) else ScheduleAnswer(answer)
             most = MOST_RUNS_PER_NODE * max(1, len(problem))
-            if isinstance(claim.sequence, Iterable):  # may be endless
-                claim = ScheduleAnswer(
-                    list(islice(claim.sequence, most + 1)), claim.bound, by_clock=claim.by_clock
-                )
+            claim = replace(claim, sequence=drawn(claim.sequence, most))  # type: ignore[arg-type]
             elapsed_s = elapsed()
         return verify_schedule(problem, solver, claim, elapsed_s=elapsed_s)
 

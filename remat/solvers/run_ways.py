@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
-from typing import Any
+from collections.abc import Mapping
 
 from remat.errors import ProblemError, SolverError
-from remat.solvers.base import Solver, built_in
+from remat.solvers.base import Solver
 from remat.solvers.problem import as_integer
-from remat.solvers.run import asking, check_question, noting
+from remat.solvers.run import asking, check_question, drawn, noting
 from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE
 from remat.solvers.solution import Status, WaysAnswer, WaysSchedule
-from remat.solvers.verify import number_of, refuse
+from remat.solvers.verify import bounds_of, number_of, refuse, runs_of
 from remat.solvers.ways_problem import WaysProblem, evaluate_ways, follow
 
 
@@ -45,10 +43,7 @@ def run_ways(
                     solver,
                     f"returned {type(answer).__name__}: return WaysAnswer(sequence, ways)",
                 )
-            most = MOST_RUNS_PER_NODE * max(1, len(problem.step))
-            runs: Any = answer.sequence
-            if isinstance(runs, Iterable):  # may be endless
-                runs = list(islice(runs, most + 1))
+            runs = drawn(answer.sequence, MOST_RUNS_PER_NODE * max(1, len(problem.step)))
             elapsed_s = elapsed()
         return _verified(problem, solver, answer, runs, elapsed_s)
 
@@ -62,15 +57,21 @@ def _verified(
         SolverError: it is malformed, cannot run, takes more bytes than there are, or claims what is not so.
     """
     step = problem.step
-    runs = _integers(solver, given, "run", MOST_RUNS_PER_NODE * max(1, len(step)))
+    if not isinstance(given, list):
+        refuse(solver, f"returned {type(given).__name__}, where the numbers of nodes are due")
+    runs = runs_of(solver, given, len(step))
     if not isinstance(claim.ways, Mapping):
         refuse(solver, f"returned ways of type {type(claim.ways).__name__}, where a mapping is due")
-    nodes = _integers(solver, list(claim.ways), "node with a way", len(step))
-    which = _integers(solver, list(claim.ways.values()), "way", len(step))
+    asked: dict[int, int] = {}
+    for node, way in claim.ways.items():
+        pair = as_integer(node), as_integer(way)
+        if pair[0] is None or pair[1] is None:
+            refuse(solver, f"returned the way {way!r} for node {node!r}, where numbers are due")
+        asked[pair[0]] = pair[1]
     boundary = number_of(solver, "boundary", claim.boundary)
     try:
         followed = follow(problem, runs, boundary)
-        ways = {v: way for v, way in zip(nodes, which, strict=True) if v in followed.idle}
+        ways = {v: way for v, way in asked.items() if v in followed.idle}
         done = evaluate_ways(problem, followed, ways, step.capacity)
     except ProblemError as error:
         refuse(solver, f"returned a schedule that cannot run: {error}")
@@ -80,13 +81,7 @@ def _verified(
             f"returned a schedule with a peak of {done.peak_bytes} bytes, {done.peak_bytes - step.capacity} over "
             f"the capacity of {step.capacity}",
         )
-    bound = number_of(solver, "bound", claim.bound)
-    if bound is not None and bound > done.cost:
-        refuse(
-            solver,
-            f"claims that every schedule costs at least {bound}, but its own costs {done.cost}",
-        )
-    proven = bound if bound is not None and built_in(solver) else 0
+    proven, claimed = bounds_of(solver, claim.bound, 0, done.cost)
     return WaysSchedule(
         sequence=tuple(runs),
         ways=ways,
@@ -99,19 +94,5 @@ def _verified(
         solver=solver.name,
         elapsed_s=elapsed_s,
         deterministic=solver.deterministic and not claim.by_clock,
-        claimed_bound=bound if bound and not built_in(solver) else None,
+        claimed_bound=claimed,
     )
-
-
-def _integers(solver: Solver, given: object, what: str, most: int) -> list[int]:
-    if not isinstance(given, list):
-        refuse(solver, f"returned {type(given).__name__}, where the numbers of nodes are due")
-    if len(given) > most:
-        refuse(solver, f"returned more than {most} times a {what}")
-    numbers = []
-    for position, item in enumerate(given):
-        number = as_integer(item)
-        if number is None:
-            refuse(solver, f"returned {item!r} as {what} {position}, where a number is due")
-        numbers.append(number)
-    return numbers

@@ -174,22 +174,13 @@ def verify_schedule(
         SolverError: the answer is malformed, cannot run, takes more bytes than there are, or claims
             what is not so; the message names the solver and the first thing wrong.
     """
-    sequence: list[Any] = claim.sequence  # type: ignore[assignment]
-    if not isinstance(sequence, list):
+    if not isinstance(claim.sequence, list):
         refuse(
             solver,
             f"returned {type(claim.sequence).__name__} where nodes are due: return an iterable of nodes in "
             "the order in which they run, or ScheduleAnswer(sequence, bound)",
         )
-    most = MOST_RUNS_PER_NODE * max(1, len(problem))
-    if len(sequence) > most:
-        refuse(solver, f"returned more than {most} runs, {MOST_RUNS_PER_NODE} for each node")
-    runs = []
-    for position, item in enumerate(sequence):
-        node = as_integer(item)
-        if node is None:
-            refuse(solver, f"returned {item!r} as run {position}, where a node's number is due")
-        runs.append(node)
+    runs = runs_of(solver, claim.sequence, len(problem))
     try:
         done = evaluate_schedule(problem, runs)
     except ProblemError as error:
@@ -201,19 +192,7 @@ def verify_schedule(
             f"('{problem.names[runs[done.peak_at]]}'), {done.peak_bytes - problem.capacity} over the capacity of "
             f"{problem.capacity}",
         )
-    once = sum(problem.cost)
-    bound = number_of(solver, "bound", claim.bound)
-    if bound is not None and bound > done.cost:
-        refuse(
-            solver,
-            f"claims that every schedule costs at least {bound}, but its own costs {done.cost}",
-        )
-    proven, claimed = once, None
-    if bound is not None and bound > once:
-        if built_in(solver):
-            proven = bound
-        else:
-            claimed = bound
+    proven, claimed = bounds_of(solver, claim.bound, sum(problem.cost), done.cost)
     return Schedule(
         sequence=tuple(runs),
         cost=done.cost,
@@ -289,6 +268,47 @@ def _bound(solver: Solver, claim: Answer, reached: int) -> int | None:
     if bound is not None and bound != reached:
         refuse(solver, f"claims OPTIMAL at {reached} and, with it, a bound of {bound}")
     return reached
+
+
+def runs_of(solver: Solver, sequence: list[Any], nodes: int) -> list[int]:
+    """The runs that a solver returned, as the numbers of nodes.
+
+    Raises:
+        SolverError: there are too many, or one is no number.
+    """
+    most = MOST_RUNS_PER_NODE * max(1, nodes)
+    if len(sequence) > most:
+        refuse(solver, f"returned more than {most} runs, {MOST_RUNS_PER_NODE} for each node")
+    runs = []
+    for position, item in enumerate(sequence):
+        node = as_integer(item)
+        if node is None:
+            refuse(solver, f"returned {item!r} as run {position}, where a node's number is due")
+        runs.append(node)
+    return runs
+
+
+def bounds_of(solver: Solver, claim: object, least: int, reached: int) -> tuple[int, int | None]:
+    """The proven lower bound on the cost of a schedule, and a tighter one that a stranger claims.
+
+    Args:
+        solver: who claims a bound; ours are believed.
+        claim: the bound; None where there is none.
+        least: what every schedule costs in any case.
+        reached: what the solver's own schedule costs.
+
+    Raises:
+        SolverError: the claim is no integer, or above what is reached.
+    """
+    bound = number_of(solver, "bound", claim)
+    if bound is not None and bound > reached:
+        refuse(
+            solver,
+            f"claims that every schedule costs at least {bound}, but its own costs {reached}",
+        )
+    if bound is None or bound <= least:
+        return least, None
+    return (bound, None) if built_in(solver) else (least, bound)
 
 
 def number_of(solver: Solver, what: str, claimed: object) -> int | None:

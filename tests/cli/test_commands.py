@@ -17,7 +17,6 @@ import remat
 from remat import files
 from remat.cli import hf, main, models
 from remat.errors import CaptureError
-from remat.plugins.registry import PluginWarning, registry
 
 MODELS = '''
 import torch
@@ -173,94 +172,6 @@ def test_ctrl_c_is_told_from_failure(
 
 def test_keyword_arguments_and_functions_are_models_too() -> None:
     assert run("plan", "some_models.py:keywords").exit_code == 0
-
-
-def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
-    options = ("--solvers", "greedy,cpsat", "--budgets", "0.1,1GiB")
-    done = run("compare", "some_models.py:mlp", "--json", *options)
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout)["rows"]
-    assert [(r["solver"], r["budget"]) for r in rows] == [
-        (s, b) for b in ("0.1", f"{2**30}B") for s in ("greedy", "cpsat")
-    ]
-    shown = run("compare", "some_models.py:mlp", *options)
-    assert shown.exit_code == 0
-    assert "1 GiB" in shown.stdout
-    assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
-    assert "* least recompute cost of these solvers at the budget" in shown.stdout
-    assert "gap: at most this much" in shown.stdout
-
-
-def test_a_solver_can_be_a_class_in_the_current_folder(folder: Path) -> None:
-    (folder / "some_models_too.py").write_text(
-        "import remat\n"
-        "class Nothing(remat.Solver):\n"
-        "    'Saves nothing.'\n"
-        "    name = 'nothing'\n"
-        "    def solve(self, problem, **kwargs):\n"
-        "        return []\n"
-    )
-    options = ("--solvers", "some_models_too:Nothing", "--budgets", "0.1", "--json")
-    done = run("compare", "some_models.py:mlp", *options)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["rows"][0]["solver"] == "some_models_too:Nothing"
-
-
-def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remat.solvers.greedy import Greedy
-
-    monkeypatch.setattr(Greedy, "cannot_run", classmethod(lambda _: "it is closed today"))
-    done = run("compare", "some_models.py:mlp", "--solvers", "greedy", "--budgets", "0.1")
-    assert done.exit_code == 1
-    assert "closed today" in done.stdout
-    assert done.stderr.splitlines()[-1].startswith("error: no solver found a plan")
-
-
-@pytest.mark.parametrize("command", ["solvers", "passes", "costs"])
-def test_listings_name_all_that_is_registered(command: str) -> None:
-    known = {
-        "solvers": registry().solvers,
-        "passes": registry().passes,
-        "costs": registry().cost_models,
-    }[command]
-    shown, machine = run(command), run(command, "--json")
-    assert shown.exit_code == machine.exit_code == 0
-    entries = json.loads(machine.stdout)[command]
-    assert [entry["name"] for entry in entries] == list(known)
-    for entry in entries:
-        assert entry["name"] in shown.stdout
-        assert entry["summary"] in shown.stdout
-
-
-def test_solvers_tell_why_one_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = registry().solvers["cpsat"]
-    monkeypatch.setattr(kind, "requires", ("no_such_module",))
-    monkeypatch.setattr(kind, "extra", "remat[things]", raising=False)
-    assert "pip install 'remat[things]'" in run("solvers").stdout
-    entry = {e["name"]: e for e in json.loads(run("solvers", "--json").stdout)["solvers"]}["cpsat"]
-    assert entry["available"] is False
-    assert "no_such_module" in entry["reason"]
-    refused = run("plan", "some_models.py:mlp", "--solver", "cpsat")
-    assert refused.exit_code == 2
-    assert "pip install 'remat[things]'" in refused.stderr
-
-
-class Broken:
-    """A plugin that raises when it is asked."""
-
-    @remat.hookimpl
-    def remat_solvers(self) -> list[type[remat.Solver]]:
-        raise ZeroDivisionError("a plugin in pieces")
-
-
-def test_a_refused_plugin_is_told_of_and_the_rest_works() -> None:
-    with registry().registered(Broken(), "pieces"):
-        with pytest.warns(PluginWarning, match="pieces"):
-            registry().solvers  # noqa: B018
-        done = run("solvers", "--json")
-        assert done.exit_code == 0
-        assert "ZeroDivisionError" in json.loads(done.stdout)["refused"][0]
-        assert "warning: plugin 'pieces' is refused" in done.stderr
 
 
 def test_python_runs_the_command_by_the_package_s_name() -> None:

@@ -31,6 +31,18 @@ class Fails(torch.nn.Module):
 def fails():
     return Fails(), (torch.randn(2, requires_grad=True),)
 
+class Leaves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.sin(torch.tanh(layer(x))) * x
+        return x.sum()
+
+def of_leaves():
+    return Leaves(), (torch.randn(64, 32),)
+
 def a_class():
     return Block, (torch.randn(2, 16),)
 
@@ -157,3 +169,9 @@ def test_the_door_takes_names() -> None:
         make_plan(model, (x,), memory="1GiB", solver="abacus")
     with pytest.raises(BudgetError, match="memory is 1; expected bytes"):
         make_plan(model, (x,), memory=1)
+
+
+def test_a_model_of_which_nothing_can_run_again_says_the_least_peak() -> None:
+    result = sac("sac_blocks.py:of_leaves", "--memory", "0.5")
+    assert result.exit_code == 1
+    assert "the least that checkpointing gets the step to is" in " ".join(result.stderr.split())

@@ -48,11 +48,11 @@ def test_the_answer_is_recomputed() -> None:
     [
         (ONCE, r"'claims' returned tuple: return WaysAnswer\(sequence, ways\)"),
         (remat.WaysAnswer((0, 2, 1), {}), "returned a schedule that cannot run"),
-        (remat.WaysAnswer((0, 0.5), {}), "returned 0.5 as run 1, where a number is due"),  # type: ignore[arg-type]
-        (remat.WaysAnswer(forever(), {}), "returned more than 384 times a run"),
+        (remat.WaysAnswer((0, 0.5), {}), "returned 0.5 as run 1, where a node's number is due"),  # type: ignore[arg-type]
+        (remat.WaysAnswer(forever(), {}), "returned more than 384 runs, 64 for each node"),
         (remat.WaysAnswer(ONCE, {}), "peak of 16 bytes, 1 over the capacity of 15"),
         (remat.WaysAnswer(ONCE, {0: 3}), "'a' has way 3; expected one of"),
-        (remat.WaysAnswer(ONCE, {0: None}), "returned None as way 0"),  # type: ignore[dict-item]
+        (remat.WaysAnswer(ONCE, {0: None}), "returned the way None for node 0"),  # type: ignore[dict-item]
         (remat.WaysAnswer(ONCE, [0]), "ways of type list, where a mapping is due"),  # type: ignore[arg-type]
         (remat.WaysAnswer(ONCE, {0: -1}, 99), "returned a schedule that cannot run"),
         (remat.WaysAnswer(ONCE, {0: -1}, None, 76), "costs at least 76, but its own costs 75"),

@@ -125,8 +125,8 @@ class Writes:
         given = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
         for key, tensor in given.items():
-            if key not in self._made and key not in self._outside:
-                self._outside[key] = weakref.ref(tensor)
+            if key not in self._made and key not in self._outside and not tensor.is_inference():
+                self._outside[key] = weakref.ref(tensor)  # inference tensors count no writes
         for key in _keys_written(op, args, kwargs):
             self._write(op, key, verdict)
         returned = _keys([out])

@@ -73,7 +73,7 @@ class CutMaker:
 
     def _freed(self, moment: int, decision: Decision) -> tuple[Ints, int]:
         """What each choice frees at a moment above its threshold, and the sum of thresholds."""
-        gains = np.zeros(self._columns[-1].stop, dtype=np.int64)
+        gains = np.zeros(self._columns[-1].stop if self._columns else 0, dtype=np.int64)
         thresholds: dict[int, int] = {}
         known = 0
         for c, one in enumerate(self._found):

@@ -197,8 +197,8 @@ def plan(
             a budget on the peak is held by the packed step.
         reread_inputs: whether backward may read the inputs of the step again. With False it reads
             parameters and buffers, and what eager autograd would have saved too; any other input
-            may be refilled between forward and backward, as in eager PyTorch. A saved plan carries
-            the option.
+            may be refilled between forward and backward, as in eager PyTorch, and outputs of the step
+            written to. A saved plan carries the option.
         isolation: ``"process"``: the solver runs in a process of its own.
         offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``, ``"pcie5"``,
             ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may then go to the host's

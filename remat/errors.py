@@ -74,6 +74,10 @@ class PolicyError(RematError):
     """A checkpointing policy that raised, answered wrongly, or cannot be followed safely."""
 
 
+class RereadError(RematError, RuntimeError):
+    """An output of a step was written to before backward, which reads it again."""
+
+
 class VerifyError(PlanError):
     """Two halves that break a rule of the verifier: a pass is at fault, not the user."""
 

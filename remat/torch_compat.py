@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch._C import _get_privateuse1_backend_name as get_privateuse1_backend_name
     from torch._C import _jit_get_schemas_for_operator as jit_get_schemas_for_operator
     from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
+    from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
     from torch._dynamo.backends.common import aot_autograd
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from torch._higher_order_ops.effects import _get_effect as get_effect
     from torch._inductor import config as inductor_config
     from torch._inductor import list_mode_options, list_options
+    from torch._inductor.choices import InductorChoices
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.custom_graph_pass import CustomKnapsackSolver, CustomPartitionerFn
     from torch._inductor.debug import DebugContext
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from torch._inductor.graph import GraphLowering
     from torch._inductor.inductor_prims import force_stride_order
     from torch._inductor.runtime.cache_dir_utils import cache_dir
+    from torch._inductor.scheduler import ExternKernelSchedulerNode
     from torch._inductor.virtualized import V as INDUCTOR
     from torch._library.custom_ops import OPDEFS, CustomOpDef
     from torch._library.utils import is_impure
@@ -239,6 +242,11 @@ def overload_of(definition: Any) -> Any:
 def function_of(definition: Any) -> Any:
     """The function that ``torch.library.custom_op`` was given."""
     return definition._init_fn
+
+
+def autograd_function(node: Any) -> Any:
+    """The autograd function that a node of autograd's graph is one call of; None where it is none of Python's."""
+    return getattr(node, "_forward_cls", None)
 
 
 def storage_id(storage: Any) -> int:

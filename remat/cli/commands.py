@@ -153,7 +153,7 @@ reread_option = click.option(
     flag_value=False,
     default=True,
     help="let inputs be refilled between forward and backward: none is read again but parameters, "
-    "buffers, and what eager autograd would have saved too",
+    "buffers, and what eager autograd would have saved too; nor is an output",
 )
 batch_option = click.option(
     "--batch",
@@ -284,7 +284,7 @@ def plan(
         hooks=hooks,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=pack or (),
+        pack=() if pack is None else pack,
     )
     if only_breaks:
         _tell_breaks(model, overrides, as_json=as_json, **options)

@@ -66,7 +66,7 @@ def compare(
         "time_limit": time_limit,
         "reread_inputs": reread_inputs,
         "offload": offload,
-        "pack": pack or (),
+        "pack": () if pack is None else pack,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names = api.solver_names() if solvers is None else solvers

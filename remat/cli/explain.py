@@ -82,7 +82,7 @@ def explain(
         time_limit=time_limit,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=pack or (),
+        pack=() if pack is None else pack,
     )
     by = by or ("peak" if offload or pack or request.budget.on_peak else "bytes")
     if html is not None and by == "bytes" and (offload or pack):

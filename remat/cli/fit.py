@@ -135,7 +135,11 @@ def fit(
     from remat.planning.fitting import fit_calls
 
     request = plan_request(
-        cost=cost, solver=solver, time_limit=time_limit, offload=offload, pack=pack or ()
+        cost=cost,
+        solver=solver,
+        time_limit=time_limit,
+        offload=offload,
+        pack=() if pack is None else pack,
     )
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it

@@ -95,7 +95,7 @@ def frontier(
     requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
     if offload or pack:
         # First, so that a plan at a budget has them; those without stand beside them.
-        given |= {"offload": offload, "pack": pack or ()}
+        given |= {"offload": offload, "pack": () if pack is None else pack}
         requests = [plan_request(solver=requests[0].solver, **given), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)

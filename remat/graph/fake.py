@@ -34,6 +34,15 @@ def refresh(node: fx.Node) -> None:
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
+def cloned(value: torch.Tensor) -> torch.Tensor:
+    """A fake copy in memory of its own."""
+    fake = getattr(value, "fake_mode", None)
+    if fake is None:
+        return value.clone()
+    with fake, torch.no_grad():
+        return value.detach().clone()
+
+
 def repair_aliases(
     graph: fx.Graph, memories: Memories | None = None, *, by_kernel: bool = False
 ) -> int:

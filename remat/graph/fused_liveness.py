@@ -31,6 +31,8 @@ _WORKSPACES = (
 
 #: Where a convolution's backward is told which gradients to make, that of the input first.
 _OUTPUT_MASK = 10
+#: Operators that do not fuse between a sum of backward and what reads it, at most, if they are one kernel.
+_NEAR_SUMS = 1
 #: Reads beyond which a pointwise result is written once instead of computed by each kernel that reads it.
 _MOST_READS = 4
 #: Pointwise operators that are not computed twice in any case.
@@ -270,6 +272,13 @@ class _Kernels:
         alone = len(node.users) < 2
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
 
+    def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
+        """Whether a sum of backward stays where it is, as what reads it is far; see `remat.integrations.fusion`."""
+        if not at or not node.meta.get("autograd_backward") or _is_pointwise(node):
+            return False
+        smaller = _numel(node) < max(map(_numel, inputs_of(node)), default=0)
+        return smaller and min(at) > max(self._segments[node]) + _NEAR_SUMS
+
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]
     ) -> list[int]:
@@ -278,6 +287,8 @@ class _Kernels:
             return [] if node in self._inside else keys
         flows = [k for k in keys if k not in kept and all(self._fuses[r] for r in readers[k])]
         at = frozenset(s for k in flows for r in readers[k] for s in self._segments[r])
+        if self._is_summed_at_once(node, at):
+            at = frozenset()
         if at and len(flows) == len(keys) and (len(at) == 1 or self._inlines(node)):
             self._segments[node] = at
         mine = self._segments[node]

@@ -1,21 +1,34 @@
-"""Inputs that a user may refill between forward and backward, as a loader does with its pinned buffer.
+"""What a user may write to between forward and backward: a loader's pinned buffer, the logits of a step.
 
-Eager PyTorch allows that for an input that autograd has not saved, and raises for one that it has.
+Eager PyTorch allows that for what autograd has not saved, and raises for what it has.
 Which it has saved shows in the joint graph: the nodes that were traced in backward read what autograd
 had saved in forward, and nothing else of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import fx
 
+from remat import torch_compat
 from remat.graph import ops
+from remat.graph.fake import cloned, refresh
 from remat.graph.index import inputs_of
-from remat.graph.joint import JointGraph, Role, role_of, split_outputs
+from remat.graph.joint import (
+    JointGraph,
+    Role,
+    is_input_mutation,
+    output_node,
+    outputs_of,
+    role_of,
+    split_outputs,
+)
 from remat.graph.roles import belongs_to_backward
 from remat.graph.source import source_line
-from remat.graph.writes import aliased_arguments
+from remat.graph.storages import storage_key
+from remat.graph.writes import aliased_argument, aliased_arguments
 
 
 def refillable_inputs(joint: JointGraph) -> frozenset[str]:
@@ -28,27 +41,104 @@ def refillable_inputs(joint: JointGraph) -> frozenset[str]:
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
+    root = _roots(joint)
+    saved = _saved_by_autograd(joint, root)
+    saved.update(root[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node))
+    found = (n for n in inputs if role_of(n) is Role.PRIMAL and n not in static)
+    return frozenset(n.name for n in found if _is_refillable(n) and n not in saved)
+
+
+def copy_outputs(joint: JointGraph) -> None:
+    """Has the step return copies of its outputs, but for those that eager autograd saves, or that are inputs.
+
+    What the user writes to is then nothing that backward could read.
+    """
+    root = _roots(joint)
+    theirs = _saved_by_autograd(joint, root)
+    theirs |= {n for n in root if n.op != "call_function"}
+    memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
+    position = {n: i for i, n in enumerate(root)}
+    outputs, _, descs, _ = split_outputs(joint)
+    of_root: dict[fx.Node, list[fx.Node]] = {}
+    for value, desc in zip(outputs, descs, strict=True):
+        if not isinstance(value, fx.Node) or is_input_mutation(desc) or root[value] in theirs:
+            continue
+        fake = value.meta.get("val")
+        if isinstance(fake, torch.Tensor) and storage_key(fake) not in memories:
+            of_root.setdefault(root[value], []).append(value)
+    copies: dict[fx.Node, fx.Node] = {}
+    for base, values in of_root.items():
+        # Outputs that share memory do so as copies, too.
+        whole = values[0] if len({*values}) == 1 else base
+        views = {n for v in values for n in _looked_through(v, whole)}
+        last = max((whole, *values), key=position.__getitem__)
+        with joint.graph.inserting_after(last):
+            last = joint.graph.call_function(torch.ops.aten.clone.default, (whole,))
+        last.meta["val"] = cloned(whole.meta["val"])
+        copies[whole] = last
+        for view in sorted(views, key=position.__getitem__):
+            with joint.graph.inserting_after(last):
+                last = joint.graph.node_copy(view, lambda n: copies.get(n, n))
+            copies[view] = last
+            refresh(last)
+    out = output_node(joint.graph)
+    n, values = joint.num_fwd_outputs, outputs_of(joint.graph)
+    returned = [copies.get(v, v) if isinstance(v, fx.Node) else v for v in values[:n]]
+    out.args = ((*returned, *values[n:]),)
+
+
+def reread_outputs(joint: JointGraph, forward: fx.Graph) -> tuple[int, ...]:
+    """Which of the user's outputs share memory with what forward hands to backward, inputs left aside.
+
+    Args:
+        joint: the joint graph.
+        forward: its forward half.
+    """
+    outputs, _, descs, _ = split_outputs(joint)
+    values = outputs_of(forward)
+    n = len(outputs)
+    memories = [storage_key(v.meta.get("val")) if isinstance(v, fx.Node) else None for v in values]
+    inputs = {storage_key(p.meta.get("val")) for p in forward.find_nodes(op="placeholder")}
+    handed = {*memories[n:]} - inputs - {None}
+    return tuple(
+        desc.idx
+        for desc, key in zip(descs, memories[:n], strict=True)
+        if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) and key in handed
+    )
+
+
+def _roots(joint: JointGraph) -> dict[fx.Node, fx.Node]:
+    """Of every node, the one whose memory it looks at; itself, if it looks at no other's."""
     nodes = [n for n in joint.graph.nodes if n.op != "output"]
-    base: dict[fx.Node, fx.Node] = {}  # of an input and of its views, the input
+    root: dict[fx.Node, fx.Node] = {}
+    for node, viewed in zip(nodes, aliased_arguments(nodes), strict=True):
+        root[node] = node if viewed is None else root[viewed]
+    return root
+
+
+def _looked_through(node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
+    """A node and what it is a view of, up to a base that is none of them."""
+    while node is not base:
+        yield node
+        found = aliased_argument(node)
+        assert found is not None
+        node = found
+
+
+def _saved_by_autograd(joint: JointGraph, root: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+    """Whose memory eager autograd keeps for backward: what was traced there reads it."""
     late: set[fx.Node] = set()
     saved: set[fx.Node] = set()
-    for node, viewed in zip(nodes, aliased_arguments(nodes), strict=True):
-        if node.op == "placeholder":
-            role = role_of(node)
-            if role is Role.PRIMAL and node not in static and _is_refillable(node):
-                base[node] = node
-            elif role.in_backward:
-                late.add(node)
-            continue
+    for node in root:
         read = inputs_of(node)
-        if belongs_to_backward(node) or not late.isdisjoint(read):
+        if node.op == "placeholder":
+            if role_of(node).in_backward:
+                late.add(node)
+        elif belongs_to_backward(node) or not late.isdisjoint(read):
             late.add(node)
             if not ops.name_of(node.target).startswith("sym_"):  # sizes are not what is refilled
-                saved.update(base[n] for n in read if n in base)
-        elif viewed in base:
-            base[node] = base[viewed]
-    saved.update(base[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node) and o in base)
-    return frozenset(n.name for n in base.values() if n not in saved)
+                saved.update(root[n] for n in read if n not in late)
+    return saved
 
 
 def told(graph: fx.Graph, name: str) -> str:

@@ -5,6 +5,7 @@ Bytes are counted per storage, not per tensor: a view costs nothing beyond its b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,6 +62,29 @@ def tensor_bytes(value: Any) -> int:
 def hint(size: Any) -> int:
     """A size as an int, symbolic ones by their hint."""
     return size if type(size) is int else int(optimization_hint(size, fallback=UNBACKED_HINT))
+
+
+def growth(values: Iterable[Any]) -> float:
+    """The power of symbolic sizes with which the fastest of some values grows; 0 where no size is a symbol.
+
+    Measured from the sizes of now to twice those: 1 for activations of a batch, 2 for attention scores over a
+    length. Sizes of ragged dimensions have no number, and do not count.
+    """
+    known: dict[Any, int] = {}
+    counts: dict[Any, int] = {}
+    for value in values:
+        sizes = value.size() if isinstance(value, torch.Tensor) else (value,)
+        if not any(isinstance(size, torch.SymInt) for size in sizes):
+            continue
+        for size in (*sizes, value.numel()) if isinstance(value, torch.Tensor) else sizes:
+            if isinstance(size, torch.SymInt) and size.node.has_hint() and not size.node.is_nested_int():
+                (known if size.node.expr.is_Symbol else counts)[size.node.expr] = hint(size)
+    grown = [1.0] if known else []
+    for expression, now in counts.items():
+        twice = expression.subs({symbol: 2 * size for symbol, size in known.items()})
+        if now > 0 and twice.is_number and twice > 0:
+            grown.append(math.log2(float(twice) / now))
+    return max(grown, default=0.0)
 
 
 class Memories:

@@ -21,6 +21,8 @@ MOST_REPLANS = 3
 _OF_SHARES = 2
 #: A share of the peak is held nearly: to within this part of it, as one over it.
 _NEARLY = 200
+#: What takes more than a share by this part of it, as one over it, is warned of.
+_FAR = 20
 _UNSHRUNK = (
     "weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
     "or make the model or the batch smaller"
@@ -149,18 +151,22 @@ class CompiledBudget:
         return (taken, limit) if limit else (0, 0)
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
-        """Says that a compiled step takes more than its budget; of a share of the peak nothing."""
+        """Says that a compiled step takes more than its budget; of a share of the peak, if it is far more."""
         what = "has a peak of" if asked.on_peak else "keeps"
         more, most = format_apart(taken, limit)
+        instead = "A share is held as nearly as can be; a peak in bytes is held or refused"
+        if asked.peak_share is None:
+            least = "; remat.Peak(0.0) asks for the least peak" if asked.on_peak else ""
+            instead = f"Raise the budget{least}"
         told = (
             f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, "
             f"{f'the least of {self._times + 1} plans tried, ' if self._times and asked.on_peak else ''}"
             f"above the {most} ({limit} bytes) of its budget, and was planned again {self._times} times. "
-            f"Raise the budget{'; remat.Peak(0.0) asks for the least peak' if asked.on_peak else ''}"
+            f"{instead}"
         )
         if asked.peak_bytes is not None:
             raise BudgetError(told)
-        if asked.peak_share is None:
+        if asked.peak_share is None or taken > limit + limit // _FAR:
             warn(told, BudgetWarning, stacklevel=4)
 
 

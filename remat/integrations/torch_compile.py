@@ -8,7 +8,7 @@ import inspect
 import json
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +24,12 @@ from remat.graph.regions import calls_regions
 from remat.graph.storages import hint
 from remat.graph.writes import root_of
 from remat.integrations import autotune, kept_steps
+from remat.integrations.around_autograd import around_autograd
 from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
 from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 from remat.integrations.partitioner import Partitioner, Siblings, partitioner
+from remat.integrations.size_guards import guard_sizes
 from remat.planning.plan import Plan
 from remat.plugins.identity import described, surroundings
 
@@ -112,7 +114,14 @@ def backend(
     # step, Dynamo takes off.
     with contextlib.suppress(AttributeError):
         torch_compat.innermost_fn(compiled).partitioner = partition  # type: ignore[attr-defined]
-    return compiled
+    made = partition.made
+    if made is None:
+        return compiled
+    if partition.request.plan is None:
+        guard_sizes(example_inputs, made, partition.request.budget)
+    return around_autograd(
+        compiled, made.reread_outputs, made.graph, by_inductor=lower == "inductor"
+    )
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -338,9 +347,12 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
       Where values go to the host, their copies begin where they were planned to.
     * Inductor lets operators write where their input lies. See `_returns_what_is_overwritten` and
       `_moves_what_is_overwritten`.
+    * Inductor joins kernels that read the same value. See `remat.integrations.fusion`.
     * Inductor lays inputs of convolutions out anew. See `_keep_layouts_of_inputs`.
     * Operators that draw fill memory in its order. See `_draw_into_planned_layouts`.
+    * What is drawn may be drawn again in the same half. See `_replays_within`.
     """
+    from remat.integrations.fusion import near_fusions
     from remat.torch_compat import compile_fx_inner, inductor_config
 
     changes: dict[str, Any] = {}
@@ -353,8 +365,32 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     if _returns_what_is_overwritten(gm.graph) or _moves_what_is_overwritten(gm.graph):
         disabled = inductor_config.disabled_passes
         changes["disabled_passes"] = ",".join(filter(None, (disabled, "reinplace_inplaceable_ops")))
-    with inductor_config.patch(changes), torch_compat.run_at_end():
+    fusing = near_fusions() if kwargs.get("is_backward") else contextlib.nullcontext()
+    replaying = _replays_within(gm.graph)
+    with inductor_config.patch(changes), torch_compat.run_at_end(), replaying, fusing:
         return compile_fx_inner(gm, example_inputs, **kwargs)
+
+
+@contextlib.contextmanager
+def _replays_within(graph: fx.Graph) -> Iterator[None]:
+    """Lets Inductor look at a half that repeats a draw of its own.
+
+    On fake tensors PyTorch 2.13 to 2.15 take the generator's real state (``torch/_prims/rng_prims.py``,
+    ``run_and_save_rng_state``), which they refuse where an operator is then given it.
+    """
+    mode: Any = torch_compat.TracingContext.get().fake_mode
+    replayed = any(
+        ops.is_drawn_from_state(n) and getattr(n.args[0], "op", "") == "call_function"
+        for n in graph.nodes
+    )
+    if not replayed or mode is None or mode.allow_non_fake_inputs:
+        yield
+        return
+    mode.allow_non_fake_inputs = True
+    try:
+        yield
+    finally:
+        mode.allow_non_fake_inputs = False
 
 
 def _returns_what_is_overwritten(graph: fx.Graph) -> bool:

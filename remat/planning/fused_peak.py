@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from remat.errors import BudgetError
 from remat.graph.fused_liveness import predict_peak
@@ -21,6 +22,12 @@ from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Searches that there are at most.
 _SEARCHES = 4
+#: Part of all bytes that lies between two that are looked at, at most.
+_GAP = 16
+#: How often bytes between the best ones so far are looked at.
+_HALVINGS = 2
+#: Share of the least simulated peak by which an aim is raised.
+_STEP = 100
 #: Room below the peak, as a share of it, that is not worth another search.
 _NEAR = 0.005
 
@@ -70,11 +77,14 @@ def within_fused_peak(
     found: list[tuple[Decided, int]] = []
 
     def tried(decided: Decided) -> int:
-        found.append((decided, _predicted(planner, decided)))
+        found.append((decided, predicted(planner, decided)))
         return found[-1][1]
 
-    for nbytes, _ in planner.cuts(VERTICES):
-        tried(planner.at(nbytes))
+    vertices = [nbytes for nbytes, _ in planner.cuts(VERTICES)]
+    at = {nbytes: tried(planner.at(nbytes)) for nbytes in without_gaps(vertices)}
+    for _ in range(_HALVINGS):
+        for nbytes in beside_least(at):
+            at[nbytes] = tried(planner.at(nbytes))
     most = tried(planner.full)
     lowest = planner.decide(Budget(peak_share=0.0))
     off = planner.peak(lowest) - tried(lowest)
@@ -83,16 +93,17 @@ def within_fused_peak(
     if limit is None:
         limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
     wanted = limit - excess
-    aim, near = wanted + off, 0
+    feasible = planner.peak(lowest)
+    aim = wanted + off
     for _ in range(_SEARCHES):
+        if aim < feasible:
+            # Too low. Plans a little above the least simulated peak may be expected to take less than that.
+            feasible += feasible // _STEP
+            aim = feasible
         try:
             decided = planner.decide(Budget(peak_bytes=aim))
         except BudgetError:
-            # Too low. Plans near the least expected one may yet be expected to take less than that.
-            tried_near, near = near, min(expected for _, expected in found) + off
-            if near <= aim or near == tried_near:
-                break
-            aim = near
+            aim = 0
             continue
         room = wanted - tried(decided)
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
@@ -102,6 +113,22 @@ def within_fused_peak(
     share = limit if budget.peak_bytes is None else 0
     best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
     return Expected(best, limit)
+
+
+def without_gaps(vertices: Sequence[int]) -> list[int]:
+    """Bytes that are looked at: those, and some evenly between two that are far from each other."""
+    found, most = set(vertices), max(1, max(vertices) // _GAP)
+    for a, b in pairwise(sorted(vertices)):
+        parts = -(-(b - a) // most)
+        found |= {a + (b - a) * k // parts for k in range(1, parts)}
+    return sorted(found)
+
+
+def beside_least(at: Mapping[int, int]) -> list[int]:
+    """Bytes halfway from those of the least expected peak to the next ones that were looked at."""
+    asked = sorted(at)
+    k = min(range(len(asked)), key=lambda i: at[asked[i]])
+    return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
 
 
 def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
@@ -140,7 +167,7 @@ def _best(
     return min(new or found, key=lambda pair: known.get(pair[0].decision, pair[1]))[0]
 
 
-def _predicted(planner: Planner, decided: Decided) -> int:
+def predicted(planner: Planner, decided: Decided) -> int:
     done = planner.split(decided)
     assert done.forward is not None
     assert done.backward is not None

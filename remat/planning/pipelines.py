@@ -10,7 +10,7 @@ from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph, operators_digest
-from remat.graph.refills import refillable_inputs
+from remat.graph.refills import copy_outputs, refillable_inputs
 from remat.graph.regions import separate_calls
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
@@ -127,6 +127,8 @@ def shaped(
         reread_inputs=reread_inputs,
         operators=operators_digest(joint),
     )
+    if not reread_inputs:
+        copy_outputs(state.joint)
     separate_calls(state.joint.graph)
     memories = state.joint.memories
     repair_aliases(state.joint.graph, memories, by_kernel=joint.lower == "eager")

@@ -75,6 +75,9 @@ class Plan(Record):
         reread_inputs: whether backward may read inputs again that are no parameters or buffers.
         reread: names of the inputs that it does read again although eager autograd would not have
             saved them: who refills one between forward and backward is refused by autograd.
+        reread_outputs: places, among the values that the step returns, of those whose memory backward reads:
+            who writes to one before backward is refused.
+        growth: the power of symbolic sizes with which the value that grows fastest grows; 0: no size is a symbol.
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
@@ -133,6 +136,8 @@ class Plan(Record):
     fallbacks: tuple[str, ...] = ()
     reread_inputs: bool = True
     reread: tuple[str, ...] = ()
+    reread_outputs: tuple[int, ...] = ()
+    growth: float = 0.0
     lower: str = ""
     torch: str = ""
     region_budget: str = ""
@@ -286,6 +291,11 @@ class Plan(Record):
                 "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
             ]
             lines += [f"    {self._input_told(name)}" for name in self.reread]
+        if self.reread_outputs:
+            places = ", ".join(map(str, self.reread_outputs))
+            lines += [
+                f"  reads outputs in backward (at {places}): who writes to one before gets an error"
+            ]
         show_cost = partial(format_cost, unit=self.unit)
         nodes = () if self._modules is None or not self.ways else self._modules[0].graph.nodes
         lines += ways_lines(self.ways, show_cost, {n.name: source_line(n) for n in nodes})

@@ -31,12 +31,15 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
+from remat.graph.refills import reread_outputs
+from remat.graph.storages import growth
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted, RegionBudget, refuse_peak
 from remat.passes.decide.min_cut import require_tangents
+from remat.passes.packing.pairs import PAIRS
 from remat.planning.decider import Decided, Decider, fingerprint_of
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
@@ -45,7 +48,7 @@ from remat.planning.request import PlanRequest
 from remat.planning.without import Without, curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.units import Budget
+from remat.units import Budget, format_bytes
 
 
 def plan_graph(
@@ -130,7 +133,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         waited=plan.waited,
         peak_limit=plan.peak_limit,
     )
-    return finish(
+    made = finish(
         split(replace(prepared, decision=plan.decision, choice=choice)),
         cost=request.plan_costs[plan.cost],
         budget=plan.asked,
@@ -141,6 +144,25 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             recompute_cost=plan.without_recompute_cost,
         ),
         link=plan.link,
+    )
+    told = plan.planned_peak_bytes or plan.peak_bytes
+    if (
+        plan.ways
+        and plan.lower == made.lower
+        and plan.torch == made.torch
+        and made.peak_bytes > told
+    ):
+        raise _edited(
+            plan,
+            f"it has a peak of {format_bytes(told)} ({told} bytes) in it, and {format_bytes(made.peak_bytes)} "
+            f"({made.peak_bytes} bytes) in the step that it makes",
+        )
+    return made
+
+
+def _edited(plan: Plan, fault: str) -> PlanError:
+    return PlanError(
+        f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
     )
 
 
@@ -155,10 +177,17 @@ def _check_ways(prepared: State, plan: Plan) -> None:
             fault = f"'{way.name}' has two ways"
         elif way.name in sizes and way.nbytes != sizes[way.name]:
             fault = f"'{way.name}' has {way.nbytes} bytes in it, and {sizes[way.name]} in the graph"
+        elif way.pair and way.pair not in PAIRS:
+            fault = f"'{way.name}' is packed by '{way.pair}', and there is no such pair"
+        elif min(way.cost, way.packed_bytes) < 0:
+            fault = f"'{way.name}' has a cost of {way.cost} and {way.packed_bytes} bytes packed"
+        else:
+            for place in filter(None, (way.freed_after, way.fetched_before)):
+                at = index.by_name.get(place)
+                if at is None or index.nodes[at].op != "call_function":
+                    fault = f"'{way.name}' is copied beside '{place}', which does not run"
         if fault:
-            raise PlanError(
-                f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
-            )
+            raise _edited(plan, fault)
         seen.add(way.name)
 
 
@@ -282,7 +311,6 @@ def finish(
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     problem = lowered.problem
-    scored = evaluate(problem, lowered.saved_of(state.decision))
     n = state.joint.num_fwd_outputs
     saved_bytes = sum(
         saved_storages(
@@ -305,15 +333,18 @@ def finish(
     state.forward.recompile()
     state.backward.recompile()
     costs = step_costs_of(state, cost) if step_costs is None else step_costs
-    kept = [i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE]
-    saved = tuple(problem.names[i] for i in kept)
-    recomputed = tuple(problem.names[i] for i in scored.recomputed if problem.in_forward[i])
-    recompute_cost = scored.recompute_cost
     if state.decision.is_ordered:
         saved = state.decision.saved
         recomputed = state.decision.further_runs
         once = state.get(Costs(cost))
         recompute_cost = sum(once[state.index.by_name[name]] for name in recomputed)
+    else:
+        scored = evaluate(problem, lowered.saved_of(state.decision))
+        kept = (i for i in scored.saved if lowered.kind[i] is SavedKind.VALUE)
+        saved = tuple(problem.names[i] for i in kept)
+        again = (i for i in scored.recomputed if problem.in_forward[i])
+        recomputed = tuple(problem.names[i] for i in again)
+        recompute_cost = scored.recompute_cost
     region = choice.region_budget
     hull = Hull.of(problem)
     most = max(capacity, hull.ends[1].saved_bytes) if budget.on_peak else capacity
@@ -344,6 +375,8 @@ def finish(
         fallbacks=tuple(cost.fallbacks(priced)),
         reread_inputs=state.reread_inputs,
         reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
+        growth=growth(state.index.values),
+        reread_outputs=reread_outputs(state.joint, state.forward.graph),
         lower=state.joint.lower,
         torch=torch.__version__,
         region_budget="" if region is None else str(Budget(share=region)),

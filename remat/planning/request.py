@@ -53,7 +53,7 @@ class PlanRequest:
             time limit of their own.
         count_outputs: count forward's outputs as saved bytes instead of as free.
         hooks: what saved tensors pass through on their way to backward.
-        reread_inputs: whether backward may read inputs of the step again that are no parameters.
+        reread_inputs: whether backward may read inputs of the step again that are no parameters, and its outputs.
         offload: the link over which saved values may go to the host's memory; None: none may.
         pack: the pairs by which saved values may be packed.
     """
@@ -230,6 +230,11 @@ class PlanRequest:
                     f"{asked} and hooks={self.hooks.name!r} are given; hooks pack everything, {asked} what pays: "
                     "leave one of them out"
                 )
+            if self.plan is None and self.cost.unit != "ps":
+                raise ProblemError(
+                    f"offload and pack are given with cost model '{self.cost}', whose unit is {self.cost.unit}; "
+                    "expected one that gives times, such as roofline:h100: copies and packing take time"
+                )
             if self.pipeline is not None:
                 raise ProblemError(
                     f"{asked} does not go together with a pipeline, whose passes decide"
@@ -312,9 +317,14 @@ def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
     given = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
     for name in given:
         if not isinstance(name, str) or name not in ready:
+            instead = (
+                ": pairs of your own, which nobody can price, are for hooks=, and pack everything"
+            )
+            if name == "cpu-offload":
+                instead = ": to send values to the host, give offload"
             raise ProblemError(
                 f"pack has {name!r}; expected names of ready-made pairs ({', '.join(ready)}), for example "
-                f"pack=['bf16']{': to send values to the host, give offload' if name == 'cpu-offload' else ''}"
+                f"pack=['bf16']{instead}"
             )
     return tuple(ready[name] for name in dict.fromkeys(given))
 

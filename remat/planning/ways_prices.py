@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from remat.errors import ProblemError
 from remat.graph.costs.base import node_costs
 from remat.graph.index import inputs_of
 from remat.graph.joint import output_node
@@ -46,13 +45,8 @@ class Times:
         """Asks the cost model.
 
         Raises:
-            ProblemError: its costs are no times, or it cannot price backward.
+            ProblemError: it cannot price backward.
         """
-        if request.cost.unit != "ps":
-            raise ProblemError(
-                f"offload and pack are given with cost model '{request.cost}', whose unit is {request.cost.unit}; "
-                "expected one that gives times, such as roofline:h100: copies and packing take time"
-            )
         late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
         costs = list(state.get(Costs(request.cost)))
         for i, cost in enumerate(node_costs(state.index, state.storages, request.cost, late)):

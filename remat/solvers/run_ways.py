@@ -67,6 +67,10 @@ def _verified(
         pair = as_integer(node), as_integer(way)
         if pair[0] is None or pair[1] is None:
             refuse(solver, f"returned the way {way!r} for node {node!r}, where numbers are due")
+        if not 0 <= pair[0] < len(step):
+            refuse(
+                solver, f"returned a way for node {pair[0]}, but the nodes are 0 to {len(step) - 1}"
+            )
         asked[pair[0]] = pair[1]
     boundary = number_of(solver, "boundary", claim.boundary)
     try:

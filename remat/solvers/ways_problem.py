@@ -52,7 +52,7 @@ class WaysProblem:
         times: time of one run of each node, backward's own included.
         packings: for each node, the ways to pack its value.
         send: for each node, time of its copy to the host; -1: it must not be offloaded.
-        fetch: for each node, time of the copy back.
+        fetch: for each node, time of the copy back; likewise.
 
     Raises:
         ProblemError: a field has another length than there are nodes, or a number is no int of 0 or more.
@@ -65,11 +65,21 @@ class WaysProblem:
     fetch: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.step, ScheduleProblem):
+            raise ProblemError(
+                f"WaysProblem.step is of type {type(self.step).__name__}; expected a ScheduleProblem"
+            )
         n = len(self.step)
         for label in ("times", "packings", "send", "fetch"):
-            if len(getattr(self, label)) != n:
+            given = getattr(self, label)
+            if not isinstance(given, (tuple, list)):
                 raise ProblemError(
-                    f"WaysProblem.{label} has {len(getattr(self, label))} entries, expected {n}, one for "
+                    f"WaysProblem.{label} is of type {type(given).__name__}; expected a tuple with one entry for "
+                    "each node of the step"
+                )
+            if len(given) != n:
+                raise ProblemError(
+                    f"WaysProblem.{label} has {len(given)} entries, expected {n}, one for "
                     "each node of the step"
                 )
         for label, least in (("times", 0), ("send", -1), ("fetch", -1)):
@@ -79,7 +89,17 @@ class WaysProblem:
                         f"WaysProblem.{label}[{i}] ('{self.step.names[i]}') is {x!r}; expected an int of "
                         f"{least} or more"
                     )
+        for i, both in enumerate(zip(self.send, self.fetch, strict=True)):
+            if min(both) < 0 <= max(both):
+                raise ProblemError(
+                    f"WaysProblem.send[{i}] ('{self.step.names[i]}') is {both[0]} and fetch[{i}] is {both[1]}; "
+                    "expected the times of both copies, or -1 twice: it must not be offloaded"
+                )
         for i, row in enumerate(self.packings):
+            if not isinstance(row, (tuple, list)) or not all(isinstance(p, Packing) for p in row):
+                raise ProblemError(
+                    f"WaysProblem.packings[{i}] ('{self.step.names[i]}') is {row!r}; expected a tuple of Packing"
+                )
             for f in fields(Packing)[1:] if row else ():
                 for p in row:
                     x = getattr(p, f.name)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from functorch.compile import make_boxed_func
 from torch._functorch.aot_autograd import aot_function
+from torch.nn import functional as F
 
 import remat
 from remat.errors import VerifyError
@@ -205,3 +206,28 @@ def test_what_was_read_before_the_write_is_not_computed_again_from_behind_it() -
     exp.replace_all_uses_with(again)
     with pytest.raises(VerifyError, match=r"'cos' .* reads 'mul', which forward has overwritten"):
         verify(Split(joint=taken[0], forward=forward, backward=backward))
+
+
+def test_memory_that_only_backward_writes_to_may_be_allocated_there() -> None:
+    """The gradient of an affine grid is put together in memory that is read nowhere else."""
+    torch.manual_seed(0)
+    convolution = torch.nn.Conv2d(3, 8, 3, padding=1).double()
+
+    def warped(x: T) -> T:
+        h = convolution(x).sin()
+        theta = h.mean((2, 3))[:, :6].view(-1, 2, 3)
+        grid = F.affine_grid(theta, [2, 8, 8, 8], align_corners=False)
+        sampled = F.grid_sample(h, grid, align_corners=False)
+        pooled, places = F.max_pool2d(sampled, 2, return_indices=True)
+        return F.max_unpool2d(pooled.exp(), places, 2).exp().sin()
+
+    def gradients(f: Callable[[T], T]) -> list[T | None]:
+        convolution.zero_grad()
+        x = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1)).double()
+        f(x.requires_grad_()).sum().backward()
+        return [x.grad, *(p.grad for p in convolution.parameters())]
+
+    options = {"budget": remat.Peak(0.0), "lower": "eager"}
+    found = gradients(torch.compile(warped, backend="remat", options=options))
+    assert "empty" in remat.plans()[-1].backward_order
+    torch.testing.assert_close(found, gradients(warped))

@@ -14,6 +14,7 @@ from torch import nn
 import remat
 from remat.graph.liveness import StorageKind, simulate_peak
 from remat.integrations import partitioner
+from remat.integrations.compiled_budget import BudgetWarning
 from remat.integrations.compiled_memory import read_timeline, write_timeline
 from remat.running.measure import measure_held, measure_step
 from remat.running.workspace import workspace_bytes
@@ -143,7 +144,9 @@ def test_a_peak_holds_in_the_allocator() -> None:
 def test_a_peak_is_never_above_that_of_budget_1() -> None:
     """Inductor fuses the plan of the least expected peak here to one that takes more than budget 1's."""
     full = compiled("pools", 1.0)[3]
-    assert compiled("pools", remat.Peak(0.0))[3] <= full
+    with pytest.warns(BudgetWarning, match="A share is held as nearly as can be"):
+        low = compiled("pools", remat.Peak(0.0))[3]
+    assert low <= full
     assert compiled("pools", remat.Peak(full))[3] <= full
 
 

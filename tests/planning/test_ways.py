@@ -262,6 +262,9 @@ def test_offloading_changes_nothing(name: str) -> None:
         ({"pack": "bf16,"}, "pack has ''"),
         ({"pack": ["zip"]}, "pack has 'zip'; expected names of ready-made pairs"),
         ({"pack": ["cpu-offload"]}, "give offload"),
+        ({"pack": [("own", "pair")]}, "pairs of your own, .* are for hooks="),
+        ({"offload": "900"}, "is 900 bytes per second; expected .* '900GB/s'"),
+        ({"offload": 900}, "is 900 bytes per second"),
         ({"offload": "pcie5", "hooks": "bf16"}, "leave one of them out"),
         ({"offload": "pcie5", "cost": "flops"}, "expected one that gives times"),
     ],
@@ -364,6 +367,11 @@ def test_an_edited_plan_is_not_believed_about_its_values() -> None:
         ),
         ([first, first], "has two ways"),
         ([first, {**first, "pair": "float8"}], "has two ways"),
+        ([{**first, "pair": "zip"}], "packed by 'zip', and there is no such pair"),
+        ([{**first, "cost": -1}], "has a cost of -1"),
+        ([{**first, "fetched_before": "tangents_1"}], "beside 'tangents_1', which does not run"),
+        ([{**first, "freed_after": "nobody"}], "beside 'nobody', which does not run"),
+        (data["ways"][:1], "it has a peak of .* in it, and .* in the step that it makes"),
     ):
         edited = remat.Plan.from_json(json.dumps({**data, "ways": ways}))
         with pytest.raises(PlanError, match=says):

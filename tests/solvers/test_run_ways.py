@@ -52,6 +52,7 @@ def test_the_answer_is_recomputed() -> None:
         (remat.WaysAnswer(forever(), {}), "returned more than 384 runs, 64 for each node"),
         (remat.WaysAnswer(ONCE, {}), "peak of 16 bytes, 1 over the capacity of 15"),
         (remat.WaysAnswer(ONCE, {0: 3}), "'a' has way 3; expected one of"),
+        (remat.WaysAnswer(ONCE, {0: -1, 77: -1}), "a way for node 77, but the nodes are 0 to 5"),
         (remat.WaysAnswer(ONCE, {0: None}), "returned the way None for node 0"),  # type: ignore[dict-item]
         (remat.WaysAnswer(ONCE, [0]), "ways of type list, where a mapping is due"),  # type: ignore[arg-type]
         (remat.WaysAnswer(ONCE, {0: -1}, 99), "returned a schedule that cannot run"),

@@ -99,6 +99,10 @@ def test_ways_that_a_value_does_not_have_are_refused() -> None:
         ({"send": (1,)}, "WaysProblem.send has 1 entries, expected 6"),
         ({"fetch": (0, 0, 0, 0, 0, -2)}, r"fetch\[5\] \('ga'\) is -2"),
         ({"times": (0.5, 0, 0, 0, 0, 0)}, r"times\[0\] \('a'\) is 0.5"),
+        ({"send": (40, -1, -1, -1, -1, -1)}, r"send\[0\] \('a'\) is 40 and fetch\[0\] is -1"),
+        ({"packings": "abcdef"}, "packings is of type str; expected a tuple"),
+        ({"packings": (1,) * 6}, r"packings\[0\] \('a'\) is 1; expected a tuple of Packing"),
+        ({"step": None}, "step is of type NoneType; expected a ScheduleProblem"),
     ],
 )
 def test_wrong_fields_are_refused(changes: dict[str, object], message: str) -> None:

@@ -17,6 +17,8 @@ from remat.units import Budget
 _PS_PER_S = 10**12
 #: More than any link has.
 _MOST_BYTES_PER_S = 10**18
+#: Below this many bytes per second somebody has left out the unit.
+_LEAST_WITHOUT_UNIT = 10**6
 _BITS = "; a small b stands for bits: 25Gb/s are 3.125GB/s"
 
 
@@ -52,6 +54,11 @@ class Link:
             if known is not None:
                 return known
         rate = _rate(value)
+        if 1 <= rate < _LEAST_WITHOUT_UNIT and not _has_unit(value):
+            raise ProblemError(
+                f"offload is {value!r}, which is {rate:g} bytes per second; expected a rate with its unit, such as "
+                f"'{rate:g}GB/s'"
+            )
         if 1 <= rate <= _MOST_BYTES_PER_S:
             name = value.strip() if isinstance(value, str) else f"{int(rate)}B/s"
             return cls(name=name, bytes_per_s=int(rate))
@@ -72,6 +79,10 @@ class Link:
         """The link for people."""
         rate = f"{self.bytes_per_s / 1e9:g} GB/s"
         return f"{self.name} ({rate})" if self.name in links() else rate
+
+
+def _has_unit(value: object) -> bool:
+    return isinstance(value, str) and value.strip().lower().endswith("b/s")
 
 
 def _rate(value: object) -> float:

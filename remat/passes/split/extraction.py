@@ -18,7 +18,7 @@ from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import Copier
-from remat.graph.fake import refresh
+from remat.graph.fake import cloned, refresh
 from remat.graph.forward_order import ForwardOrder
 from remat.graph.joint import Role, make_module, split_outputs
 from remat.graph.lowering import Decision
@@ -216,7 +216,7 @@ class Extraction:
                 (env[source],),
                 name=f"{source.name}_snapshot",
             )
-            copies[i] = copy.meta["val"] = _clone(source.meta["val"])
+            copies[i] = copy.meta["val"] = cloned(source.meta["val"])
             snapshots.append(copy)
         _copy_runs(copier, [index.nodes[i] for i in running if i not in self._roles.placeholders])
         values = [env[o] if isinstance(o, fx.Node) else o for o in outputs]
@@ -280,12 +280,3 @@ def _copy_runs(
 def _is_static(value: Any) -> bool:
     """Whether a value is seen at a glance to be a tensor without symbolic sizes."""
     return isinstance(value, torch.Tensor) and not torch_compat.has_symbolic_sizes(value)
-
-
-def _clone(value: torch.Tensor) -> torch.Tensor:
-    """A fake copy in memory of its own."""
-    fake = getattr(value, "fake_mode", None)
-    if fake is None:
-        return value.clone()
-    with fake, torch.no_grad():
-        return value.detach().clone()

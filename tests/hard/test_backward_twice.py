@@ -1,0 +1,72 @@
+"""Backward that keeps the graph, for a second one: Inductor's code overwrites what was saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+
+T = torch.Tensor
+
+
+class Summed(nn.Module):
+    """In its backward a product takes the place of what was saved."""
+
+    def forward(self, x: T) -> T:
+        return x.square().sum(1)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 16)
+    return nn.Sequential(*layers, Summed())
+
+
+def trained(model: nn.Module, f: Callable[[T], T]) -> list[Any]:
+    """Gradients of two losses of one forward, in steps that keep the graph and in steps that do not."""
+    model.zero_grad()
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(1))
+    for keep in (True, False, True):
+        out = f(x)
+        out.sum().backward(retain_graph=keep)
+        if keep:
+            out.square().sum().backward(retain_graph=True)
+            out.cos().sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("budget", [0, 0.5, 1, remat.Peak(0.0)], ids=str)
+def test_gradients_of_two_losses_are_those_of_eager(budget: Any, lower: str) -> None:
+    model = net()
+    expected = trained(model, model)
+    for _ in range(2):  # the second time out of the cache
+        torch.compiler.reset()
+        f = torch.compile(model, backend="remat", options={"budget": budget, "lower": lower})
+        torch.testing.assert_close(trained(model, f), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_saved_is_overwritten_where_the_graph_is_not_kept() -> None:
+    """Otherwise the tests above show nothing, and steps take more memory."""
+    model = net()
+    f = torch.compile(model, backend="remat", options={"budget": remat.Peak(0.0)})
+    for keep in (True, False):
+        out = f(torch.randn(32, 16))
+        step: Any = out.grad_fn
+        before = [(v, v.clone()) for v in step.saved_tensors]
+        out.sum().backward(retain_graph=keep)
+        assert all(torch.equal(a, b) for a, b in before) is keep
+
+
+def test_a_second_backward_of_a_graph_that_was_not_kept_is_refused() -> None:
+    model = net()
+    f = torch.compile(model, backend="remat", options={"budget": 1})
+    out = f(torch.randn(32, 16)).sum()
+    out.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()

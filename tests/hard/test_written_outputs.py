@@ -1,0 +1,175 @@
+"""Outputs that are written to between forward and backward, which may read them again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import remat
+from remat.errors import RereadError
+from remat.graph.joint import outputs_of
+
+T = torch.Tensor
+
+
+class Language(nn.Module):
+    """Returns a loss and logits, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(64, 16), nn.Linear(16, 64)
+
+    def forward(self, ids: T) -> Any:
+        logits = self.head(self.embedding(ids).tanh())
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        return self.returned(loss, logits)
+
+    def returned(self, loss: T, logits: T) -> Any:
+        return loss, logits
+
+
+class Views(Language):
+    """Returns views of the logits, too."""
+
+    def returned(self, loss: T, logits: T) -> Any:
+        return loss, logits, logits.detach(), logits[:, 1:].transpose(1, 2)
+
+
+class Stored(nn.Module):
+    """Returns what eager autograd saves: a write to it is an error in eager PyTorch as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(9, 9)
+
+    def forward(self, ids: T) -> Any:
+        hidden = self.head(ids / 64).exp()
+        return (hidden * hidden).sum(), hidden
+
+
+def by_detach(out: Any) -> None:
+    out[1].detach().div_(0.7)
+
+
+def by_view(out: Any) -> None:
+    out[3].detach().mul_(2)
+
+
+def by_numpy(out: Any) -> None:
+    array = out[1].detach().numpy()
+    array *= 0.5
+
+
+def nothing(out: Any) -> None:
+    pass
+
+
+def gradients(model: nn.Module, f: Callable[..., Any], write: Callable[[Any], None]) -> list[T]:
+    model.zero_grad()
+    out = f(torch.arange(72).view(8, 9) % 64)
+    write(out)
+    out[0].backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("budget", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [(Language, by_detach), (Language, by_numpy), (Views, by_view), (Views, by_numpy)],
+)
+def test_with_reread_inputs_false_writes_change_nothing(
+    kind: type[Language], write: Callable[[Any], None], budget: float, lower: str
+) -> None:
+    model = kind()
+    options = {"budget": budget, "lower": lower, "reread_inputs": False}
+    f = torch.compile(model, backend="remat", options=options, fullgraph=True)
+    expected = gradients(model, model, nothing)
+    for found in (gradients(model, f, nothing), gradients(model, f, write)):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    assert remat.plans()[-1].reread_outputs == ()
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_write_to_what_is_read_again_is_refused_by_name(lower: str) -> None:
+    model = Language()
+    f = torch.compile(model, backend="remat", options={"budget": 0.5, "lower": lower})
+    expected = gradients(model, model, nothing)
+    torch.testing.assert_close(gradients(model, f, nothing), expected, rtol=1e-5, atol=1e-7)
+    assert remat.plans()[-1].reread_outputs == (1,)
+    assert "reads outputs in backward (at 1)" in remat.plans()[-1].explain()
+    with pytest.raises(RereadError, match=r"output 1 of .*float32\[8, 9, 64\].* clone"):
+        gradients(model, f, by_detach)
+    torch.testing.assert_close(gradients(model, f, nothing), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_views_are_refused_too_and_a_loss_may_be_scaled() -> None:
+    model = Views()
+    f = torch.compile(model, backend="remat", options={"budget": 0.5, "lower": "eager"})
+    with pytest.raises(RereadError):
+        gradients(model, f, by_view)
+    expected = [g / 4 for g in gradients(model, model, nothing)]
+    found = gradients(model, f, lambda out: out[0].div_(4))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_what_eager_pytorch_refuses_is_refused() -> None:
+    model = Stored()
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        gradients(model, model, by_detach)
+    for reread in (True, False):
+        options = {"budget": 1, "lower": "eager", "reread_inputs": reread}
+        f = torch.compile(model, backend="remat", options=options)
+        with pytest.raises(RuntimeError, match=r"written to between|modified by an inplace"):
+            gradients(model, f, by_detach)
+
+
+def test_a_plan_from_a_cache_is_watched_too() -> None:
+    model = Language()
+    for _ in range(2):
+        torch.compiler.reset()
+        f = torch.compile(model, backend="remat", options={"budget": 0.5})
+        with pytest.raises(RereadError):
+            gradients(model, f, by_detach)
+
+
+def test_watching_keeps_no_output_alive() -> None:
+    model = Language()
+    f = torch.compile(model, backend="remat", options={"budget": 0.5, "lower": "eager"})
+    loss, logits = f(torch.arange(72).view(8, 9) % 64)
+    assert remat.plans()[-1].reread_outputs == (1,)
+    storage = weakref.ref(logits.untyped_storage())
+    tensor = weakref.ref(logits)
+    loss.backward()  # backward lets go of what was saved
+    gc.disable()
+    try:
+        del logits
+        assert tensor() is None
+        assert storage() is None
+    finally:
+        gc.enable()
+
+
+def test_outputs_that_share_memory_share_that_of_copies() -> None:
+    model = Views()
+    joint = remat.capture(model, (torch.arange(72).view(8, 9) % 64,), lower="eager")
+    plan = remat.plan(joint, 0, reread_inputs=False)
+    plain = remat.plan(joint, 0)
+    n = joint.num_fwd_outputs
+    assert plain.reread_outputs
+    assert plan.reread_outputs == ()
+    for forward in (plan.forward, plain.forward):
+        values = [v.meta["val"] for v in outputs_of(forward.graph)[1:n]]
+        assert len({v.untyped_storage()._cdata for v in values}) == 1
+    again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
+    assert again.reread_outputs == ()
+    assert remat.Plan.from_json(plain.to_json()).reread_outputs == plain.reread_outputs

@@ -1,0 +1,100 @@
+"""Which kernels of backward are one: nothing that was to run late runs early for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.integrations.fusion import NearFusions, near_fusions
+from remat.running.measure import measure_step
+from remat.torch_compat import (
+    INDUCTOR,
+    ExternKernelSchedulerNode,
+    InductorChoices,
+    inductor_config,
+)
+
+
+def schedule(extern: int) -> SimpleNamespace:
+    """A chain of 40 nodes; each reads the one before, and one of them is no kernel of Inductor's own."""
+    nodes = {}
+    for k in range(40):
+        node = object.__new__(ExternKernelSchedulerNode) if k == extern else SimpleNamespace()
+        reads = [SimpleNamespace(name=f"buf{k - 1}")] if k else []
+        node.__dict__.update(  # type: ignore[attr-defined]
+            min_order=k,
+            max_order=k,
+            unmet_dependencies=reads,
+            get_name=lambda k=k: f"op{k}",
+            get_nodes=lambda k=k: [nodes[f"op{k}"]],
+            is_reduction=lambda k=k: k == 1,
+        )
+        nodes[f"op{k}"] = node
+    buffers = {f"buf{k}": SimpleNamespace(defining_op_name=lambda k=k: f"op{k}") for k in range(40)}
+    return SimpleNamespace(name_to_node=nodes, name_to_buf=buffers)
+
+
+@pytest.mark.parametrize(("extern", "joined"), [(10, True), (21, True), (30, False), (39, True)])
+def test_no_operator_is_moved_far_ahead(
+    extern: int, joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InductorChoices, "can_fuse_horizontal", staticmethod(lambda *_: True))
+    made = schedule(extern)
+    first, other = made.name_to_node["op1"], made.name_to_node["op39"]
+    assert NearFusions().can_fuse_horizontal(made, first, other, 8) is joined
+    assert NearFusions().can_fuse_horizontal(made, other, first, 8) is joined
+
+
+@pytest.mark.parametrize(("extern", "joined"), [(2, True), (3, True), (4, False), (39, True)])
+def test_a_sum_does_not_wait_for_what_reads_it(extern: int, joined: bool) -> None:
+    made = schedule(extern)
+    first, other = made.name_to_node["op1"], made.name_to_node["op39"]
+    assert NearFusions().can_fuse_vertical(made, first, other, 8) is joined
+    assert NearFusions().can_fuse_vertical(made, made.name_to_node["op2"], other, 8)
+
+
+def test_gradients_of_weights_that_are_used_again_are_summed_at_once() -> None:
+    """Inductor would sum them all at the end, with everything that is summed alive until then."""
+    torch.manual_seed(0)
+    wide, narrow = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = narrow(nn.functional.silu(wide(x).sin())) + x
+        return x
+
+    x = torch.randn(256, 64, requires_grad=True)
+    plain = measure_step(torch.compile(f), (x,), by="allocator").peak_bytes
+    for budget, most, off in ((1.0, 0.85, 0.01), (0.3, 0.7, 0.25)):
+        torch._dynamo.reset()
+        options = {"budget": budget, "cost": "roofline:h100"}
+        compiled = torch.compile(f, backend="remat", options=options)
+        taken = measure_step(compiled, (x,), by="allocator").peak_bytes
+        plan = remat.plans()[-1]
+        assert taken < most * plain
+        assert plan.predicted_peak_bytes == pytest.approx(plan.peak_bytes, rel=off)
+
+
+def test_what_inductor_does_not_join_stays_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InductorChoices, "can_fuse_horizontal", staticmethod(lambda *_: False))
+    made = schedule(5)
+    assert not NearFusions().can_fuse_horizontal(made, *list(made.name_to_node.values())[:2], 8)
+
+
+def test_choices_of_the_user_s_own_stay() -> None:
+    class Mine(InductorChoices):
+        def uuid(self) -> str:
+            return "mine"
+
+    with inductor_config.patch(inductor_choices_class=Mine), near_fusions():
+        assert inductor_config.inductor_choices_class is Mine
+    with INDUCTOR.set_choices_handler(Mine()), near_fusions():
+        assert isinstance(INDUCTOR.choices, Mine)
+        assert not isinstance(INDUCTOR.choices, NearFusions)
+    with INDUCTOR.set_choices_handler(InductorChoices()), near_fusions():
+        assert isinstance(INDUCTOR.choices, NearFusions)
+        assert inductor_config.inductor_choices_class is NearFusions

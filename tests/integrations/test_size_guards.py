@@ -1,0 +1,123 @@
+"""Budgets in bytes hold for every size of a step with dynamic shapes: larger ones are planned anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import remat
+from remat.errors import BudgetError
+from remat.graph.storages import growth
+
+T = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    """Nets share the code that Dynamo compiles, which it compiles eight times at most."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(3)]
+    return nn.Sequential(*layers)
+
+
+def held_bytes(f: Callable[[T], T], x: T, model: nn.Module) -> int:
+    """Bytes that forward hands to backward, by storage; parameters and the input are alive anyway."""
+    own = {v.untyped_storage().data_ptr() for v in (*model.parameters(), x)}
+    found: dict[int, int] = {}
+
+    def pack(value: T) -> T:
+        found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        out = f(x)
+    out.sum().backward()
+    own.add(out.untyped_storage().data_ptr())
+    return sum(nbytes for at, nbytes in found.items() if at not in own)
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_bytes_hold_for_every_batch_and_only_larger_ones_are_planned_anew(lower: str) -> None:
+    model = net()
+    f = torch.compile(model, backend="remat", options={"budget": "40KiB", "lower": lower})
+    before = len(remat.plans())
+    planned = {}
+    for batch in (16, 24, 96, 20, 90, 512, 100, 16):
+        x = torch.randn(batch, 32)
+        assert held_bytes(f, x, model) <= 40 * 1024, batch
+        planned[batch] = len(remat.plans()) - before
+    assert planned[20] == planned[90] == planned[96]
+    assert planned[16] == planned[100] == planned[512]
+
+
+def test_a_budget_with_room_is_planned_once_for_all_sizes_that_fit() -> None:
+    f = torch.compile(
+        net(), backend="remat", dynamic=True, options={"budget": "1MiB", "lower": "eager"}
+    )
+    before = len(remat.plans())
+    for batch in (16, 20, 64, 96):
+        f(torch.randn(batch, 32)).sum().backward()
+    assert len(remat.plans()) == before + 1
+    assert remat.plans()[-1].growth == 1
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_peaks_in_bytes_hold_or_are_refused(lower: str) -> None:
+    f = torch.compile(
+        net(), backend="remat", options={"budget": remat.Peak("200KiB"), "lower": lower}
+    )
+    for batch in (16, 24, 48):
+        f(torch.randn(batch, 32)).sum().backward()
+        assert remat.plans()[-1].peak_bytes <= 200 * 1024
+    with pytest.raises(
+        torch._dynamo.exc.BackendCompilerFailed, match=r"peak( of)? 200 KiB"
+    ) as caught:
+        f(torch.randn(1024, 32))
+    assert isinstance(caught.value.inner_exception, BudgetError)
+
+
+def test_sizes_that_are_marked_dynamic_are_guarded_too() -> None:
+    model = net()
+    f = torch.compile(model, backend="remat", options={"budget": "40KiB", "lower": "eager"})
+    for batch in (16, 512):
+        x = torch.randn(batch, 32)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert held_bytes(f, x, model) <= 40 * 1024
+
+
+def test_shares_are_planned_once() -> None:
+    for budget in (0.5, remat.Peak(0.5)):
+        torch.compiler.reset()
+        options: dict[str, Any] = {"budget": budget, "lower": "eager"}
+        f = torch.compile(net(), backend="remat", dynamic=True, options=options)
+        before = len(remat.plans())
+        for batch in (16, 512):
+            f(torch.randn(batch, 32)).sum().backward()
+        assert len(remat.plans()) == before + 1
+
+
+def test_growth_is_that_of_the_fastest_value() -> None:
+    def attention(x: T) -> T:
+        return F.softmax(x @ x.T, -1).sin().sum()
+
+    def grown(f: Callable[[T], T], *, dynamic: bool) -> float:
+        torch.compiler.reset()
+        f = torch.compile(f, backend="remat", dynamic=dynamic, options={"lower": "eager"})
+        f(torch.randn(8, 4, requires_grad=True)).backward()
+        return remat.plans()[-1].growth
+
+    assert grown(attention, dynamic=False) == 0
+    assert grown(attention, dynamic=True) == pytest.approx(2)
+    assert grown(lambda x: x.sin().exp().sum(), dynamic=True) == pytest.approx(2)  # both sizes grow
+    assert growth([torch.randn(3), 4]) == 0

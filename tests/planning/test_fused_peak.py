@@ -1,0 +1,42 @@
+"""The search for plans whose compiled peak is expected to be within one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import remat
+from remat.planning.fused_peak import beside_least, predicted, within_fused_peak, without_gaps
+from remat.planning.planner import Planner
+from remat.planning.request import PlanRequest
+from remat.units import Budget
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    """A ResNet, in which fused code has its peak elsewhere than the graph."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[16, 32], depths=[1, 1], layer_type="basic"
+    )
+    model = transformers.ResNetForImageClassification(config).train()
+    call = {"pixel_values": torch.randn(4, 3, 32, 32), "labels": torch.zeros(4, dtype=torch.long)}
+    joint = remat.capture(model, (), call, lower="inductor")
+    return Planner.of(joint, PlanRequest.of(budget=remat.Peak(0.0), cost="roofline-fused:epyc"))
+
+
+def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
+    some = within_fused_peak(planner, Budget(peak_share=0.25))
+    assert predicted(planner, some.decided) <= some.limit
+    # Searches within simulated peaks find what no number of bytes comes to.
+    by_bytes = [planner.at(planner.full_bytes * k // 16) for k in range(1, 17)]
+    fits = [d.cost for d in by_bytes if predicted(planner, d) <= some.limit]
+    assert fits
+    assert some.decided.cost < min(fits)
+
+
+def test_gaps_between_bytes_are_looked_into() -> None:
+    assert without_gaps([0, 40, 160]) == [*range(0, 161, 10)]
+    assert without_gaps([5]) == [5]
+    assert beside_least({0: 9, 10: 7, 30: 8, 40: 9}) == [5, 20]
+    assert beside_least({0: 7, 10: 8}) == [5]

@@ -230,7 +230,7 @@ def test_an_output_edited_in_place_is_never_silently_wrong(budget: float) -> Non
         edited = run(model, edit(compiled(model, budget)))
     except RuntimeError as error:
         told = str(error)  # autograd's words, or ours where the step returned another tensor on the same memory
-        assert "modified by an inplace operation" in told or "was written to" in told  # noqa: PT017
+        assert "modified by an inplace operation" in told or "was written to" in told
     else:
         assert_same(edited, run(model, lambda: model(x).sum().backward()))
 

@@ -77,7 +77,11 @@ def growth(values: Iterable[Any]) -> float:
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             continue
         for size in (*sizes, value.numel()) if isinstance(value, torch.Tensor) else sizes:
-            if isinstance(size, torch.SymInt) and size.node.has_hint() and not size.node.is_nested_int():
+            if (
+                isinstance(size, torch.SymInt)
+                and size.node.has_hint()
+                and not size.node.is_nested_int()
+            ):
                 (known if size.node.expr.is_Symbol else counts)[size.node.expr] = hint(size)
     grown = [1.0] if known else []
     for expression, now in counts.items():

@@ -229,7 +229,9 @@ def test_an_output_edited_in_place_is_never_silently_wrong(budget: float) -> Non
     try:
         edited = run(model, edit(compiled(model, budget)))
     except RuntimeError as error:
-        told = str(error)  # autograd's words, or ours where the step returned another tensor on the same memory
+        told = str(
+            error
+        )  # autograd's words, or ours where the step returned another tensor on the same memory
         assert "modified by an inplace operation" in told or "was written to" in told
     else:
         assert_same(edited, run(model, lambda: model(x).sum().backward()))

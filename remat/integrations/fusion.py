@@ -61,10 +61,9 @@ class NearFusions(InductorChoices):
 def _waits(scheduler: Any) -> dict[str, int]:
     """For each node of a schedule the place of the last operator it waits for that is no kernel; -1: none."""
     found: dict[str, int] = {}
-    there = [
-        n for n in scheduler.name_to_node.values() if hasattr(n, "min_order")
-    ]  # not what is dead
-    for node in sorted(there, key=lambda n: n.min_order):
+    # Dead nodes have no place.
+    placed = [n for n in scheduler.name_to_node.values() if hasattr(n, "min_order")]
+    for node in sorted(placed, key=lambda n: n.min_order):
         last = -1
         for read in node.unmet_dependencies:
             buffer = scheduler.name_to_buf.get(read.name)
@@ -73,7 +72,7 @@ def _waits(scheduler: Any) -> dict[str, int]:
             )
             if maker is None or maker.get_name() not in found:
                 continue
-            last = max(last, found.get(maker.get_name(), -1))
+            last = max(last, found[maker.get_name()])
             if isinstance(maker, ExternKernelSchedulerNode):
                 last = max(last, maker.min_order)
         found[node.get_name()] = last

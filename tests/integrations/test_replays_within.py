@@ -72,9 +72,8 @@ def test_a_state_that_is_real_is_taken_on_fake_tensors() -> None:
 
         def again() -> T:
             with mode:
-                state, _ = run_and_save_rng_state(
-                    rand, x
-                )  # Inductor's fake tensors get this real one
+                # The state is the generator's own, as Inductor's fake tensors get it.
+                state, _ = run_and_save_rng_state(rand, x)
                 value: T = run_with_rng_state(state, rand, x)
                 return value
 

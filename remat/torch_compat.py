@@ -329,7 +329,14 @@ def kernels_at_end(inputs: Iterable[Any]) -> Iterator[None]:
         return
     loaded: list[tuple[Any, dict[str, Any]]] = []
     outer = getattr(_WAITING, "loaded", None)
-    with _noting_waits(compiling):
+
+    def note(wait: Callable[..., Any], self: Any, scope: dict[str, Any]) -> None:
+        if getattr(_WAITING, "notes", False):
+            loaded.append((self, scope))
+        else:
+            wait(self, scope)
+
+    with _for_thread(compiling, "wait").instead(note):
         _WAITING.loaded = loaded
         try:
             with _trying_vector_instructions():
@@ -355,36 +362,65 @@ def run_at_end() -> Iterator[None]:
 
 #: The kernels that a thread waits for later; other threads wait for theirs at once.
 _WAITING = threading.local()
-_NOTING = threading.Lock()
-#: How many are in `_noting_waits` now.
-_inside = 0
+
+
+class _ForThread:
+    """A method of PyTorch's that threads may replace for themselves, as long as any does."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner, self._name = owner, name
+        self._lock, self._inside = threading.Lock(), 0
+        self._own = threading.local()
+
+    @contextlib.contextmanager
+    def instead(self, replacement: Callable[..., Any]) -> Iterator[None]:
+        """Has this thread call another function, which is given the method before its arguments."""
+        with self._lock:
+            if not self._inside:
+                self._theirs = theirs = getattr(self._owner, self._name)
+
+                def call(*args: Any) -> Any:
+                    own = getattr(self._own, "called", None)
+                    return theirs(*args) if own is None else own(theirs, *args)
+
+                setattr(self._owner, self._name, call)
+            self._inside += 1
+        outer = getattr(self._own, "called", None)
+        self._own.called = replacement
+        try:
+            yield
+        finally:
+            self._own.called = outer
+            with self._lock:
+                self._inside -= 1
+                if not self._inside:
+                    setattr(self._owner, self._name, self._theirs)
+
+
+_for_thread = functools.cache(_ForThread)
 
 
 @contextlib.contextmanager
-def _noting_waits(compiling: Any) -> Iterator[None]:
-    """Has waits of a thread noted where it says so, as long as anybody is in here."""
-    global _inside
-    with _NOTING:
-        if not _inside:
-            wait = compiling.wait
+def sound_tiles() -> Iterator[None]:
+    """Has Inductor's kernels on a CPU write no further than a buffer reaches.
 
-            def note(self: Any, scope: dict[str, Any]) -> None:
-                loaded = getattr(_WAITING, "loaded", None)
-                if loaded is None or not getattr(_WAITING, "notes", False):
-                    wait(self, scope)
-                else:
-                    loaded.append((self, scope))
+    Where a kernel is tiled in two axes, the second of which is summed over, PyTorch 2.13 to 2.15 look at the loop
+    behind the first axis to see whether the end of that axis needs a shorter write. If a third loop stands between
+    both, the write is a whole vector: next to the end of a row, or of the buffer (pytorch/pytorch issue 196681).
+    Such kernels are tiled in the first axis alone in here.
+    """
+    from torch._inductor.codegen import cpp
 
-            note.awaited = wait  # type: ignore[attr-defined]
-            compiling.wait = note
-        _inside += 1
-    try:
+    def select(theirs: Callable[..., Any], self: Any, functions: Any, sizes: Any) -> Any:
+        factors, axes, stats = theirs(self, functions, sizes)
+        loops = len(max(sizes, key=lambda pair: len(pair[1]))[0])  # those that are not summed over
+        if len(axes) == 2 and axes[0] + 1 < loops <= axes[1]:
+            return factors[:1], axes[:1], stats
+        return factors, axes, stats
+
+    selecting: Any = cpp.TilingSelect
+    with _for_thread(selecting, "select_tiling").instead(select):
         yield
-    finally:
-        with _NOTING:
-            _inside -= 1
-            if not _inside:
-                compiling.wait = compiling.wait.awaited
 
 
 @contextlib.contextmanager

@@ -40,12 +40,17 @@ _SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower", "autotune")
 
 
-#: Inductor's vectorised ends of loops on a CPU. In PyTorch 2.13 they compute wrong gradients of a Mamba
-#: whose scan is recomputed; without them the ends run one by one, and all is right.
+#: Inductor's vectorised ends of loops on a CPU. See `_scans`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
 #: Memory that Inductor keeps for a later result of the same size, by an estimate that knows nothing of what
 #: attention and convolutions take beside their results. Without it memory is free as soon as nobody reads it.
 _KEPT_MEMORY = "allow_buffer_reuse"
+#: Operators that may read or write every so-manyth element, and where their arguments say so.
+_STEPS = {
+    torch.ops.aten.slice.Tensor: 4,
+    torch.ops.aten.slice_scatter.default: 5,
+    torch.ops.aten.slice_backward.default: 5,
+}
 
 
 def backend(
@@ -201,7 +206,7 @@ def _compile_inductor(
 
     _refuse_unknown(options)
     known = list_options()
-    patches: dict[str, Any] = dict.fromkeys({_MASKED_TAILS, _KEPT_MEMORY} & {*known}, False)
+    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
     patches.update(list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
     patches["custom_partitioner_fn"] = partition
@@ -351,6 +356,8 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     * Inductor lays inputs of convolutions out anew. See `_keep_layouts_of_inputs`.
     * Operators that draw fill memory in its order. See `_draw_into_planned_layouts`.
     * What is drawn may be drawn again in the same half. See `_replays_within`.
+    * Ends of loops of a scan run one by one. See `_scans`.
+    * Some kernels write beyond a buffer. See `torch_compat.sound_tiles`.
     """
     from remat.integrations.fusion import near_fusions
     from remat.torch_compat import compile_fx_inner, inductor_config
@@ -365,9 +372,17 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     if _returns_what_is_overwritten(gm.graph) or _moves_what_is_overwritten(gm.graph):
         disabled = inductor_config.disabled_passes
         changes["disabled_passes"] = ",".join(filter(None, (disabled, "reinplace_inplaceable_ops")))
+    if _scans(gm.graph):
+        changes[_MASKED_TAILS] = False
     fusing = near_fusions() if kwargs.get("is_backward") else contextlib.nullcontext()
     replaying = _replays_within(gm.graph)
-    with inductor_config.patch(changes), torch_compat.run_at_end(), replaying, fusing:
+    with (
+        inductor_config.patch(changes),
+        torch_compat.run_at_end(),
+        torch_compat.sound_tiles(),
+        replaying,
+        fusing,
+    ):
         return compile_fx_inner(gm, example_inputs, **kwargs)
 
 
@@ -391,6 +406,18 @@ def _replays_within(graph: fx.Graph) -> Iterator[None]:
         yield
     finally:
         mode.allow_non_fake_inputs = False
+
+
+def _scans(graph: fx.Graph) -> bool:
+    """Whether every so-manyth element of a value is read or written by itself, as associative scans do.
+
+    With vectorised ends of loops PyTorch 2.13 was seen to compute wrong gradients of a Mamba whose scan was made
+    again. That was on one processor, and could not be found again on others.
+    """
+    return any(
+        n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1
+        for n in graph.nodes
+    )
 
 
 def _returns_what_is_overwritten(graph: fx.Graph) -> bool:

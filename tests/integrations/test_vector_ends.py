@@ -1,0 +1,67 @@
+"""Ends of loops that Inductor vectorises on a CPU, and kernels that would write beyond a buffer."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from remat import torch_compat
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+
+def halving(x: torch.Tensor) -> torch.Tensor:
+    even, odd = x[:, ::2], x[:, 1::2]
+    return (torch.sin(even) * torch.cos(odd)).sum()
+
+
+def plain(x: torch.Tensor) -> torch.Tensor:
+    return (torch.sin(x) * torch.cos(x)).sum()
+
+
+@pytest.mark.parametrize(("step", "vectorised"), [(plain, True), (halving, False)])
+def test_ends_of_loops_run_one_by_one_in_scans_alone(
+    step: Any, vectorised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, seen = torch_compat.compile_fx_inner, []
+
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        seen.append(torch_compat.inductor_config.cpp.enable_loop_tail_vec)
+        return theirs(*args, **kwargs)
+
+    monkeypatch.setattr(torch_compat, "compile_fx_inner", noting)
+    torch.compiler.reset()
+    with torch_compat.functorch_config.patch(enable_autograd_cache=False):
+        torch.compile(step, backend="remat")(torch.randn(3, 10, requires_grad=True))
+    assert seen == [vectorised] * 2
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes", "sound"),
+    [
+        ([0, 2], [((66, 8, 66), ())], [0, 2]),  # nothing is summed over
+        ([0, 1], [((66,), (66,))], [0, 1]),  # next to each other
+        ([0, 2], [((66,), (8, 66))], [0, 2]),  # what stands between is summed over, too
+        ([0, 2], [((66, 66), ()), ((66, 66), (66,))], [0]),
+        ([2], [((66, 66), (66,))], [2]),
+    ],
+)
+def test_kernels_that_would_write_beyond_a_buffer_are_tiled_in_one_axis(
+    axes: list[int], sizes: Any, sound: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor.codegen.cpp import TilingSelect
+
+    def select(self: Any, functions: Any, sizes: Any) -> Any:
+        return [16] * len(axes), axes, "statistics"
+
+    monkeypatch.setattr(TilingSelect, "select_tiling", select)
+    told = [16] * len(axes), axes, "statistics"
+    with torch_compat.sound_tiles():
+        found = TilingSelect().select_tiling([], sizes)
+        with ThreadPoolExecutor(1) as aside:  # nobody else's kernels change
+            assert aside.submit(TilingSelect().select_tiling, [], sizes).result() == told
+    assert found == ([16] * len(sound), sound, "statistics")
+    assert TilingSelect().select_tiling([], sizes) == told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,6 +15,7 @@ from remat.graph.writes import written_by
 from remat.passes.core.state import Costs, State
 from remat.passes.split.arrangement import arrange
 from remat.solvers.annealing import improve
+from remat.solvers.copies import Copy, with_copies
 from remat.solvers.kernel import kernel
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
@@ -153,7 +154,7 @@ class OrderSearch:
         sequence: Sequence[int],
         boundary: int,
         peak_bytes: int,
-        away: Mapping[int, int] | None = None,
+        copies: Sequence[Copy] = (),
         *,
         share: float = 1.0,
     ) -> tuple[Sequence[int], int] | None:
@@ -163,28 +164,27 @@ class OrderSearch:
             sequence: the schedule to start from.
             boundary: position of its first run of backward.
             peak_bytes: the peak.
-            away: bytes of values that are not there but while runs of backward read them.
+            copies: what is away between forward and backward, by positions of that schedule.
             share: of the usual number of edits.
         """
         compiled = kernel()
         if compiled is None or not self.is_possible:
             return None
         problem = self._free.within(peak_bytes)
-        if away:
-            read = {v: sum(away.get(u, 0) for u in problem.inputs[v]) for v in problem.backward}
-            problem = replace(
-                problem,
-                size=tuple(s - away.get(v, 0) for v, s in enumerate(problem.size)),
-                extra=tuple(read.get(v, 0) for v in range(len(problem))),
-            )
         # An operator of which one result stays to the end and another is made again is kept whole.
         once = {*problem.once}
         first = {v: p for p, v in reversed([*enumerate(sequence)])}
         kept = [p for p, v in enumerate(sequence) if first[v] == p or v not in once]
         start, boundary = [sequence[p] for p in kept], bisect_left(kept, boundary)
+        copied = [
+            replace(c, sent=bisect_left(kept, c.sent), fetched=bisect_left(kept, c.fetched))
+            for c in copies
+        ]
+        changed = with_copies(problem, start, boundary, copied)
         moves = min(MOST_MOVES, MOVES_PER_RUN * len(start))
         moves = int(share * moves * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
-        return improve(compiled, problem, start, boundary, moves=moves)
+        better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=moves)
+        return changed.without(*better)
 
     def _decided(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
         decision = self.decision_of(sequence, boundary)

@@ -254,7 +254,12 @@ class PeakPlanner:
     @cached_property
     def ways(self) -> WaysPlanner:
         """Decides what to pack and to offload."""
-        return WaysPlanner(self._of, self.search, self.bounds)
+        return WaysPlanner(self._of, self.search, self.bounds, self._kept)
+
+    def _kept(self, peak_bytes: int) -> Decided | None:
+        """The cheapest decision found within a peak whose saved values are all just kept."""
+        cheapest = self._of.cheapest
+        return cheapest if self._of.peak(cheapest) <= peak_bytes else self.searched(peak_bytes)
 
     def _peak_of(self, budget: Budget) -> int:
         """A budget on the peak in bytes."""

@@ -246,6 +246,11 @@ class PeakSearch:
         stretches = (runs[i : i + length] for i in range(0, len(runs), length))
         return tuple(max(stretch, key=lambda m: tried.over[m]) for stretch in stretches)
 
+    def seen_within(self, peak_bytes: int) -> Tried | None:
+        """The cheapest decision within a peak of all that were looked at so far."""
+        fits = (tried for tried in self._seen.values() if tried.peak_bytes <= peak_bytes)
+        return min(fits, key=lambda tried: (tried.cost, tried.saved), default=None)
+
     def _spent(self) -> bool:
         return len(self._seen) > self._evaluations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -31,7 +31,11 @@ _TURNS = 4
 #: Vertices of the hull that a search begins with.
 _CUTS = 4
 #: How often an order is looked for that leaves room for what its ways have there at times.
-_ORDERS = 3
+_ORDERS = 2
+#: Shares of what goes over the link while forward runs by which a plan may be above the peak before it is offloaded.
+_ABOVE = (0.9, 0.6)
+#: Decisions with ways around which orders are looked for.
+_REORDERED = 2
 
 
 class WaysPlanner:
@@ -41,10 +45,17 @@ class WaysPlanner:
         decider: decides it without them.
         search: the search for its peaks.
         bounds: what is proven without ways.
+        kept: the cheapest decision found within a peak, all kept as it is; None where there is none.
     """
 
-    def __init__(self, decider: Decider, search: PeakSearch, bounds: PeakBounds) -> None:
-        self._of, self._search, self._without = decider, search, bounds
+    def __init__(
+        self,
+        decider: Decider,
+        search: PeakSearch,
+        bounds: PeakBounds,
+        kept: Callable[[int], Decided | None],
+    ) -> None:
+        self._of, self._search, self._without, self._kept = decider, search, bounds, kept
         self._left_out: frozenset[str] = frozenset()
 
     @cached_property
@@ -80,9 +91,12 @@ class WaysPlanner:
             if aimed <= 0:
                 break
             search = self._searching(aimed)
-            found, decision = self._found(search, without), None
-            if found.ways:
-                found, decision = self._reordered(search, found, aimed, without)
+            begun = [self._found(search, without), *self._from_above(search, aimed)]
+            begun.sort(key=lambda f: f.rank)
+            found, decision = min(
+                (self._reordered(search, f, aimed, without) for f in begun[:_REORDERED]),
+                key=lambda pair: pair[0].rank,
+            )
             if not found.ways or found.over or (without and found.cost >= without.cost):
                 break
             decided, over = self._placed(found, decision, peak_bytes)
@@ -113,13 +127,43 @@ class WaysPlanner:
         saved += [cut for _, cut in of.cuts(_CUTS)]
         return search.best(saved)
 
+    def _from_above(self, search: WaysSearch, peak_bytes: int) -> Iterator[Found]:
+        """Decisions of higher peaks, of which as much is offloaded as lowers them to this one."""
+        link, of, seen = self._of.request.offload, self._of, set[tuple[int, ...]]()
+        if link is None:
+            return
+        room = link.bytes_in(self._forward_time)
+        for share in _ABOVE:
+            above = int(share * room)
+            higher = self._search.seen_within(peak_bytes + above)
+            if higher is None or higher.peak_bytes < peak_bytes + above // 2:
+                starts = [of.saved_of(d) for d in (of.cheapest, of.full, of.runtime_optimal)]
+                higher = self._search.within(peak_bytes + above, starts)
+            if higher.saved not in seen:
+                seen.add(higher.saved)
+                sequence, _, boundary = self._search.schedule(higher.saved)
+                yield search.sent(higher.saved, sequence, boundary)
+
+    @cached_property
+    def _forward_time(self) -> int:
+        """Time of all operators that run before backward, once each."""
+        late = self._of.state.roles.tangent_closure
+        nodes = zip(self._of.state.index.nodes, late, strict=True)
+        return sum(self._times.of_name[node.name] for node, is_late in nodes if not is_late)
+
     def _reordered(
-        self, search: WaysSearch, found: Found, peak_bytes: int, without: Decided | None
+        self,
+        search: WaysSearch,
+        found: Found,
+        peak_bytes: int,
+        without: Decided | None,
     ) -> tuple[Found, Decision | None]:
         """A cheaper order around the ways of a decision, with the decision that it is; else what was found.
 
         It is looked for from the schedule of the decision, and from the best without ways, if that has an order.
         """
+        if not found.ways:
+            return found, None
         best: tuple[Found, Decision | None] = found, None
         starts: list[tuple[Sequence[int], int]] = [
             (found.followed.sequence, found.followed.done.boundary)
@@ -136,28 +180,24 @@ class WaysPlanner:
     def _orders_from(
         self, search: WaysSearch, start: tuple[Sequence[int], int], found: Found, peak_bytes: int
     ) -> Iterator[tuple[Found, Decision]]:
-        """Schedules around the ways that were found, from another one."""
-        orders, step, aimed = self._search.orders, self._search.step.problem, peak_bytes
-        packings = self._problem().packings
-        away = {
-            v: step.size[v] - (0 if way == OFFLOADED else packings[v][way].nbytes)
-            for v, way in found.ways.items()
-        }
+        """Schedules around the ways that were found, from another one, each from the one before."""
+        orders, aimed = self._search.orders, peak_bytes
+        begun = search.along(found.saved, *start, found.ways)
         for _ in range(_ORDERS):
-            if aimed <= 0:
-                return
-            better = orders.improved(*start, aimed, away)
+            sequence, boundary = begun.followed.sequence, begun.followed.done.boundary
+            better = orders.improved(sequence, boundary, aimed, search.copies(begun))
             if better is None:
                 return
-            other = search.along(found.saved, *better, found.ways)
+            begun = search.along(found.saved, *better, begun.ways)
             decision = orders.decision_of(*better)
             if decision is not None:
-                yield other, decision
-                if not other.over and not other.done.waited:
+                yield begun, decision
+                if not begun.over and not begun.done.waited:
                     return
             # Room for what is under way, else runs wait until it is there; or another schedule, which the
             # passes can arrange.
-            aimed -= max(other.peak_bytes - peak_bytes, max(away.values()))
+            sizes = self._search.step.problem.size
+            aimed -= max(begun.peak_bytes - peak_bytes, *(sizes[v] for v in begun.ways), 1)
 
     def _schedule_of(self, state: State) -> list[tuple[Sequence[int], int]]:
         """The schedule of two halves, with the states and copies of inputs that they may do without.
@@ -213,16 +253,11 @@ class WaysPlanner:
             peak_bytes: the peak.
             moments: positions of runs that backward makes in any case.
         """
-        of, link, at_moments = self._of, self._of.request.offload, tuple(moments)
-        forward = sum(
-            self._times.of_name[node.name]
-            for node, late in zip(of.state.index.nodes, of.state.roles.tangent_closure, strict=True)
-            if not late
-        )
-        bounds = self._bounds
+        link, at_moments = self._of.request.offload, tuple(moments)
+        forward, bounds = self._forward_time, self._bounds
 
         def least(added: int) -> int:
-            sent = 0 if link is None else (forward + added) * link.bytes_per_s // 10**12 + 1
+            sent = 0 if link is None else link.bytes_in(forward + added) + 1
             return bounds.bound(peak_bytes + sent, at_moments)
 
         low, high = 0, least(0)  # whoever adds less than `low` costs more than that

@@ -9,10 +9,12 @@ with few decisions are searched whole.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from remat.errors import ProblemError
+from remat.solvers.copies import Copy
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.ways_lagrangian import Found, Lives, Prices
 from remat.solvers.ways_problem import (
@@ -27,10 +29,14 @@ from remat.solvers.ways_problem import (
 _CUTS = 30
 #: Runs that all evaluations together may walk over, and evaluations that there are at least.
 _WORK, _LEAST = 1_500_000, 250
+#: Share of that work which may be spent on one further schedule.
+_AROUND = 0.2
 #: Decisions together with ways up to which all are looked at.
 WHOLE = 4_096
 #: Changes that are tried at the highest moment.
 _MENDS = 12
+#: Bytes per second that differ by less than 2 to the power of one over this count as the same.
+_ALIKE = 8
 #: Decisions from which one way at a time is changed.
 _IMPROVED = 2
 
@@ -63,6 +69,7 @@ class WaysSearch:
         self.schedule, self._lives, self._capacity = schedule, lives, capacity
         self._followed: dict[tuple[int, ...], tuple[Followed, Sequence[int]]] = {}
         self._walked = self._evaluations = 0
+        self._grant(1.0)
 
     # ---- what a decision comes to ---------------------------------------------------------------------
     @cached_property
@@ -96,8 +103,23 @@ class WaysSearch:
         ways: Mapping[int, int],
     ) -> Found:
         """What another schedule comes to with ways, without those that it does better without."""
+        self._grant(_AROUND)
         followed = follow(self._problem, sequence, boundary)
         return self._dropped(self._mended(self.evaluated(saved, followed, ways), again=False))
+
+    def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> Found:
+        """Another schedule, with values offloaded until it fits: those that nobody waits for, the earliest first."""
+        self._grant(_AROUND)
+        best = self.evaluated(saved, follow(self._problem, sequence, boundary), {})
+        idle = best.followed.idle
+        for v in sorted(idle, key=lambda v: (idle[v][0], v)):
+            if not best.over or self._spent():
+                break
+            if self._problem.send[v] >= 0:
+                found = self.evaluated(saved, best.followed, {**best.ways, v: OFFLOADED})
+                if found.over < best.over and found.done.waited <= best.done.waited:
+                    best = found
+        return self._dropped(self._mended(best, again=False))
 
     def evaluated(
         self, saved: tuple[int, ...], followed: Followed, ways: Mapping[int, int]
@@ -117,8 +139,30 @@ class WaysSearch:
             done=done,
         )
 
+    def copies(self, found: Found) -> list[Copy]:
+        """What is away, and when, of what was found."""
+        sizes, placement, idle = self._problem.step.size, found.done.placement, found.followed.idle
+        packed = any(
+            way != OFFLOADED for way in found.ways.values()
+        )  # then runs of pairs stand between
+        at = {
+            v: (placement.freed[k], placement.fetched[k])
+            for k, v in enumerate(found.done.offloaded)
+        }
+        copies = []
+        for v, way in found.ways.items():
+            sent, fetched = idle[v] if packed else at[v]
+            left = 0 if way == OFFLOADED else self._problem.packings[v][way].nbytes
+            copies.append(Copy(value=v, nbytes=sizes[v] - left, sent=sent, fetched=fetched))
+        return copies
+
+    def _grant(self, share: float) -> None:
+        """Begins a search that may take a share of the usual work."""
+        self._work = self._walked + int(share * _WORK)
+        self._least = self._evaluations + int(share * _LEAST)
+
     def _spent(self) -> bool:
-        return self._walked > _WORK and self._evaluations > _LEAST
+        return self._walked > self._work and self._evaluations > self._least
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> Found:
@@ -129,6 +173,7 @@ class WaysSearch:
         """
         if self._choices() <= WHOLE:
             return self.whole()
+        self._grant(1.0)
         begun = [self.found(saved, {}) for saved in starts]
         begun += [self.greedy(f) for f in begun]
         best = min(begun, key=lambda f: f.rank)
@@ -174,15 +219,16 @@ class WaysSearch:
         return best
 
     def greedy(self, start: Found) -> Found:
-        """Ways for what a decision keeps, the most bytes per second first, until it fits."""
+        """Ways for what a decision keeps, the most bytes per second first, then what is ready first, until it fits."""
         rates = []
-        for v in start.followed.idle:
+        for v, (ready, _) in start.followed.idle.items():
             for way in self._problem.ways_of(v):
                 gained, paid = self._gain(v, way)
                 if gained > 0:
-                    rates.append((-gained / (1 + paid), v, way))
+                    rate = math.floor(_ALIKE * math.log2(gained / (1 + paid)))
+                    rates.append((-rate, ready, v, way))
         ways: dict[int, int] = {}
-        order = [(v, way) for _, v, way in sorted(rates)]
+        order = [(v, way) for *_, v, way in sorted(rates)]
         count = len(order)
         low, high = 0, count  # the shortest part of the list that fits, or all of it
         best = start

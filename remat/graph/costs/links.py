@@ -71,6 +71,10 @@ class Link:
         """Picoseconds of a copy of so many bytes, rounded up."""
         return -(-nbytes * _PS_PER_S // self.bytes_per_s)
 
+    def bytes_in(self, time_ps: int) -> int:
+        """Bytes that go one way in a time in picoseconds."""
+        return time_ps * self.bytes_per_s // _PS_PER_S
+
     def __str__(self) -> str:
         return self.name
 

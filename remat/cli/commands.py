@@ -173,6 +173,8 @@ ways_options = options(
     ),
     click.option(
         "--pack",
+        type=params.Names(),
+        default=(),
         metavar="PAIRS",
         help="likewise: saved values may be packed by these pairs, which round them: bf16,float8,int8",
     ),
@@ -262,7 +264,7 @@ def plan(
     save: Path | None,
     hooks: str | None,
     offload: str | None,
-    pack: str | None,
+    pack: tuple[str, ...],
     explain: bool,
     plot: Path | None,
     only_breaks: bool,
@@ -284,7 +286,7 @@ def plan(
         hooks=hooks,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=() if pack is None else pack,
+        pack=pack,
     )
     if only_breaks:
         _tell_breaks(model, overrides, as_json=as_json, **options)

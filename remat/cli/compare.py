@@ -49,7 +49,7 @@ def compare(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
-    pack: str | None,
+    pack: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -66,7 +66,7 @@ def compare(
         "time_limit": time_limit,
         "reread_inputs": reread_inputs,
         "offload": offload,
-        "pack": () if pack is None else pack,
+        "pack": pack,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names = api.solver_names() if solvers is None else solvers

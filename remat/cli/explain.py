@@ -57,7 +57,7 @@ def explain(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
-    pack: str | None,
+    pack: tuple[str, ...],
     html: Path | None,
     by: str | None,
     exports: tuple[Path, ...],
@@ -82,10 +82,10 @@ def explain(
         time_limit=time_limit,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=() if pack is None else pack,
+        pack=pack,
     )
-    by = by or ("peak" if offload or pack or request.budget.on_peak else "bytes")
-    if html is not None and by == "bytes" and (offload or pack):
+    by = by or ("peak" if request.has_ways or request.budget.on_peak else "bytes")
+    if html is not None and by == "bytes" and request.has_ways:
         raise click.UsageError(
             "'--offload' and '--pack' go together with '--by peak' or '--by none' only"
         )

@@ -121,7 +121,7 @@ def fit(
     solver: str,
     time_limit: float | None,
     offload: str | None,
-    pack: str | None,
+    pack: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -139,7 +139,7 @@ def fit(
         solver=solver,
         time_limit=time_limit,
         offload=offload,
-        pack=() if pack is None else pack,
+        pack=pack,
     )
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it

@@ -74,7 +74,7 @@ def frontier(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
-    pack: str | None,
+    pack: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -88,14 +88,15 @@ def frontier(
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph
 
-    if (offload or pack) and by != "peak":
+    has_ways = offload is not None or bool(pack)
+    if has_ways and by != "peak":
         raise click.UsageError("'--offload' and '--pack' go together with '--by peak' only")
     given: dict[str, Any] = {} if budget is None else {"budget": budget}
     given |= {"cost": cost, "time_limit": time_limit, "reread_inputs": reread_inputs}
     requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
-    if offload or pack:
+    if has_ways:
         # First, so that a plan at a budget has them; those without stand beside them.
-        given |= {"offload": offload, "pack": () if pack is None else pack}
+        given |= {"offload": offload, "pack": pack}
         requests = [plan_request(solver=requests[0].solver, **given), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)

@@ -320,7 +320,9 @@ def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
             instead = (
                 ": pairs of your own, which nobody can price, are for hooks=, and pack everything"
             )
-            if name == "cpu-offload":
+            if name == "":
+                instead = ", or [] to pack nothing"
+            elif name == "cpu-offload":
                 instead = ": to send values to the host, give offload"
             raise ProblemError(
                 f"pack has {name!r}; expected names of ready-made pairs ({', '.join(ready)}), for example "

@@ -132,7 +132,8 @@ def _packing(
     known: dict[int, Packing | None],
 ) -> Packing | None:
     """How a pair packs a value; None where it does not, or is not for it."""
-    if hooks.lossy and not may_be_rounded(node):
+    late, position = state.roles.tangent_closure, state.index.position
+    if hooks.lossy and not may_be_rounded(node, lambda u: late[position[u]]):
         return None
     traced = state.get(HookTraces(hooks)).of(node.meta["val"])
     if id(traced) not in known:

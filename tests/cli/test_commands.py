@@ -236,6 +236,18 @@ def test_wrong_usage_is_2(args: list[str], says: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command", ["plan", "compare", "explain", "fit", "frontier", "frontier --by peak"]
+)
+def test_an_empty_name_of_a_pair_is_wrong_usage(command: str) -> None:
+    name, *more = command.split()
+    memory = ["--memory", "1GiB"] if name == "fit" else []
+    done = run(name, "some_models.py:mlp", *memory, *more, "--pack", "")
+    assert done.exit_code == 2, done.output
+    says = "go together with '--by peak' only" if command == "frontier" else "(bf16, float8, int8)"
+    assert says in done.stderr
+
+
 def test_wrong_usage_of_lists_is_2() -> None:
     assert run("compare", "some_models.py:mlp", "--solvers", "greedy,gredy").exit_code == 2
     assert run("compare", "some_models.py:mlp", "--budgets", "0.5,x").exit_code == 2

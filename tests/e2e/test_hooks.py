@@ -120,6 +120,25 @@ def test_symbolic_shapes() -> None:
             torch.testing.assert_close(p.grad, g)
 
 
+@pytest.mark.parametrize("hooks", ["int8", "float8"])
+def test_a_kink_stays_where_forward_has_it(hooks: str) -> None:
+    """Small numbers beside a large one are packed as 0, and the gradient of a relu at 0 is 0."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    w = torch.eye(16, requires_grad=True)
+    x = torch.rand(64, 16) * 1e-4
+    x[:, 0] = 1000.0
+
+    def step(w: torch.Tensor) -> torch.Tensor:
+        return torch.sin((x @ w).relu())[:, 1:].sum()
+
+    (expected,) = torch.autograd.grad(step(w), w)
+    options = {"budget": 1, "lower": "eager", "hooks": hooks}
+    compiled: Any = torch.compile(step, backend="remat", options=options)
+    (found,) = torch.autograd.grad(compiled(w), w)
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=1e-3)
+
+
 # Memory -------------------------------------------------------------------------------------------
 
 
@@ -217,6 +236,50 @@ def test_what_eager_hooks_keep_goes_with_the_step() -> None:
 def test_eager_hooks_that_break_their_word_are_named(gradients: Run) -> None:
     with pytest.raises(PlanError, match=r"unpack returned float64\[32, 16\] on cpu for a saved"):
         gradients((to_numpy, lambda p: torch.from_numpy(p).double()))
+
+
+def test_hooks_may_keep_tensors_out_of_sight(gradients: Run) -> None:
+    """A list beside the step holds what was packed; what was traced lies in it too, and is not used."""
+    store: list[torch.Tensor] = []
+
+    def pack(x: torch.Tensor) -> int:
+        store.append(x)
+        return len(store) - 1
+
+    expected = gradients()
+    with pytest.warns(HooksWarning, match="pack kept a tensor that was only traced"):
+        found = gradients((pack, store.__getitem__))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore::remat.passes.packing.pairs.HooksWarning")
+@pytest.mark.parametrize("combine", [torch.add, lambda x, first: first], ids=["raises", "returns"])
+def test_hooks_that_use_what_they_kept_when_they_were_traced_are_named(
+    gradients: Run, combine: Callable[..., torch.Tensor]
+) -> None:
+    kept: list[torch.Tensor] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        kept.append(torch.zeros(x.shape))
+        return combine(x, kept[0])
+
+    says = r"hooks 'custom': pack (raised|returned) .*FakeTensor.*let pack return what unpack needs"
+    with pytest.raises(PlanError, match=says):
+        gradients((pack, lambda p: p))
+
+
+@pytest.mark.filterwarnings("ignore::remat.passes.packing.pairs.HooksWarning")
+@pytest.mark.parametrize("which", ["pack", "unpack"])
+def test_what_eager_hooks_raise_is_told_with_their_name(gradients: Run, which: str) -> None:
+    def fail(x: Any) -> Any:
+        raise KeyError("scale")
+
+    hooks = {"pack": to_numpy, "unpack": from_numpy, which: fail}
+    with pytest.raises(
+        PlanError, match=f"hooks 'custom': {which} raised KeyError: 'scale'"
+    ) as raised:
+        gradients((hooks["pack"], hooks["unpack"]))
+    assert isinstance(raised.value.__cause__, KeyError)
 
 
 @pytest.mark.filterwarnings("ignore::remat.passes.packing.pairs.HooksWarning")

@@ -16,6 +16,7 @@ from torch import nn
 import remat
 from remat.errors import BudgetError, PlanError, ProblemError, RematError
 from remat.graph.costs.links import Link, links
+from remat.passes.hooks.choices import chosen_by
 from remat.running.differences import first_difference
 from remat.running.measure import measure_step
 from remat.running.trial import Trial
@@ -197,6 +198,24 @@ def test_packing_is_chosen_where_it_pays_and_says_that_gradients_change() -> Non
     assert "packed values" in plan.explain()
 
 
+def test_what_backward_compares_again_is_not_packed() -> None:
+    """The masks that it makes of a packed product would not be forward's."""
+
+    def kinked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = torch.tanh(x @ w)
+            x = torch.nn.functional.leaky_relu(torch.tanh(x @ w))
+        return x
+
+    joint = joint_of(kinked, weight(64, 1024), weight(1024, 1024))
+    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack="bf16")
+    compared = {n.name for n in chosen_by(plan.backward.graph) if n.op == "placeholder"}
+    packed = {way.name for way in plan.ways}
+    assert compared
+    assert packed
+    assert not packed & {name.removesuffix("_packed") for name in compared}
+
+
 @pytest.mark.parametrize("pair", ["bf16", "float8"])
 def test_inductor_compiles_packed_values_and_the_allocator_finds_the_known_peak(pair: str) -> None:
     x, w = weight(64, 1024), (weight(1024, 1024) / 32).detach().requires_grad_()
@@ -260,6 +279,8 @@ def test_offloading_changes_nothing(name: str) -> None:
         ({"offload": 10**400}, "expected the link to the host"),
         ({"pack": [["bf16"]]}, "expected names of ready-made pairs"),
         ({"pack": "bf16,"}, "pack has ''"),
+        ({"pack": ""}, r"pack has ''; .* \(bf16, float8, int8\), .* or \[\] to pack nothing"),
+        ({"pack": [""]}, "pack has ''"),
         ({"pack": ["zip"]}, "pack has 'zip'; expected names of ready-made pairs"),
         ({"pack": ["cpu-offload"]}, "give offload"),
         ({"pack": [("own", "pair")]}, "pairs of your own, .* are for hooks="),

@@ -18,6 +18,7 @@ from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
 from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.hooks.choices import chosen_by, compared_by
 from remat.passes.hooks.inlining import Inlining
 from remat.passes.hooks.tracing import Traced, Traces
 from remat.passes.packing.pairs import HooksWarning, SavedTensorHooks
@@ -125,7 +126,7 @@ class Handed:
         self.sharing = Counter(storage_key(v.meta["val"]) for v in self.tensors)
         self.written = _memory(w for n in backward.graph.nodes for w in written_by(n))
         self.taken = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
-        self.choosing = {n.name for n in _feed_indices(backward.graph)}
+        self.choosing = {n.name for n in chosen_by(backward.graph)}
 
     def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
         """Each tensor with the reason to leave it as it is; empty where the hooks are for it."""
@@ -151,27 +152,6 @@ def _is_random_state(node: fx.Node) -> bool:
 def _is_random(node: fx.Node) -> bool:
     """Whether it is compared with a threshold to decide what is dropped."""
     return ops.is_random(node) or "inductor_rand" in str(node.target)
-
-
-def _feed_indices(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes from which a graph computes integers: choices that forward has made already."""
-    found: set[fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if any(u in found or _is_integer(u) for u in node.users):
-            found.add(node)
-    return found
-
-
-def _is_integer(node: fx.Node) -> bool:
-    value = node.meta.get("val")
-    leaves = value if isinstance(value, (tuple, list)) else (value,)
-    return any(
-        isinstance(v, torch.Tensor)
-        and v.dtype is not torch.bool
-        and not v.is_floating_point()
-        and not v.is_complex()
-        for v in leaves
-    )
 
 
 def _is_part(node: fx.Node) -> bool:
@@ -223,10 +203,16 @@ LOSSY_RULES: tuple[_Rule, ...] = (
 )
 
 
-def may_be_rounded(node: fx.Node) -> bool:
-    """Whether hooks that lose something may pack a tensor, as far as it is known before the graph is split."""
+def may_be_rounded(node: fx.Node, only_backward: Callable[[fx.Node], bool]) -> bool:
+    """Whether hooks that lose something may pack a tensor, as far as it is known before the graph is split.
+
+    Args:
+        node: the tensor.
+        only_backward: whether a node can run in backward alone.
+    """
     value = node.meta["val"]
     exact = _is_vector(node) or _is_statistic(node) or _is_random(node)
+    exact = exact or any(node in compared_by(u) and only_backward(u) for u in node.users)
     return bool(value.is_floating_point()) and not exact
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,13 +13,20 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statically_known_true
+from torch.utils.weak import TensorWeakRef
 
 from remat import torch_compat
 from remat.errors import PlanError, RematError
 from remat.graph import ops
 from remat.graph.joint import output_node
 from remat.graph.storages import Sizes, hint
-from remat.passes.packing.pairs import SavedTensorHooks, check_unpacked, register
+from remat.passes.packing.pairs import (
+    SavedTensorHooks,
+    check_unpacked,
+    naming,
+    register,
+    told_kind,
+)
 from remat.torch_compat import pytree
 
 
@@ -104,7 +112,9 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     structure: list[pytree.TreeSpec] = []
 
     def pack(x: torch.Tensor) -> tuple[Any, ...]:
-        leaves, spec = pytree.tree_flatten(hooks.pack(x))
+        with naming("pack", UntraceableError):
+            returned = hooks.pack(x)
+        leaves, spec = pytree.tree_flatten(returned)
         constants[:] = [_HANDED if _is_handed(v) else v for v in leaves]
         structure[:] = [spec]
         return tuple(v for v in leaves if _is_handed(v))
@@ -112,12 +122,13 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     def unpack(*handed: Any) -> torch.Tensor:
         values = iter(handed)
         leaves = [next(values) if c is _HANDED else c for c in constants]
-        returned = hooks.unpack(structure[0].unflatten(leaves))
+        with naming("unpack", UntraceableError):
+            returned = hooks.unpack(structure[0].unflatten(leaves))
         kind = value.shape, value.dtype, value.device
         return _laid_out_as(value, check_unpacked(hooks.name, returned, *kind))
 
-    graph = partial(_graph, lower=lower, mode=getattr(value, "fake_mode", None))
-    packing = graph(pack, [value], f"pack of hooks '{hooks.name}'")
+    graph = partial(_graph, hooks=hooks, lower=lower, mode=getattr(value, "fake_mode", None))
+    packing = graph(pack, [value], "pack")
     packed = packing.graph
     handed: Any = output_node(packed).args[0]
     if list(handed) == [next(iter(packed.nodes))] and constants == [_HANDED]:
@@ -125,7 +136,7 @@ def trace(hooks: SavedTensorHooks, value: torch.Tensor, lower: str) -> Traced:
     given = [n.meta["val"] if isinstance(n, fx.Node) else n for n in handed]
     if any(isinstance(v, (torch.SymBool, int)) or free_unbacked_symbols(v) for v in given):
         raise UntraceableError("pack returns a number or a size that depends on data")
-    unpacking = graph(unpack, given, f"unpack of hooks '{hooks.name}'")
+    unpacking = graph(unpack, given, "unpack")
     return Traced(pack=packing, unpack=unpacking)
 
 
@@ -139,18 +150,26 @@ def _is_handed(leaf: Any) -> bool:
 
 
 def _graph(
-    function: Callable[..., Any], inputs: Sequence[Any], what: str, *, lower: str, mode: Any
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    which: str,
+    *,
+    hooks: SavedTensorHooks,
+    lower: str,
+    mode: Any,
 ) -> fx.GraphModule:
     """The operators that a function runs, without writes in place."""
-    traced = _traced(function, inputs, lower, mode)
+    made = _Made()
+    traced = _traced(function, inputs, lower, mode, made)
+    _refuse_kept(which, traced, made)
     if any(map(ops.is_mutating, traced.graph.nodes)):
         without_writes = torch.func.functionalize(function, remove="mutations")
         traced = _traced(without_writes, inputs, lower, mode)
         written = [n for n in traced.graph.nodes if ops.is_mutating(n)]
         if written:
             raise PlanError(
-                f"{what} writes to what it is given ({written[0].target}); what forward or a second "
-                "backward still reads would change: write to a clone"
+                f"{which} of hooks '{hooks.name}' writes to what it is given ({written[0].target}); what "
+                "forward or a second backward still reads would change: write to a clone"
             )
     for node in traced.graph.nodes:
         if isinstance(node.target, torch_compat.HigherOrderOperator):
@@ -167,11 +186,18 @@ def _graph(
 
 
 def _traced(
-    function: Callable[..., Any], inputs: Sequence[Any], lower: str, mode: Any
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    lower: str,
+    mode: Any,
+    made: _Made | None = None,
 ) -> fx.GraphModule:
     table = torch_compat.select_decomp_table() if lower == "inductor" else None
     trace_it = make_fx(function, table, _disable_torch_fn_metadata_mode=True)
-    with _tracing(mode):
+    inputs = [_own(v) for v in inputs]
+    with _tracing(mode), made or contextlib.nullcontext():
+        if made is not None:
+            made.note(inputs)
         try:
             return trace_it(*inputs)
         except RematError:
@@ -179,6 +205,57 @@ def _traced(
         except Exception as error:  # foreign code: whatever it does that a trace cannot follow
             first = next(iter(str(error).strip().splitlines()), "")
             raise UntraceableError(f"{type(error).__name__}: {first.rstrip('.')}") from error
+
+
+def _own(value: Any) -> Any:
+    """A fake tensor that lives on only where a function keeps it, of the very symbols of another one."""
+    fake = isinstance(value, torch_compat.FakeTensor)
+    return torch_compat.fast_detach(value.fake_mode, value) if fake else value
+
+
+class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the tensors that a function is given and makes while it is traced, and keeps none alive."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._noted: list[TensorWeakRef] = []
+
+    def note(self, values: Any) -> None:
+        """Notes the tensors without numbers in a tree."""
+        leaves = pytree.tree_leaves(values)
+        fakes = (v for v in leaves if isinstance(v, torch_compat.FakeTensor))
+        self._noted.extend(map(TensorWeakRef, fakes))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func(*args, **(kwargs or {}))
+        self.note(returned)
+        return returned
+
+    def alive(self) -> list[torch.Tensor]:
+        """Those that somebody still has."""
+        if all(ref() is None for ref in self._noted):
+            return []
+        gc.collect()
+        return [tensor for ref in self._noted if (tensor := ref()) is not None]
+
+
+def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
+    """Refuses a function that keeps tensors it saw only while it was traced, or reads such ones.
+
+    Raises:
+        UntraceableError: it does; where it is run, it can keep tensors as it likes.
+    """
+    constants = [getattr(traced, str(n.target)) for n in traced.graph.nodes if n.op == "get_attr"]
+    known = {id(c) for c in constants}
+    kept = [v for v in made.alive() if id(v) not in known]
+    kept += [c for c in constants if isinstance(c, torch_compat.FakeTensor)]
+    if kept:
+        kind = told_kind(kept[0].shape, kept[0].dtype, kept[0].device)
+        raise UntraceableError(
+            f"{which} kept a tensor that was only traced ({kind}), beside what it returned"
+        )
 
 
 @contextlib.contextmanager

@@ -8,11 +8,12 @@ back as they were, and the largest finite numbers stay finite.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from remat import torch_compat
-from remat.errors import PlanError, ProblemError
+from remat.errors import PlanError, ProblemError, RematError
 
 #: Which saved tensors hooks are for; see `SavedTensorHooks.filter`.
 FILTERS = ("donated", "no_static", "all")
@@ -51,7 +52,7 @@ class SavedTensorHooks:
         lossy: what comes back is not what was given. Then only floating-point activations that get
             smaller are packed: no vectors, no statistics (the logsumexp of attention, the
             deviations of a normalisation: one number for each row), no random numbers, and nothing
-            from which backward computes indices anew, which decided something.
+            from which backward compares, rounds or computes indices anew, which decided something.
         name: what they are called in pipelines and messages.
     """
 
@@ -169,13 +170,32 @@ def check_unpacked(
     )
     if not fits or (value.dtype, value.device) != (dtype, device):
         raise PlanError(
-            f"hooks '{name}': unpack returned {_kind(value.shape, value.dtype, value.device)} for a "
-            f"saved {_kind(size, dtype, device)}; it must return a tensor like the one that was packed"
+            f"hooks '{name}': unpack returned {told_kind(value.shape, value.dtype, value.device)} for a "
+            f"saved {told_kind(size, dtype, device)}; it must return a tensor like the one that was packed"
         )
     return value
 
 
-def _kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
+@contextlib.contextmanager
+def naming(which: str, kind: type[RematError]) -> Iterator[None]:
+    """Lets what a hook raises say which hook it is; the cause is chained.
+
+    Args:
+        which: the hook, as messages name it.
+        kind: the error that is raised instead. That there is no memory left is told as it is.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # foreign code
+        first = next(iter(str(error).strip().splitlines()), "").rstrip(".")
+        told = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        raise kind(f"{which} raised {told}") from error
+
+
+def told_kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
+    """A kind of tensor for people."""
     return f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
 
 
@@ -216,8 +236,11 @@ _INF = math.inf
 
 
 def pack_bf16(x: torch.Tensor) -> Packed:
-    """Half of a float32 and a quarter of a float64, with three decimal digits left."""
-    if x.dtype not in (torch.float32, torch.float64):
+    """Half of a float32, with three decimal digits left.
+
+    A float64 is left as it is: a bfloat16 has the range of a float32, and no scale to bring others into it.
+    """
+    if x.dtype is not torch.float32:
         return x
     most = torch.finfo(torch.bfloat16).max
     kept = x.clamp(-most, most).to(torch.bfloat16)  # else the largest float32 rounds to infinity

@@ -105,6 +105,59 @@ def test_backward_does_not_choose_anew_by_what_lost_something() -> None:
     assert "mm_unpacked" in ancestors(chosen), "without the rule, it would have chosen anew"
 
 
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda h: torch.where(h.sin() > 0, h.exp(), h),
+        lambda h: h * h.round(),
+        lambda h: h * torch.div(h, 2, rounding_mode="floor"),
+        lambda h: h.sin().abs(),
+        lambda h: F.leaky_relu(h.sin()),
+        lambda h: F.hardtanh(h.sin()).exp(),
+        lambda h: h.sin().clamp(max=0.5).exp(),
+        lambda h: h * h.sin().amax(1, keepdim=True),
+        lambda h: h.sin().max(1)[0].exp(),
+        lambda h: h.exp() * h.bool(),
+        lambda h: F.max_pool2d(h.sin()[None, None], 2).exp(),
+    ],
+)
+def test_backward_does_not_compare_anew_what_lost_something(decide: Any) -> None:
+    """Which branch, step or side of a kink it was is what forward says."""
+    state = prepare(joint_of(lambda x, w: decide(x @ w).sum(), weight(6, 6), weight(6, 6)))
+    decided = replace(state, decision=Decision(saved=("primals_1", "primals_2", "mm")))
+    result = PackSaved(pair="bf16").run(split(decided))
+    assert "1 left: backward chooses by it" in result.detail
+    assert PackSaved(pair=Hooks.of(CAST)).run(split(decided)).statistics["packed"] == 1
+
+
+@pytest.mark.parametrize(
+    "smooth",
+    [
+        lambda h: h.softmax(1).exp(),
+        lambda h: h.exp() * (torch.zeros_like(h) > 1),
+        lambda h: F.dropout(h.sin(), 0.5, training=True).exp(),
+        lambda h: torch.where(h.sin() == float("inf"), 0.0, h.exp()),
+        lambda h: F.gelu(h.sin()) * torch.arange(h.shape[0]),
+    ],
+)
+def test_what_is_smooth_is_packed(smooth: Any) -> None:
+    state = prepare(joint_of(lambda x, w: smooth(x @ w).sum(), weight(6, 6), weight(6, 6)))
+    decided = replace(state, decision=Decision(saved=("primals_1", "primals_2", "mm")))
+    result = PackSaved(pair="bf16").run(split(decided))
+    assert "mm_packed" in names_handed(result), result.detail
+
+
+def test_what_a_gradient_goes_through_on_its_way_to_a_kink_is_packed() -> None:
+    """A derivative of a kink scales the gradient that it is given, and compares the other number."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ((x @ w).relu() @ w).sin().sum()
+
+    result = through(f, (weight(6, 6), weight(6, 6)), "bf16")
+    assert "mm_1_packed" in names_handed(result), result.detail
+    assert "1 left: backward chooses by it" in result.detail
+
+
 def ancestors(node: fx.Node) -> set[str]:
     found: dict[fx.Node, None] = {}
     stack = [node]

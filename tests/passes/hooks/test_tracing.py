@@ -105,7 +105,9 @@ def test_hooks_that_break_their_word_are_refused(joint: JointGraph, hooks: Any, 
 
 def test_what_cannot_be_traced_stands_behind_operators(joint: JointGraph) -> None:
     hooks = (lambda x: x.numpy().copy(), lambda p: torch.from_numpy(p))
-    with pytest.warns(HooksWarning, match=r"run eagerly, outside of it: RuntimeError: \.numpy\(\)"):
+    with pytest.warns(
+        HooksWarning, match=r"run eagerly, outside of it: pack raised RuntimeError: \.numpy\(\)"
+    ):
         result = through(joint, (), hooks)
     assert result.statistics["eager"] == 2
     assert "mm_packed: int64[] = remat.pack_eagerly.default(mm, process-" in shown(result.forward)
@@ -142,3 +144,81 @@ def test_each_kind_of_tensor_is_traced_once() -> None:
     with warnings.catch_warnings():
         through(deep, (weight(8, 8), weight(8, 8)), (pack, lambda p: p.float()))
     assert seen == [torch.Size([8, 8])]
+
+
+class Keeping:
+    """Hooks that put tensors aside, each in a way of its own."""
+
+    def __init__(self) -> None:
+        self.store: list[torch.Tensor] = []
+        self.table: torch.Tensor | None = None
+
+    def append(self, x: torch.Tensor) -> int:
+        self.store.append(x)
+        return len(self.store) - 1
+
+    def append_view(self, x: torch.Tensor) -> torch.Tensor:
+        self.store.append(x.view(-1))
+        return x.half()
+
+    def append_in_place(self, x: torch.Tensor) -> torch.Tensor:
+        packed = x.clone().mul_(2)
+        self.store.append(packed)
+        return packed
+
+    def add_table(self, x: torch.Tensor) -> torch.Tensor:
+        if self.table is None:
+            self.table = torch.arange(float(x.shape[-1]))
+        return x + self.table
+
+    def unpack_kept(self, packed: torch.Tensor) -> torch.Tensor:
+        self.store.append(packed)
+        return packed.float()
+
+    def fetch(self, at: int) -> torch.Tensor:
+        return self.store[at]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("pack", "unpack", "which"),
+    [
+        (Keeping.append, Keeping.fetch, "pack"),
+        (Keeping.append_view, lambda _, p: p.float(), "pack"),
+        (Keeping.append_in_place, lambda _, p: p / 2, "pack"),
+        (Keeping.add_table, lambda k, p: p - k.table, "pack"),
+        (lambda _, x: x.half(), Keeping.unpack_kept, "unpack"),
+    ],
+)
+def test_hooks_that_keep_what_is_only_traced_run_eagerly(
+    pack: Any, unpack: Any, which: str, dynamic: bool
+) -> None:
+    keeping = Keeping()
+    hooks = (lambda x: pack(keeping, x), lambda p: unpack(keeping, p))
+    says = rf"run eagerly, outside of it: {which} kept a tensor that was only traced \(float"
+    with pytest.warns(HooksWarning, match=says):
+        result = through(product, (torch.randn(4, 6), weight(6, 8)), hooks, dynamic=dynamic)
+    assert result.statistics["eager"] == 2
+
+
+def test_hooks_that_use_what_was_kept_from_an_earlier_trace_run_eagerly(joint: JointGraph) -> None:
+    keeping = Keeping()
+    with pytest.warns(HooksWarning, match="kept a tensor"):
+        through(joint, (), (keeping.add_table, lambda p: p - keeping.table))
+    with pytest.warns(HooksWarning, match="kept a tensor"):
+        through(joint, (), (lambda x: x + keeping.table, lambda p: p - keeping.table))
+
+
+def test_hooks_may_keep_what_they_made_before(joint: JointGraph) -> None:
+    keeping = Keeping()
+    keeping.table = torch.arange(8.0)
+    result = through(joint, (), (keeping.add_table, lambda p: p - keeping.table))
+    assert result.statistics["eager"] == 0
+
+
+def test_what_hooks_raise_while_they_are_traced_names_the_hook(joint: JointGraph) -> None:
+    def unpack(packed: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such scale.\nIn two lines.")
+
+    with pytest.warns(HooksWarning, match="hooks 'custom' .*: unpack raised ValueError: no such"):
+        through(joint, (), (lambda x: x.half(), unpack))

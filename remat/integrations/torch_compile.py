@@ -117,8 +117,8 @@ def backend(
     made = partition.made
     if made is None:
         return compiled
-    if partition.request.plan is None:
-        guard_sizes(example_inputs, made, partition.request.budget)
+    if lower == "inductor":  # by what it takes as compiled; else the partitioner has guarded it
+        guard_sizes(example_inputs, made, saved=partition.applies_saved)
     return around_autograd(
         compiled, made.reread_outputs, made.graph, by_inductor=lower == "inductor"
     )

@@ -133,8 +133,12 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         waited=plan.waited,
         peak_limit=plan.peak_limit,
     )
+    done = split(replace(prepared, decision=plan.decision, choice=choice))
+    if growth(done.index.values):  # at these sizes it may keep more than at those it was made for
+        kept = sum(_saved_in(done).values())
+        done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
     made = finish(
-        split(replace(prepared, decision=plan.decision, choice=choice)),
+        done,
         cost=request.plan_costs[plan.cost],
         budget=plan.asked,
         fingerprint=plan.fingerprint,
@@ -311,12 +315,7 @@ def finish(
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     problem = lowered.problem
-    n = state.joint.num_fwd_outputs
-    saved_bytes = sum(
-        saved_storages(
-            state.forward, n, count_outputs=state.count_outputs, memories=state.joint.memories
-        ).values()
-    )
+    saved_bytes = sum(_saved_in(state).values())
     choice = state.choice or DecisionInfo()
     capacity = saved_bytes if choice.capacity is None else choice.capacity
     verify(
@@ -397,4 +396,15 @@ def finish(
         _problem=problem,
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=None if without is None else without.curve,
+    )
+
+
+def _saved_in(state: State) -> dict[int, int]:
+    """The storages that forward hands to backward, with their bytes, as the state counts them."""
+    assert state.forward is not None
+    return saved_storages(
+        state.forward,
+        state.joint.num_fwd_outputs,
+        count_outputs=state.count_outputs,
+        memories=state.joint.memories,
     )

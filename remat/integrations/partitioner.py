@@ -38,6 +38,7 @@ from remat.integrations.compiled_memory import (
 )
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.integrations.size_guards import guard_sizes
+from remat.integrations.unwatched import plan_unwatched
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.crash_reports import folder_for, report
@@ -139,6 +140,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
         self.siblings = Siblings()
+        self.watched = False  # whether whoever compiles the step looks for writes to its outputs
         # What follows is about one compilation; see `remat.integrations.torch_compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
@@ -320,6 +322,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return isinstance(self._asked.plan, Plan)
 
     def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
+        if not self.watched:
+            return plan_unwatched(joint, asked, self.agree)
         if self.lower == "inductor":
             return self.compiled.plan(joint, asked, self.agree)
         return plan_graph(joint, asked, in_place=True, agree=self.agree)

@@ -83,7 +83,7 @@ def backend(
 
     def partitioner_for(changed: Mapping[str, Any]) -> Partitioner:
         made = Partitioner(**{**changed, "lower": lower})
-        made.siblings = siblings
+        made.siblings, made.watched = siblings, True
         return made
 
     partition = partitioner_for({k: v for k, v in ours.items() if k != "lower"})

@@ -31,7 +31,7 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
-from remat.graph.refills import reread_outputs
+from remat.graph.refills import copy_outputs, reread_outputs
 from remat.graph.storages import growth
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
@@ -117,6 +117,9 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"hooks={request.hooks.name!r} would pack what it has put away once more; leave hooks out, or plan "
             "again without offload and pack"
         )
+    if plan.copied_outputs:
+        joint, in_place = joint if in_place else joint.copy(), True
+        copy_outputs(joint, plan.copied_outputs)
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
     )
@@ -149,6 +152,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         ),
         link=plan.link,
     )
+    made = replace(made, copied_outputs=plan.copied_outputs)
     told = plan.planned_peak_bytes or plan.peak_bytes
     if (
         plan.ways

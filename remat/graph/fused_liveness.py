@@ -31,8 +31,9 @@ _WORKSPACES = (
 
 #: Where a convolution's backward is told which gradients to make, that of the input first.
 _OUTPUT_MASK = 10
-#: Operators that do not fuse between a sum of backward and what reads it, at most, if they are one kernel.
-_NEAR_SUMS = 1
+#: Operators that do not fuse between a sum of backward and what reads it, at most, if they are one kernel;
+#: `remat.integrations.fusion` has Inductor keep to it.
+NEAR_SUMS = 1
 #: Reads beyond which a pointwise result is written once instead of computed by each kernel that reads it.
 _MOST_READS = 4
 #: Pointwise operators that are not computed twice in any case.
@@ -277,7 +278,7 @@ class _Kernels:
         if not at or not node.meta.get("autograd_backward") or _is_pointwise(node):
             return False
         smaller = _numel(node) < max(map(_numel, inputs_of(node)), default=0)
-        return smaller and min(at) > max(self._segments[node]) + _NEAR_SUMS
+        return smaller and min(at) > max(self._segments[node]) + NEAR_SUMS
 
     def place(
         self, node: fx.Node, keys: list[int], readers: dict[int, list[fx.Node]], kept: set[int]

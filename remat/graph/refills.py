@@ -7,7 +7,8 @@ had saved in forward, and nothing else of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -48,24 +49,22 @@ def refillable_inputs(joint: JointGraph) -> frozenset[str]:
     return frozenset(n.name for n in found if _is_refillable(n) and n not in saved)
 
 
-def copy_outputs(joint: JointGraph) -> None:
+def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
     """Has the step return copies of its outputs, but for those that eager autograd saves, or that are inputs.
 
     What the user writes to is then nothing that backward could read.
+
+    Args:
+        joint: the joint graph, which is changed.
+        places: those of the user's outputs to copy, with what shares their memory; None: all.
     """
     root = _roots(joint)
-    theirs = _saved_by_autograd(joint, root)
-    theirs |= {n for n in root if n.op != "call_function"}
-    memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     position = {n: i for i, n in enumerate(root)}
-    outputs, _, descs, _ = split_outputs(joint)
-    of_root: dict[fx.Node, list[fx.Node]] = {}
-    for value, desc in zip(outputs, descs, strict=True):
-        if not isinstance(value, fx.Node) or is_input_mutation(desc) or root[value] in theirs:
-            continue
-        fake = value.meta.get("val")
-        if isinstance(fake, torch.Tensor) and storage_key(fake) not in memories:
-            of_root.setdefault(root[value], []).append(value)
+    of_root = {
+        base: [value for value, _ in found]
+        for base, found in _copyable_outputs(joint, root).items()
+        if places is None or any(_place(desc) in places for _, desc in found)
+    }
     copies: dict[fx.Node, fx.Node] = {}
     for base, values in of_root.items():
         # Outputs that share memory do so as copies, too.
@@ -87,6 +86,23 @@ def copy_outputs(joint: JointGraph) -> None:
     out.args = ((*returned, *values[n:]),)
 
 
+def unwatched_outputs(joint: JointGraph) -> tuple[int, ...]:
+    """Places of the user's outputs of which autograd may not see that they are written to before backward.
+
+    Autograd compares versions of what was saved. An output that is saved itself has the version that its user
+    sees. Of one that is a view of what is saved AOTAutograd and Inductor may make a tensor with a version of its
+    own: AOTAutograd by ``_unsafe_view``, where no other output lies in that memory.
+    """
+    found = _copyable_outputs(joint, _roots(joint))
+    views = (
+        _place(desc)
+        for base, outputs in found.items()
+        if any(value is not base for value, _ in outputs)
+        for _, desc in outputs
+    )
+    return tuple(sorted(place for place in views if place is not None))
+
+
 def reread_outputs(joint: JointGraph, forward: fx.Graph) -> tuple[int, ...]:
     """Which of the user's outputs share memory with what forward hands to backward, inputs left aside.
 
@@ -100,11 +116,31 @@ def reread_outputs(joint: JointGraph, forward: fx.Graph) -> tuple[int, ...]:
     memories = [storage_key(v.meta.get("val")) if isinstance(v, fx.Node) else None for v in values]
     inputs = {storage_key(p.meta.get("val")) for p in forward.find_nodes(op="placeholder")}
     handed = {*memories[n:]} - inputs - {None}
-    return tuple(
-        desc.idx
-        for desc, key in zip(descs, memories[:n], strict=True)
-        if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) and key in handed
-    )
+    found = zip(map(_place, descs), memories[:n], strict=True)
+    return tuple(place for place, key in found if place is not None and key in handed)
+
+
+def _place(desc: Any) -> int | None:
+    """The place of an output among those that the user sees; None: the user does not see it."""
+    return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
+
+
+def _copyable_outputs(
+    joint: JointGraph, root: Mapping[fx.Node, fx.Node]
+) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
+    """Outputs with their descriptors by whose memory they are: neither an input's, nor what eager autograd saves."""
+    theirs = _saved_by_autograd(joint, root)
+    theirs |= {n for n in root if n.op != "call_function"}
+    memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
+    outputs, _, descs, _ = split_outputs(joint)
+    of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
+    for value, desc in zip(outputs, descs, strict=True):
+        if not isinstance(value, fx.Node) or is_input_mutation(desc) or root[value] in theirs:
+            continue
+        fake = value.meta.get("val")
+        if isinstance(fake, torch.Tensor) and storage_key(fake) not in memories:
+            of_root.setdefault(root[value], []).append((value, desc))
+    return of_root
 
 
 def _roots(joint: JointGraph) -> dict[fx.Node, fx.Node]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
+from remat.graph.fused_liveness import NEAR_SUMS
 from remat.torch_compat import INDUCTOR, ExternKernelSchedulerNode, InductorChoices, inductor_config
 
 #: Nodes of the schedule by which an operator that is no kernel of Inductor's own may be moved ahead.
 _NEAR = 20
-#: Likewise for what reads a sum: it is small, and what is summed has to be there until then.
-_NEAR_SUMS = 2
 
 
 class NearFusions(InductorChoices):
@@ -30,40 +30,54 @@ class NearFusions(InductorChoices):
         super().__init__()
         self._scheduler: Any = None
         self._waits: dict[str, int] = {}
+        self._operators: list[int] = []
 
     def uuid(self) -> str:
         """What stands for this in the keys of Inductor's caches."""
-        return f"remat.near-fusions.{_NEAR}.{_NEAR_SUMS}"
+        return f"remat.near-fusions.{_NEAR}.{NEAR_SUMS}"
 
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
-        return self._is_near(scheduler, node1, node2, _NEAR)
+        stands, waits = self._places(scheduler, node1, node2)
+        return waits <= stands + _NEAR
 
     def can_fuse_vertical(  # type: ignore[override]  # likewise
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
-        return not node1.is_reduction() or self._is_near(scheduler, node1, node2, _NEAR_SUMS)
+        if not node1.is_reduction():
+            return True
+        before, until = (
+            bisect_right(self._operators, place) for place in self._places(scheduler, node1, node2)
+        )
+        return until <= before + NEAR_SUMS
 
-    def _is_near(self, scheduler: Any, node1: Any, node2: Any, near: int) -> bool:
-        """Whether neither kernel has to wait for operators that are farther behind the other one."""
+    def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
+        """Where the first of two kernels stands, and the last operator that the other one waits for."""
         if self._scheduler is not scheduler:
             self._scheduler, self._waits = scheduler, _waits(scheduler)
+            self._operators = [
+                n.min_order for n in _placed(scheduler) if isinstance(n, ExternKernelSchedulerNode)
+            ]
         first, other = sorted((node1, node2), key=lambda n: n.min_order)
         waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
-        return bool(waits <= first.max_order + near)
+        return int(first.max_order), waits
+
+
+def _placed(scheduler: Any) -> list[Any]:
+    """The nodes of a schedule in order; dead ones have no place."""
+    placed = (n for n in scheduler.name_to_node.values() if hasattr(n, "min_order"))
+    return sorted(placed, key=lambda n: n.min_order)
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
     """For each node of a schedule the place of the last operator it waits for that is no kernel; -1: none."""
     found: dict[str, int] = {}
-    # Dead nodes have no place.
-    placed = [n for n in scheduler.name_to_node.values() if hasattr(n, "min_order")]
-    for node in sorted(placed, key=lambda n: n.min_order):
+    for node in _placed(scheduler):
         last = -1
         for read in node.unmet_dependencies:
             buffer = scheduler.name_to_buf.get(read.name)

@@ -12,7 +12,6 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,8 @@ from remat.integrations.compiled_memory import (
     write_timeline,
 )
 from remat.integrations.kept_steps import Kept, operators_of, text_of
+from remat.integrations.size_guards import guard_sizes
+from remat.integrations.unwatched import plan_unwatched
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.crash_reports import folder_for, report
@@ -139,6 +140,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
         self.siblings = Siblings()
+        self.watched = False  # whether whoever compiles the step looks for writes to its outputs
         # What follows is about one compilation; see `remat.integrations.torch_compile`.
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
@@ -303,15 +305,28 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
-        plan = (
-            self.compiled.plan if self.lower == "inductor" else partial(plan_graph, in_place=True)
-        )
-        made = plan(joint, asked, agree=self.agree)
+        primals = [node.meta.get("val") for node in _primals(joint)]
+        made = self._plan(joint, asked)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
+        # What Inductor makes of it, the backend knows once it is compiled.
+        if self.lower == "eager":
+            guard_sizes(primals, made, saved=self.applies_saved)
         self._list(made)
         # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
         return made.forward, copy_module(made.backward)
+
+    @property
+    def applies_saved(self) -> bool:
+        """Whether the plan of the graph at hand is a saved one."""
+        return isinstance(self._asked.plan, Plan)
+
+    def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
+        if not self.watched:
+            return plan_unwatched(joint, asked, self.agree)
+        if self.lower == "inductor":
+            return self.compiled.plan(joint, asked, self.agree)
+        return plan_graph(joint, asked, in_place=True, agree=self.agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
@@ -501,9 +516,13 @@ def _mark_static_inputs(joint: JointGraph) -> None:
 
     From PyTorch 2.15 on it asks, and takes all others that it is not told about to stay too.
     """
-    primals = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
-    for place, node in enumerate(primals):
+    for place, node in enumerate(_primals(joint)):
         node.meta["is_static_input"] = place in joint.static_inputs
+
+
+def _primals(joint: JointGraph) -> list[fx.Node]:
+    """The inputs of forward, in order."""
+    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
 
 
 def _name_of(gm: fx.GraphModule) -> str:

@@ -88,7 +88,7 @@ def backend(
 
     def partitioner_for(changed: Mapping[str, Any]) -> Partitioner:
         made = Partitioner(**{**changed, "lower": lower})
-        made.siblings = siblings
+        made.siblings, made.watched = siblings, True
         return made
 
     partition = partitioner_for({k: v for k, v in ours.items() if k != "lower"})
@@ -122,8 +122,8 @@ def backend(
     made = partition.made
     if made is None:
         return compiled
-    if partition.request.plan is None:
-        guard_sizes(example_inputs, made, partition.request.budget)
+    if lower == "inductor":  # by what it takes as compiled; else the partitioner has guarded it
+        guard_sizes(example_inputs, made, saved=partition.applies_saved)
     return around_autograd(
         compiled, made.reread_outputs, made.graph, by_inductor=lower == "inductor"
     )

@@ -77,6 +77,8 @@ class Plan(Record):
             saved them: who refills one between forward and backward is refused by autograd.
         reread_outputs: places, among the values that the step returns, of those whose memory backward reads:
             who writes to one before backward is refused.
+        copied_outputs: places of those that are returned as copies, as nobody would have noticed a write to them:
+            of a step that `remat.partitioner` has split by itself.
         growth: the power of symbolic sizes with which the value that grows fastest grows; 0: no size is a symbol.
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
@@ -137,6 +139,7 @@ class Plan(Record):
     reread_inputs: bool = True
     reread: tuple[str, ...] = ()
     reread_outputs: tuple[int, ...] = ()
+    copied_outputs: tuple[int, ...] = ()
     growth: float = 0.0
     lower: str = ""
     torch: str = ""
@@ -296,6 +299,9 @@ class Plan(Record):
             lines += [
                 f"  reads outputs in backward (at {places}): who writes to one before gets an error"
             ]
+        if self.copied_outputs:
+            places = ", ".join(map(str, self.copied_outputs))
+            lines += [f"  returns copies of outputs (at {places}), whose numbers backward reads"]
         show_cost = partial(format_cost, unit=self.unit)
         nodes = () if self._modules is None or not self.ways else self._modules[0].graph.nodes
         lines += ways_lines(self.ways, show_cost, {n.name: source_line(n) for n in nodes})

@@ -31,7 +31,7 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
-from remat.graph.refills import reread_outputs
+from remat.graph.refills import copy_outputs, reread_outputs
 from remat.graph.storages import growth
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
@@ -117,6 +117,9 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"hooks={request.hooks.name!r} would pack what it has put away once more; leave hooks out, or plan "
             "again without offload and pack"
         )
+    if plan.copied_outputs:
+        joint, in_place = joint if in_place else joint.copy(), True
+        copy_outputs(joint, plan.copied_outputs)
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
     )
@@ -133,8 +136,12 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         waited=plan.waited,
         peak_limit=plan.peak_limit,
     )
+    done = split(replace(prepared, decision=plan.decision, choice=choice))
+    if growth(done.index.values):  # at these sizes it may keep more than at those it was made for
+        kept = sum(_saved_in(done).values())
+        done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
     made = finish(
-        split(replace(prepared, decision=plan.decision, choice=choice)),
+        done,
         cost=request.plan_costs[plan.cost],
         budget=plan.asked,
         fingerprint=plan.fingerprint,
@@ -145,6 +152,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         ),
         link=plan.link,
     )
+    made = replace(made, copied_outputs=plan.copied_outputs)
     told = plan.planned_peak_bytes or plan.peak_bytes
     if (
         plan.ways
@@ -311,12 +319,7 @@ def finish(
     cost = cost.on(state.joint)
     lowered = state.lowered(cost)
     problem = lowered.problem
-    n = state.joint.num_fwd_outputs
-    saved_bytes = sum(
-        saved_storages(
-            state.forward, n, count_outputs=state.count_outputs, memories=state.joint.memories
-        ).values()
-    )
+    saved_bytes = sum(_saved_in(state).values())
     choice = state.choice or DecisionInfo()
     capacity = saved_bytes if choice.capacity is None else choice.capacity
     verify(
@@ -397,4 +400,15 @@ def finish(
         _problem=problem,
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=None if without is None else without.curve,
+    )
+
+
+def _saved_in(state: State) -> dict[int, int]:
+    """The storages that forward hands to backward, with their bytes, as the state counts them."""
+    assert state.forward is not None
+    return saved_storages(
+        state.forward,
+        state.joint.num_fwd_outputs,
+        count_outputs=state.count_outputs,
+        memories=state.joint.memories,
     )

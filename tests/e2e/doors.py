@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 import remat
 
@@ -33,6 +35,13 @@ def compiled(model: Model, budget: float | int | str = 0.0, **options: Any) -> M
     asked = {} if "plan" in options else {"budget": budget}  # beside a plan, it is for other graphs
     options = {**asked, "lower": "eager", **options}
     return torch.compile(model, backend="remat", options=options)  # type: ignore[no-any-return]
+
+
+def aot(partition: Any) -> Any:
+    """A backend that runs the halves as a partition function has split them."""
+    return aot_autograd(
+        fw_compiler=lambda module, _: make_boxed_func(module.forward), partition_fn=partition
+    )
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor | None]:

@@ -6,22 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
+from functorch.compile import min_cut_rematerialization_partition
 from torch._functorch import config as functorch_config
 
 import remat
 from benchmarks.models import build
-from tests.e2e.doors import Mlp, NewPlans, assert_same, stepped
+from tests.e2e.doors import Mlp, NewPlans, aot, assert_same, stepped
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-
-
-def aot(partition: Any) -> Any:
-    return aot_autograd(
-        fw_compiler=lambda module, _: make_boxed_func(module.forward), partition_fn=partition
-    )
 
 
 def test_partitioner_as_partition_fn(mlp: Mlp, x: torch.Tensor, new_plans: NewPlans) -> None:

@@ -15,6 +15,8 @@ from torch.nn import functional as F
 import remat
 from remat.errors import RereadError
 from remat.graph.joint import outputs_of
+from remat.torch_compat import functorch_config, inductor_config
+from tests.e2e.doors import aot
 
 T = torch.Tensor
 
@@ -41,6 +43,14 @@ class Views(Language):
 
     def returned(self, loss: T, logits: T) -> Any:
         return loss, logits, logits.detach(), logits[:, 1:].transpose(1, 2)
+
+
+class Chunks(Language):
+    """Returns views alone: what they lie in is not an output."""
+
+    def returned(self, loss: T, logits: T) -> Any:
+        first, second = logits.detach().chunk(2, -1)
+        return loss, first, second, logits.transpose(1, 2)
 
 
 class Stored(nn.Module):
@@ -120,6 +130,54 @@ def test_views_are_refused_too_and_a_loss_may_be_scaled() -> None:
     expected = [g / 4 for g in gradients(model, model, nothing)]
     found = gradients(model, f, lambda out: out[0].div_(4))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("by", ["aot", "inductor"])
+@pytest.mark.parametrize("budget", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [(Language, by_detach), (Language, by_numpy), (Views, by_view), (Chunks, by_detach)],
+)
+def test_a_partitioner_by_itself_hands_out_copies(
+    kind: type[Language], write: Callable[[Any], None], budget: float, by: str
+) -> None:
+    """There is nobody who would notice the write."""
+    model, partition = kind(), remat.partitioner(budget)
+    told = {"custom_partitioner_fn": partition} if by == "inductor" else {}
+    with inductor_config.patch(told), functorch_config.patch(enable_autograd_cache=False):
+        f = torch.compile(model, backend="inductor" if by == "inductor" else aot(partition))
+        expected = gradients(model, model, nothing)
+        for found in (gradients(model, f, nothing), gradients(model, f, write)):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    plan = remat.plans()[-1]
+    assert plan.reread_outputs == ()
+    if plan.copied_outputs:
+        assert "returns copies of outputs (at 1" in plan.explain()
+    assert plan.copied_outputs or budget == 1
+
+
+def test_what_no_view_hides_is_returned_itself() -> None:
+    """Autograd sees a write to what is saved itself, and such outputs cost nothing to keep."""
+    model = Stored()
+    f = torch.compile(model, backend=aot(remat.partitioner(0)))
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        gradients(model, f, by_detach)
+    assert remat.plans()[-1].copied_outputs == ()
+
+
+def test_a_saved_plan_returns_the_same_copies() -> None:
+    model = Language()
+    f = torch.compile(model, backend=aot(remat.partitioner(0.5)))
+    expected = gradients(model, f, by_detach)
+    plan = remat.Plan.from_json(remat.plans()[-1].to_json())
+    assert plan.copied_outputs == (1,)
+    for backend in (aot(remat.partitioner(plan=plan)), "remat"):
+        torch.compiler.reset()
+        options = {"options": {"plan": plan, "lower": "eager"}} if backend == "remat" else {}
+        f = torch.compile(model, backend=backend, **options)
+        torch.testing.assert_close(gradients(model, f, by_detach), expected)
+        assert remat.plans()[-1].copied_outputs == (1,)
+        assert remat.plans()[-1].saved_bytes == plan.saved_bytes
 
 
 def test_what_eager_pytorch_refuses_is_refused() -> None:

@@ -19,11 +19,11 @@ from remat.torch_compat import (
 )
 
 
-def schedule(extern: int) -> SimpleNamespace:
-    """A chain of 40 nodes; each reads the one before, and one of them is no kernel of Inductor's own."""
+def schedule(*externs: int) -> SimpleNamespace:
+    """A chain of 40 nodes; each reads the one before, and some of them are no kernels of Inductor's own."""
     nodes = {}
     for k in range(40):
-        node = object.__new__(ExternKernelSchedulerNode) if k == extern else SimpleNamespace()
+        node = object.__new__(ExternKernelSchedulerNode) if k in externs else SimpleNamespace()
         reads = [SimpleNamespace(name=f"buf{k - 1}")] if k else []
         node.__dict__.update(  # type: ignore[attr-defined]
             min_order=k,
@@ -49,9 +49,19 @@ def test_no_operator_is_moved_far_ahead(
     assert NearFusions().can_fuse_horizontal(made, other, first, 8) is joined
 
 
-@pytest.mark.parametrize(("extern", "joined"), [(2, True), (3, True), (4, False), (39, True)])
-def test_a_sum_does_not_wait_for_what_reads_it(extern: int, joined: bool) -> None:
-    made = schedule(extern)
+@pytest.mark.parametrize(
+    ("externs", "joined"),
+    [
+        ((), True),
+        ((2,), True),
+        ((30,), True),
+        ((2, 3), False),
+        ((2, 30), False),
+        ((0, 2, 39), True),
+    ],
+)
+def test_a_sum_does_not_wait_for_what_reads_it(externs: tuple[int, ...], joined: bool) -> None:
+    made = schedule(*externs)
     first, other = made.name_to_node["op1"], made.name_to_node["op39"]
     assert NearFusions().can_fuse_vertical(made, first, other, 8) is joined
     assert NearFusions().can_fuse_vertical(made, made.name_to_node["op2"], other, 8)

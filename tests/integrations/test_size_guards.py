@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import remat
-from remat.errors import BudgetError
+from remat.errors import BudgetError, PlanError
 from remat.graph.storages import growth
+from remat.torch_compat import functorch_config, inductor_config
+from tests.e2e.doors import aot
 
 T = torch.Tensor
 
@@ -59,6 +62,63 @@ def test_bytes_hold_for_every_batch_and_only_larger_ones_are_planned_anew(lower:
         planned[batch] = len(remat.plans()) - before
     assert planned[20] == planned[90] == planned[96]
     assert planned[16] == planned[100] == planned[512]
+
+
+@pytest.mark.parametrize("by", ["aot", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_partitioner_by_itself_guards_its_plans_too(
+    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model, partition = net(), remat.partitioner("40KiB")
+    backend = "inductor" if by == "inductor" else aot(partition)
+    planned = []
+    told = {"custom_partitioner_fn": partition} if by == "inductor" else {}
+    with inductor_config.patch(told), functorch_config.patch(enable_autograd_cache=True):
+        for _ in range(2):  # under Inductor the second time from AOTAutograd's cache
+            torch.compiler.reset()
+            f = torch.compile(model, backend=backend)
+            before = len(remat.plans())
+            for batch in (16, 24, 512, 100):
+                assert held_bytes(f, torch.randn(batch, 32), model) <= 40 * 1024, batch
+            planned.append(len(remat.plans()) - before)
+    assert planned == ([3, 0] if by == "inductor" else [3, 3])
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("budget", ["40KiB", remat.Peak("200KiB")])
+def test_a_saved_plan_is_refused_at_sizes_at_which_it_takes_more(budget: Any, lower: str) -> None:
+    model = net()
+
+    def compiled(**options: Any) -> Callable[[T], T]:
+        torch.compiler.reset()
+        options["lower"] = lower
+        return torch.compile(model, backend="remat", dynamic=True, options=options)
+
+    compiled(budget=budget)(torch.randn(24, 32)).sum().backward()
+    plan = remat.plans()[-1].to_json()
+    f = compiled(plan=plan)
+    for batch in (16, 24):
+        f(torch.randn(batch, 32)).sum().backward()
+    for g in (f, compiled(plan=plan)):
+        with pytest.raises(
+            torch._dynamo.exc.BackendCompilerFailed, match=r"saved plan .*at these sizes"
+        ) as caught:
+            g(torch.randn(512, 32))
+        assert isinstance(caught.value.inner_exception, PlanError)
+
+
+def test_a_saved_plan_under_a_share_is_for_all_sizes() -> None:
+    model = net()
+    options: dict[str, Any] = {"budget": 0.5, "lower": "eager"}
+    f = torch.compile(model, backend="remat", dynamic=True, options=options)
+    f(torch.randn(24, 32)).sum().backward()
+    plan = remat.plans()[-1].to_json()
+    torch.compiler.reset()
+    f = torch.compile(
+        model, backend="remat", dynamic=True, options={"plan": plan, "lower": "eager"}
+    )
+    for batch in (512, 16):
+        f(torch.randn(batch, 32)).sum().backward()
 
 
 def test_a_budget_with_room_is_planned_once_for_all_sizes_that_fit() -> None:

@@ -275,7 +275,7 @@ def frontier(
 
     Args:
         joint: the captured step; it is not changed.
-        solver: as in `plan`; by peak, it is asked for budget 1's plan alone.
+        solver: as in `plan`; by peak, it is asked for budget 1's plan, and a few around the least peak.
         cost: as in `plan`.
         time_limit: seconds for the solver at each budget; None: no clock.
         by: ``"bytes"``: less cost for more saved bytes; ``"peak"``: less cost for a higher peak of the step.

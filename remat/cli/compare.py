@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
-    help="solvers to compare, with commas; by default all that can run here",
+    help="solvers to compare, with commas; by default all that can run here, those that may search for "
+    "minutes with a twentieth of their work unless --time-limit is given",
 )
 @click.option(
     "--budgets",
@@ -55,11 +57,14 @@ def compare(
 ) -> None:
     """Plan MODEL with several solvers at several budgets, side by side.
 
-    The best of each budget carry a star. The gap is the share of the cost above a proven bound.
+    The best of each budget carry a star. The gap is the share of the cost above a proven bound. A solver that is
+    named with --solvers searches as long as it does in `remat plan`.
     """
     from remat import api
     from remat.cli import tables
     from remat.planning.comparison import compare as run_all
+    from remat.solvers.base import Solver
+    from remat.solvers.brief import BRIEF
 
     common: dict[str, Any] = {
         "cost": cost,
@@ -69,7 +74,10 @@ def compare(
         "pack": pack,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
-    names = api.solver_names() if solvers is None else solvers
+    names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]
+    if solvers is None and time_limit is None:
+        names = [BRIEF.get(str(name), name) for name in names]
+    brief = tuple(solver.name for solver in names if isinstance(solver, Solver))
     with Progress() as progress:
         example, joint, captured = capture_model(progress, model, overrides, **options)
         total, done = len(names) * len(budgets), 0
@@ -81,6 +89,7 @@ def compare(
 
         progress.step(f"comparing {total} plans")
         comparison = run_all(joint, names, asked, on_row=count, **common)
+        comparison = dataclasses.replace(comparison, brief=brief)
     failed = all(row.reason is not None for row in comparison.rows)
     if as_json and not failed:
         click.echo(comparison.to_json(), nl=False)

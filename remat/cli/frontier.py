@@ -82,8 +82,8 @@ def frontier(
 
     The knee is the point beyond which more memory buys little. A share is of the bytes that the
     runtime-optimal partition saves: up to 1, what --budget takes. By peak it is a matter of seconds, and a
-    solver is asked for budget 1's plan alone. With --offload or --pack there are two frontiers by peak: with
-    those ways of keeping values, and without.
+    solver is asked for budget 1's plan and a few around the least peak. With --offload or --pack there are two
+    frontiers by peak: with those ways of keeping values, and without.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph

@@ -111,7 +111,7 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What stands below the table: why a row is empty, and where a cut did better than the solver."""
+    """What stands below the table: why a row is empty, where a cut did better than the solver, who was brief."""
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -123,7 +123,13 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         else:
             continue
         notes.setdefault(text, []).append(row.solver)
-    return [f"{', '.join(names)}: {text}" for text, names in notes.items()]
+    told = [f"{', '.join(names)}: {text}" for text, names in notes.items()]
+    if comparison.brief:
+        told.append(
+            f"{', '.join(comparison.brief)}: searched with a twentieth of their work, so that the table comes soon; "
+            "named with --solvers they do all of it"
+        )
+    return told
 
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:

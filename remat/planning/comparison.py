@@ -98,6 +98,7 @@ class Comparison:
         without_peak_bytes: simulated peak of the step without remat, which is that of the plan of ``auto``
             at budget 1.
         without_recompute_cost: cost of what runs twice in that plan.
+        brief: names of solvers that were given a small part of their work, see `remat.solvers.brief`.
     """
 
     graph: str
@@ -107,6 +108,7 @@ class Comparison:
     step_cost: int = 0
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0
+    brief: tuple[str, ...] = ()
 
     @property
     def without(self) -> str:

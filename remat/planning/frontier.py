@@ -52,7 +52,7 @@ class Frontier:
     Attributes:
         by: ``"bytes"``: what a plan saves; ``"peak"``: the simulated peak of its step.
         graph: name of the joint graph.
-        solver: who decided; by peak, who decided at budget 1: the rest is minimum cuts.
+        solver: who decided; by peak, who decided at budget 1 and around the least peak: the rest is minimum cuts.
         cost: the cost model.
         unit: unit of all costs.
         points: fewest bytes, or the lowest peak, first; cost falls from each to the next.

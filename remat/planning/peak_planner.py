@@ -31,6 +31,9 @@ from remat.units import Budget, bytes_of_share, format_apart, format_bytes
 MOST_CUTS = 40
 #: Nodes of all its plans together up to which those are split, for their simulated peaks.
 SIMULATED = 400_000
+#: Runs of a step up to which its frontier ends at the least peak that a plan for that is searched for: beyond
+#: them that search takes several times as long as all of the frontier.
+LEAST_RUNS = 2_000
 #: Nodes of the problem up to which each decision that a search begins with is the best of all solvers.
 PROVEN = 2_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
@@ -39,9 +42,9 @@ CLOSING = 3
 PARTS = 20
 #: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
 _IN_WAYS, _BELOW = 12, 4
-#: Why no budget lowers a peak further, and what does.
 #: A share of budget 1's peak, as one over it, that is not worth a warning where a peak is only expected.
 _LITTLE_MORE = 100
+#: Why no budget lowers a peak further, and what does.
 _UNSHRUNK = (
     ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
     "budget, or make the model or the batch smaller"
@@ -174,8 +177,9 @@ class PeakPlanner:
         """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
 
         Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
-        differ by what a few scalars take. Where values may be packed or offloaded, that is tried at some of the
-        peaks, and below the lowest. The line is given by its vertices (peak bytes, cost).
+        differ by what a few scalars take. Of a step of up to `LEAST_RUNS` runs the first is within the least peak
+        that `within` comes to. Where values may be packed or offloaded, that is tried at some of the peaks, and
+        below the lowest. The line is given by its vertices (peak bytes, cost).
         """
         ways = self.ways if self._of.request.has_ways else None
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
@@ -187,13 +191,16 @@ class PeakPlanner:
         few = len(found) * len(self._of.state.index) <= SIMULATED
         decided = [(self.decided(f), f.peak_bytes) for f in found]
         decided = [(d, self._of.peak(d) if few else at) for d, at in decided]
+        if len(search.step.problem.runnable) <= LEAST_RUNS:
+            lowest = self._within(Budget(peak_share=0.0), self.least_found)
+            decided = _on_curve([*decided, (lowest, self._of.peak(lowest))])
         if ways is not None:
             decided += self._in_ways(ways, decided, search.least_possible)
         pairs = []
         for d, at in decided:
             bound = next((cost for peak, cost in line if peak >= at), 0)
             pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
-        return pareto(pairs, lambda pair: (pair[1], pair[0].cost)), line
+        return _on_curve(pairs), line
 
     def _in_ways(
         self, ways: WaysPlanner, found: Sequence[tuple[Decided, int]], least_possible: int
@@ -469,3 +476,8 @@ class PeakPlanner:
             PeakWarning,
             stacklevel=4,
         )
+
+
+def _on_curve(found: list[tuple[Decided, int]]) -> list[tuple[Decided, int]]:
+    """Decisions, each with its peak, that no other beats: the lowest first."""
+    return pareto(found, lambda pair: (pair[1], pair[0].cost))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.solvers.base import Solver
@@ -10,14 +11,16 @@ from remat.solvers.kernel import missing
 from remat.solvers.lagrangian import Search
 from remat.solvers.solution import Answer
 
-#: Work of one search, in units of the kernel; a few hundred million take a second.
-WORK = 1_000_000_000
 
-
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphExact(Solver):
-    """All decisions within the gap of the hull, by dynamic programming over the graph, in C++."""
+    """All decisions within the gap of the hull, by dynamic programming over the graph, in C++.
 
-    __slots__ = ()
+    Attributes:
+        work: of one search, in units of the kernel; a hundred million take a second or three.
+    """
+
+    work: int = 1_000_000_000
 
     name: ClassVar[str] = "graph-exact"
     requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
@@ -29,4 +32,6 @@ class GraphExact(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Decide a graph problem; the answer's bound is a lower bound on the cost."""
         search = Search(problem, time_limit=time_limit)
-        return search.answer(search.exact(search.repair(search.start()), work=WORK, tolerance=0.0))
+        return search.answer(
+            search.exact(search.repair(search.start()), work=self.work, tolerance=0.0)
+        )

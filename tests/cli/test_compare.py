@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+import remat
 from remat.cli import main
+from remat.planning import comparison
+from remat.solvers.brief import PARTS
 from tests.cli.models import BLOCK, folder_with
 
 MODELS = BLOCK + '''
@@ -62,3 +67,46 @@ def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -
     assert done.exit_code == 1
     assert "closed today" in done.stdout
     assert done.stderr.splitlines()[-1].startswith("error: no solver found a plan")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The solvers that the command has asked for, once it has run; nobody is asked but `greedy`."""
+    found: list[Any] = []
+    real = comparison.compare
+
+    def compare(joint: Any, solvers: Any, *args: Any, **options: Any) -> Any:
+        found.extend(solvers)
+        return real(joint, ("greedy",), *args, **options)
+
+    monkeypatch.setattr(comparison, "compare", compare)
+    return found
+
+
+def test_all_solvers_stand_side_by_side_with_the_slow_ones_in_brief(asked: list[Any]) -> None:
+    done = run("compare", MODEL, "--budgets", "0.1")
+    assert done.exit_code == 0, done.output
+    slow = ("milp", "pulp", "cpsat", "branch-and-bound", "graph-exact", "graph-milp")
+    names = [s if isinstance(s, str) else s.name for s in asked]
+    assert names == list(remat.solver_names())
+    brief = [s for s in asked if not isinstance(s, str)]
+    assert {s.name for s in brief} == {*slow}.intersection(names)
+    for solver in brief:
+        whole = type(solver)()
+        limits = [f.name for f in fields(whole) if f.name in ("work", "nodes", "clock_s")]
+        assert [PARTS * getattr(solver, f) for f in limits] == [getattr(whole, f) for f in limits]
+    (note,) = (line for line in done.stdout.splitlines() if "a twentieth of their work" in line)
+    assert note.startswith(", ".join(s.name for s in brief) + ": ")
+    told = json.loads(run("compare", MODEL, "--budgets", "0.1", "--json").stdout)
+    assert told["brief"] == [s.name for s in brief]
+
+
+@pytest.mark.parametrize("options", [("--solvers", "cpsat,greedy"), ("--time-limit", "5")])
+def test_solvers_that_are_named_or_timed_do_all_of_their_work(
+    asked: list[Any], options: tuple[str, ...]
+) -> None:
+    done = run("compare", MODEL, "--budgets", "0.1", *options)
+    assert done.exit_code == 0, done.output
+    assert "cpsat" in asked
+    assert all(isinstance(solver, str) for solver in asked)
+    assert "a twentieth" not in done.stdout

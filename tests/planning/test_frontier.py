@@ -22,7 +22,7 @@ from torch import nn
 import remat
 from benchmarks.models import build
 from remat.errors import BudgetError, PlanError, ProblemError
-from remat.planning import peak_frontier
+from remat.planning import peak_frontier, peak_planner
 from remat.planning.frontier import Frontier, FrontierPoint
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
@@ -362,6 +362,21 @@ def test_a_frontier_by_peak_is_near_the_plans_within_its_peaks(
     full = remat.plan(joint, 1.0)
     within = [p for p in by_peak.points if p.peak_bytes <= full.peak_bytes]
     assert min(p.recompute_cost for p in within) <= full.recompute_cost
+
+
+def test_a_frontier_by_peak_ends_at_the_least_peak_that_is_found(
+    joint: remat.JointGraph, by_peak: Frontier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    least = remat.plan(joint, remat.Peak(0.0))
+    lowest = by_peak.points[0]
+    assert lowest.peak_bytes <= least.peak_bytes
+    assert lowest.recompute_cost <= least.recompute_cost or lowest.peak_bytes < least.peak_bytes
+    plan = by_peak.plan(lowest)
+    assert (plan.peak_bytes, plan.peak_limit) == (lowest.peak_bytes, 0)
+    monkeypatch.setattr(peak_planner, "LEAST_RUNS", 0)
+    told: list[str] = []
+    remat.frontier(joint, by="peak", on_step=told.append)
+    assert not [t for t in told if t.startswith("searching within")], "too large for that search"
 
 
 def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(

@@ -115,6 +115,7 @@ def test_a_frontier_with_ways_lies_below_the_one_without(tmp_path: Path) -> None
         gains.append(p.recompute_cost - min(within))
     assert min(gains) >= 0
     assert max(gains) > 0
+    assert found.points[0].peak_bytes <= remat.plan(blocks(), remat.Peak(0.0), **slow).peak_bytes
     cheapest = next(p for p in found.points if p not in without.points)
     plan = found.plan(cheapest)
     assert plan.ways

@@ -108,6 +108,16 @@ def test_solvers_agree_on_identical_layers(share: float) -> None:
         assert solution.cost <= exact.cost * 1.05
 
 
+@needs_kernel
+def test_exact_search_ends_where_its_work_does(monkeypatch) -> None:
+    monkeypatch.setattr("remat.solvers.lagrangian.SMALL", 0)
+    problem = layers(12)
+    problem = problem.within(sum(problem.size) // 2)
+    little, much = (run_graph(GraphExact(work=work), problem) for work in (1, 10**9))
+    assert (little.status, much.status) == (Status.FEASIBLE, Status.OPTIMAL)
+    assert little.deterministic
+
+
 def test_without_the_kernel_plans_still_fit_and_are_bounded(monkeypatch) -> None:
     import remat.solvers.lagrangian as module
 

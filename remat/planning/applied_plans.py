@@ -175,8 +175,8 @@ def _told(plan: Plan, *, with_bytes: bool, with_costs: bool) -> Iterator[tuple[s
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     """How a plan is above its own budget; empty where it is not.
 
-    Of a compiled step the peak is the one in the plan: it is computed once the step is compiled again. Of one of
-    several graphs that share a peak no graph alone tells whether they keep it.
+    A compiled step keeps it as planned or as compiled, of which the latter is computed once it is compiled again.
+    Of one of several graphs that share a peak no graph alone tells whether they keep it.
     """
     asked = plan.asked
     if asked.nbytes is not None and made.saved_bytes > asked.nbytes:
@@ -188,8 +188,8 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
     if not limit or not alone:
         return ""
     peak = made.peak_bytes
-    if _is_compiled(plan):
-        peak = plan.peak_bytes if asked.peak_bytes else 0  # shares are held nearly
+    if _is_compiled(plan):  # as Inductor wrote it, a share is held nearly
+        peak = min(peak, plan.peak_bytes) if asked.peak_bytes else 0
     elif peak > limit and made.lower == "inductor":
         peak = min(peak, made.predicted_peak_bytes)
     if peak <= limit:

@@ -13,7 +13,7 @@ from torch import nn
 import remat
 from remat.errors import PlanError
 from tests.graphs import joint_of, weight
-from tests.planning.test_ways import OPTIONS, Torn, blocks, products
+from tests.planning.test_ways import OPTIONS, Blocks, Torn, blocks, products
 
 #: Values that runs wait for: what is offloaded there is needed back too soon.
 SLOW: dict[str, Any] = {**OPTIONS, "offload": "3GB/s"}
@@ -250,3 +250,22 @@ def test_a_file_as_it_was_saved_is_always_applied(budget: Any, cost: str) -> Non
     again = remat.plan(blocks(), plan=read(plan))
     for name in ("saved", "peak_bytes", "saved_bytes", "recompute_cost", "step_cost", "remat"):
         assert getattr(again, name) == getattr(plan, name)
+
+
+@pytest.mark.slow
+def test_a_plan_with_the_bytes_of_compiled_code_is_compared_as_it_was_planned() -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(), torch.randn(16, 8, 48)
+    joint = remat.capture(model, (x,), lower="inductor")
+    torch.compiler.reset()
+    options = {"plan": read(remat.plan(joint, remat.Peak(0.5)))}
+    torch.compile(model, backend="remat", options=options)(x).backward()
+    plan = remat.plans()[-1]
+    assert plan.planned_peak_bytes
+    assert remat.plan(joint, plan=read(plan)).peak_bytes == plan.planned_peak_bytes
+    for name in ("planned_peak_bytes", "planned_saved_bytes", "recompute_cost"):
+        with pytest.raises(PlanError, match=f"{name} is .* in it, and "):
+            remat.plan(joint, plan=read(plan, **{name: getattr(plan, name) + 1}))
+    least = min(plan.peak_bytes, plan.planned_peak_bytes)
+    with pytest.raises(PlanError, match="does not keep its budget"):
+        remat.plan(joint, plan=read(plan, budget=f"peak:{least - 1}B"))

@@ -220,7 +220,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         hooks, reread_inputs = self.request.hooks, self.request.reread_inputs
 
         def again() -> Plan:
-            request = PlanRequest.of(plan=plan, hooks=hooks, reread_inputs=reread_inputs)
+            # What a cache holds was edited by nobody, and the plan may be one of several.
+            asked = replace(plan, remat="")
+            request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
+            request = replace(request, of_several=True)
             return plan_graph(parse_joint(kept.joint), request, in_place=True)
 
         self.siblings.met[plan.fingerprint] += 1

@@ -112,6 +112,8 @@ class Plan(Record):
         link: the link to the host, where values may be offloaded.
         peak_limit: the peak in bytes that a share of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
             and in files written before it was recorded.
+        remat: the version of remat that computed the figures from the graph alone; empty in files written before it
+            was recorded, and where hooks, outputs that count as saved, or a pipeline had a part in them.
     """
 
     form: ClassVar[Form] = Form("plan", "remat_plan", 1)
@@ -159,6 +161,7 @@ class Plan(Record):
     waited: int = 0
     link: str = ""
     peak_limit: int = 0
+    remat: str = ""
     _asked: Budget | None = None
     _modules: tuple[fx.GraphModule, fx.GraphModule] | None = None
     _problem: GraphProblem | None = None
@@ -172,6 +175,8 @@ class Plan(Record):
             value = getattr(self, name)
             if not 0 <= value < _TOO_LARGE:
                 raise ProblemError(f"{name} is {value}, expected 0 or more, and less than 2**100")
+        for budget in filter(None, (self.budget, self.region_budget)):
+            Budget.parse(budget)
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
         """The plan with the figures of the step as it was compiled."""

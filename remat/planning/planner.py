@@ -39,7 +39,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted, RegionBudget, refuse_peak
 from remat.passes.decide.min_cut import require_tangents
-from remat.passes.packing.pairs import PAIRS
+from remat.planning.applied_plans import check_applied, ways_of
 from remat.planning.decider import Decided, Decider, fingerprint_of
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
@@ -48,7 +48,8 @@ from remat.planning.request import PlanRequest
 from remat.planning.without import Without, curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
-from remat.units import Budget, format_bytes
+from remat.units import Budget
+from remat.version import __version__
 
 
 def plan_graph(
@@ -95,12 +96,15 @@ def plan_graph(
     )
     require_tangents(state)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
-    return finish(
+    made = finish(
         pipeline.run(state, in_place=True).state,
         cost=budgeted[-1].cost if budgeted else Roofline(),
         budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
         fingerprint=fingerprint,
     )
+    return replace(
+        made, remat=""
+    )  # a saved plan is applied by the default passes, to other figures
 
 
 def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: bool) -> Plan:
@@ -123,7 +127,8 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
     )
-    _check_ways(prepared, plan)
+    request = replace(request, cost=request.plan_costs[plan.cost].on(prepared.joint))
+    ways, waited = ways_of(prepared, plan, request)
     choice = DecisionInfo(
         capacity=plan.capacity,
         full_bytes=plan.full_bytes,
@@ -133,16 +138,17 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         deterministic=plan.deterministic,
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
-        waited=plan.waited,
+        waited=waited,
         peak_limit=plan.peak_limit,
     )
-    done = split(replace(prepared, decision=plan.decision, choice=choice))
+    decision = replace(plan.decision, ways=ways)
+    done = split(replace(prepared, decision=decision, choice=choice))
     if growth(done.index.values):  # at these sizes it may keep more than at those it was made for
         kept = sum(_saved_in(done).values())
         done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
     made = finish(
         done,
-        cost=request.plan_costs[plan.cost],
+        cost=request.cost,
         budget=plan.asked,
         fingerprint=plan.fingerprint,
         without=Without(
@@ -153,50 +159,8 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         link=plan.link,
     )
     made = replace(made, copied_outputs=plan.copied_outputs)
-    told = plan.planned_peak_bytes or plan.peak_bytes
-    if (
-        plan.ways
-        and plan.lower == made.lower
-        and plan.torch == made.torch
-        and made.peak_bytes > told
-    ):
-        raise _edited(
-            plan,
-            f"it has a peak of {format_bytes(told)} ({told} bytes) in it, and {format_bytes(made.peak_bytes)} "
-            f"({made.peak_bytes} bytes) in the step that it makes",
-        )
+    check_applied(plan, made, request)
     return made
-
-
-def _edited(plan: Plan, fault: str) -> PlanError:
-    return PlanError(
-        f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
-    )
-
-
-def _check_ways(prepared: State, plan: Plan) -> None:
-    """Refuses ways that are not those of the graph's values, as an edited file may have them."""
-    owner, index = prepared.storages.owner, prepared.index
-    sizes = {node.name: prepared.storages.nbytes[owner[i]] for i, node in enumerate(index.nodes)}
-    seen = set()
-    for way in plan.ways:
-        fault = ""
-        if way.name in seen:
-            fault = f"'{way.name}' has two ways"
-        elif way.name in sizes and way.nbytes != sizes[way.name]:
-            fault = f"'{way.name}' has {way.nbytes} bytes in it, and {sizes[way.name]} in the graph"
-        elif way.pair and way.pair not in PAIRS:
-            fault = f"'{way.name}' is packed by '{way.pair}', and there is no such pair"
-        elif min(way.cost, way.packed_bytes) < 0:
-            fault = f"'{way.name}' has a cost of {way.cost} and {way.packed_bytes} bytes packed"
-        else:
-            for place in filter(None, (way.freed_after, way.fetched_before)):
-                at = index.by_name.get(place)
-                if at is None or index.nodes[at].op != "call_function":
-                    fault = f"'{way.name}' is copied beside '{place}', which does not run"
-        if fault:
-            raise _edited(plan, fault)
-        seen.add(way.name)
 
 
 class Planner(Decider):
@@ -382,6 +346,7 @@ def finish(
         reread_outputs=reread_outputs(state.joint, state.forward.graph),
         lower=state.joint.lower,
         torch=torch.__version__,
+        remat="" if state.hooks is not None or state.count_outputs else __version__,
         region_budget="" if region is None else str(Budget(share=region)),
         least_because=choice.least_because,
         operators=state.operators,

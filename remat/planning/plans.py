@@ -50,10 +50,20 @@ class PlanSet(Record, Sequence[Plan]):
             raise ProblemError("it holds no plan")
         if self.runs and (len(self.runs) != len(self.plans) or min(self.runs) < 1):
             raise ProblemError(f"it holds {len(self.plans)} plans, and runs is {self.runs}")
-        if self.peak_bytes < 0:
-            raise ProblemError(f"peak_bytes is {self.peak_bytes}, expected 0 or more")
+        for name in ("capacity", "passed_bytes", "peak_bytes", "without_peak_bytes"):
+            if getattr(self, name) < 0:
+                raise ProblemError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if self.budget:
-            Budget.parse(self.budget)
+            self._check_budget(Budget.parse(self.budget))
+
+    def _check_budget(self, asked: Budget) -> None:
+        """Refuses figures above the budget; those of each plan are checked on its graph."""
+        bounds = (("peak_bytes", asked.peak_bytes), ("saved_bytes", asked.nbytes))
+        for name, limit in bounds:
+            if limit is not None and getattr(self, name) > limit:
+                raise ProblemError(
+                    f"its budget is {asked}, and {name} of its plans together is {getattr(self, name)}"
+                )
 
     @property
     def saved_bytes(self) -> int:

@@ -36,6 +36,9 @@ HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
 PackOption = str | Sequence[str]
 
+#: The pairs by which single values may be packed: the ready-made ones, but for that which offloads.
+PACKING = {name: pair for name, pair in PAIRS.items() if name != "cpu-offload"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
@@ -49,6 +52,7 @@ class PlanRequest:
         plan: saved plans to apply to the graphs that they were made for.
         plan_costs: the cost models of those plans, by their names.
         plans_others: whether a graph that no saved plan was made for is planned, not refused.
+        of_several: whether ``plan`` is one of several graphs' under one budget.
         pipeline: passes to run instead of the default ones; they carry budget, solver, cost model and
             time limit of their own.
         count_outputs: count forward's outputs as saved bytes instead of as free.
@@ -65,6 +69,7 @@ class PlanRequest:
     plan: Plan | PlanSet | None = None
     plan_costs: Mapping[str, CostModel] = field(default_factory=dict)
     plans_others: bool = False
+    of_several: bool = False
     pipeline: Pipeline | None = None
     count_outputs: bool = False
     hooks: SavedTensorHooks | None = None
@@ -264,7 +269,8 @@ class PlanRequest:
         plan = plan_for(
             joint, self.plan, fingerprint=fingerprint, nth=nth, others=self.plans_others
         )
-        return replace(self, plan=plan)
+        several = self.of_several or (isinstance(self.plan, PlanSet) and len(self.plan) > 1)
+        return replace(self, plan=plan, of_several=several)
 
     def deciding(self) -> Budgeted:
         """The pass that decides: on the whole graph where the solver can, else by a knapsack."""
@@ -309,14 +315,13 @@ class PlanRequest:
 
 def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
     """The pairs of a list of names, or of text with commas between them."""
-    ready = {name: pair for name, pair in PAIRS.items() if name != "cpu-offload"}
     if not isinstance(pack, (str, Sequence)):
         raise ProblemError(
             f"pack is {pack!r}; expected names of ready-made pairs: 'bf16', or ['bf16', 'float8']"
         )
     given = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
     for name in given:
-        if not isinstance(name, str) or name not in ready:
+        if not isinstance(name, str) or name not in PACKING:
             instead = (
                 ": pairs of your own, which nobody can price, are for hooks=, and pack everything"
             )
@@ -325,10 +330,10 @@ def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
             elif name == "cpu-offload":
                 instead = ": to send values to the host, give offload"
             raise ProblemError(
-                f"pack has {name!r}; expected names of ready-made pairs ({', '.join(ready)}), for example "
+                f"pack has {name!r}; expected names of ready-made pairs ({', '.join(PACKING)}), for example "
                 f"pack=['bf16']{instead}"
             )
-    return tuple(ready[name] for name in dict.fromkeys(given))
+    return tuple(PACKING[name] for name in dict.fromkeys(given))
 
 
 @contextlib.contextmanager

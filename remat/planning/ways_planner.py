@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from torch import fx
-
 from remat.errors import ProblemError
 from remat.graph.copying import run_of
-from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
-from remat.graph.liveness import StepWalk, sums_of
 from remat.graph.lowering import Decision, Way
 from remat.passes.core.state import State
 from remat.passes.hooks.ways import KeepInWays, sorted_out
@@ -19,9 +15,9 @@ from remat.planning.decider import Decided, Decider
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager, split
+from remat.planning.ways_copies import Copies
 from remat.planning.ways_prices import Times, ways_problem
 from remat.solvers.schedule_problem import evaluate_schedule
-from remat.solvers.transfers import Transfer, place
 from remat.solvers.ways_lagrangian import Found, Lives
 from remat.solvers.ways_problem import OFFLOADED, WaysProblem
 from remat.solvers.ways_search import WaysSearch
@@ -320,7 +316,8 @@ class WaysPlanner:
         halves = PassManager((KeepInWays(),)).run(
             replace(plain, decision=decision), in_place=True, verify=False
         )
-        placed, waited, over = self._copies_of(halves.state, decision.ways, peak_bytes)
+        copies = Copies(halves.state, decision.ways, of.request.offload, self._times)
+        placed, waited, over = copies.placed(peak_bytes)
         cost = found.cost - found.done.waited + waited
         decided = Decided(
             decision=replace(decision, ways=placed),
@@ -329,61 +326,3 @@ class WaysPlanner:
             choice=replace(choice, waited=waited),
         )
         return decided, over
-
-    def _copies_of(
-        self, state: State, ways: tuple[Way, ...], peak_bytes: int
-    ) -> tuple[tuple[Way, ...], int, int]:
-        """Where the copies of two halves stand, how long runs wait for them, and bytes over the peak."""
-        forward, backward = state.forward, state.backward
-        assert forward is not None
-        assert backward is not None
-        walk = StepWalk(forward, backward, state.joint.num_fwd_outputs, state.joint.memories)
-        spans = [x[2:] for x in walk.lifetimes()]
-        nodes = [node for _, node in walk.running()]
-        boundary, moments = walk.boundary, walk.moments
-        if len(nodes) != len(moments):  # a half that runs nothing has nothing to hide copies behind
-            return ways, 0, 0
-        alive = sums_of(spans, len(moments))
-        times = [self._time_of(node) for node in nodes]
-        at = {node: k for k, node in enumerate(nodes)}
-        link = self._of.request.offload
-        offloaded = [way for way in ways if not way.pair]
-        sent = {
-            str(n.meta.get("packed_from")): n for n in nodes[:boundary] if n.target is WAIT_COPIED
-        }
-        back = {str(n.args[0]): n for n in nodes[boundary:] if n.target is RELOAD}
-        transfers = []
-        for way in offloaded:
-            assert link is not None
-            transfers.append(
-                Transfer(
-                    nbytes=way.nbytes,
-                    ready=at[sent[way.name]],
-                    needed=at[back[sent[way.name].name]],
-                    send=link.time_ps(way.nbytes),
-                    fetch=link.time_ps(way.nbytes),
-                )
-            )
-        placed = place(times, boundary, alive, transfers, peak_bytes)
-        copies = (OFFLOAD, RELOAD, WAIT_COPIED)
-        named: dict[str, Way] = {}
-        for k, way in enumerate(offloaded):
-            freed, fetched = placed.freed[k], placed.fetched[k]
-            while freed > transfers[k].ready and nodes[freed].target in copies:
-                freed -= 1
-            while fetched < transfers[k].needed and nodes[fetched].target in copies:
-                fetched += 1
-            named[way.name] = replace(
-                way,
-                freed_after=moments[freed] if freed > transfers[k].ready else "",
-                fetched_before=moments[fetched] if fetched < transfers[k].needed else "",
-            )
-        over = max(0, max(placed.bytes_alive) - peak_bytes)
-        return tuple(named.get(w.name, w) for w in ways), placed.waited, over
-
-    def _time_of(self, node: fx.Node) -> int:
-        """Time of a run in one of the halves."""
-        if node.target in (OFFLOAD, RELOAD, WAIT_COPIED):
-            return 0
-        known = self._times.of_name.get(run_of(node))
-        return self._times.of_graph([node]) if known is None else known

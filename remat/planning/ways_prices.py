@@ -94,7 +94,7 @@ def ways_problem(
         if nbytes * _SMALL < total or problem.size[at] != nbytes:
             continue
         node = state.index.nodes[lowered.position[i]]
-        found = (_packing(state, node, hooks, times, known) for hooks in request.pack)
+        found = (packing_of(state, node, hooks, times, known) for hooks in request.pack)
         packings[at] = tuple(p for p in found if p is not None)
         if request.offload is not None:
             send[at] = fetch[at] = request.offload.time_ps(nbytes)
@@ -124,14 +124,22 @@ def _may_have_ways(state: State, lowered: Lowered, i: int) -> bool:
     )
 
 
-def _packing(
+def packing_of(
     state: State,
     node: fx.Node,
     hooks: SavedTensorHooks,
     times: Times,
     known: dict[int, Packing | None],
 ) -> Packing | None:
-    """How a pair packs a value; None where it does not, or is not for it."""
+    """How a pair packs a value; None where it does not, or is not for it.
+
+    Args:
+        state: the prepared graph.
+        node: the value.
+        hooks: the pair.
+        times: of its operators.
+        known: what was found for other values of this graph.
+    """
     late, position = state.roles.tangent_closure, state.index.position
     if hooks.lossy and not may_be_rounded(node, lambda u: late[position[u]]):
         return None

@@ -115,6 +115,46 @@ def place(
     )
 
 
+def waited_at(
+    times: Sequence[int],
+    boundary: int,
+    transfers: Sequence[Transfer],
+    freed: Sequence[int],
+    fetched: Sequence[int],
+) -> int:
+    """Time that a schedule waits for the link where copies stand as somebody says, by the same queues as `place`.
+
+    Args:
+        times: time of each run.
+        boundary: the first run of backward.
+        transfers: what is sent and fetched.
+        freed: for each transfer, the run of forward after which its memory is free; not before ``ready``.
+        fetched: for each transfer, the run of backward before which its fetch begins; not after ``needed``.
+    """
+    n, of = len(times), range(len(transfers))
+    order = sorted(of, key=lambda i: (transfers[i].ready, i))
+    queue = [(transfers[i].ready, transfers[i].send, freed[i]) for i in order]
+    order = sorted(of, key=lambda i: (-transfers[i].needed, -i))
+    back = [(n - 1 - transfers[i].needed, transfers[i].fetch, n - 1 - fetched[i]) for i in order]
+    return _waited(times[:boundary], queue) + _waited(times[boundary:][::-1], back)
+
+
+def _waited(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
+    """What a queue of (run behind which it enters, time, run after which it has left) is waited for."""
+    now = idle_from = waited = entered = 0
+    due: dict[int, int] = {}  # by runs: when all that leave behind them have left
+    for at, time in enumerate(times):
+        now += time
+        while entered < len(queue) and queue[entered][0] == at:
+            _, copying, leaves = queue[entered]
+            idle_from = max(idle_from, now) + copying
+            due[leaves] = idle_from
+            entered += 1
+        late = max(0, due.get(at, 0) - now)
+        waited, now = waited + late, now + late
+    return waited
+
+
 def _through(
     times: Sequence[int],
     alive: list[int],

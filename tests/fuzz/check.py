@@ -116,6 +116,8 @@ def check_plan(case: Case, captured: Recorded, reference: dict[str, torch.Tensor
     assert differences(left, reference) == [], "the plan differs from the joint graph"
     assert 0 <= plan.recompute_bound <= plan.recompute_cost
     assert plan.least_bytes <= plan.saved_bytes <= plan.capacity
+    again = remat.plan(captured.joint, plan=remat.Plan.from_json(plan.to_json()))
+    assert (again.saved, again.peak_bytes) == (plan.saved, plan.peak_bytes)
     if case.count_outputs or case.way.dynamic:
         return
     kinds = {n.target for n in captured.joint.graph.nodes if n.name in plan.saved}

@@ -362,6 +362,9 @@ def test_a_link_is_a_number_of_bytes_too() -> None:
     link = Link.parse(25e9)
     assert (link.told, link.bytes_per_s) == ("25 GB/s", 25_000_000_000)
     assert Link.parse(str(link)) == link
+    for link in (Link.parse("pcie5"), Link.parse("1kB/s"), Link.parse("1.23456789GB/s")):
+        assert Link.of_told(link.told).bytes_per_s == link.bytes_per_s
+    assert Link.of_told("1e-06 GB/s").bytes_per_s == 1000  # as it was written before
     for wrong in (True, 0, -1.0, math.nan, math.inf):
         with pytest.raises(ProblemError, match="expected the link to the host"):
             Link.parse(wrong)
@@ -391,9 +394,9 @@ def test_an_edited_plan_is_not_believed_about_its_values() -> None:
         ([first, {**first, "pair": "float8"}], "has two ways"),
         ([{**first, "pair": "zip"}], "packed by 'zip', and there is no such pair"),
         ([{**first, "cost": -1}], "has a cost of -1"),
-        ([{**first, "fetched_before": "tangents_1"}], "beside 'tangents_1', which does not run"),
-        ([{**first, "freed_after": "nobody"}], "beside 'nobody', which does not run"),
-        (data["ways"][:1], "it has a peak of .* in it, and .* in the step that it makes"),
+        ([{**first, "fetched_before": "tangents_1"}], "before 'tangents_1', which does not run"),
+        ([{**first, "freed_after": "nobody"}], "after 'nobody', which does not run"),
+        (data["ways"][:1], " is .* in it, and .* in the step that it makes"),
     ):
         edited = remat.Plan.from_json(json.dumps({**data, "ways": ways}))
         with pytest.raises(PlanError, match=says):

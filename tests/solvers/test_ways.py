@@ -9,7 +9,7 @@ import pytest
 from remat.errors import BudgetError, ProblemError
 from remat.solvers import ways_search
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.transfers import Transfer, place
+from remat.solvers.transfers import Transfer, place, waited_at
 from remat.solvers.ways_bare import search_of, solve_ways
 from remat.solvers.ways_problem import (
     OFFLOADED,
@@ -74,6 +74,18 @@ def test_what_memory_has_no_time_for_is_waited_for() -> None:
     assert done.waited == done.cost == 4 + 4
 
 
+def test_copies_that_stand_elsewhere_are_waited_for() -> None:
+    one = Transfer(nbytes=10, ready=0, needed=5, send=4, fetch=4)
+    two = Transfer(nbytes=4, ready=1, needed=4, send=2, fetch=2)
+
+    def waited(freed: tuple[int, int], fetched: tuple[int, int]) -> int:
+        return waited_at((5,) * 6, 3, (one, two), freed, fetched)
+
+    assert waited((1, 2), (4, 3)) == 0
+    assert waited((0, 1), (5, 4)) == 4 + 2 + 4 + 2
+    assert waited((0, 2), (4, 3)) == 4
+
+
 def test_packing_takes_its_time_and_its_memory() -> None:
     followed = follow(WAYS, RUNS)
     done = evaluate_ways(WAYS, followed, {0: 0}, None)
@@ -132,6 +144,7 @@ def test_no_placement_of_copies_waits_less(seed: int) -> None:
     placed = place(times, forward, alive, transfers, capacity)
     assert max(placed.bytes_alive) <= capacity
     assert placed.waited == least_wait(times, forward, alive, transfers, capacity)
+    assert placed.waited == waited_at(times, forward, transfers, placed.freed, placed.fetched)
 
 
 @pytest.mark.parametrize("seed", range(0, 2000, 50))

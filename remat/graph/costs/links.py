@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import numbers
@@ -67,6 +68,24 @@ class Link:
             f"{', '.join(links())}{_BITS if str(value).strip().endswith('b/s') else ''}"
         )
 
+    @classmethod
+    def of_told(cls, text: str) -> Link:
+        """Reads what `told` says, as plans keep it.
+
+        Raises:
+            ProblemError: it says nothing of the kind.
+        """
+        match = re.fullmatch(r"(?:(\S+) \()?([0-9.]+(?:e[+-][0-9]+)?) GB/s\)?", text)
+        with contextlib.suppress(
+            ValueError, OverflowError
+        ):  # a number that is none; a ProblemError, too
+            if match is not None:
+                rate = round(float(match[2]) * 1e9)
+                return cls(name=match[1] or f"{match[2]}GB/s", bytes_per_s=rate)
+        raise ProblemError(
+            f"the link is {text!r}; expected its rate in one direction, such as '25 GB/s' or 'pcie5 (64 GB/s)'"
+        )
+
     def time_ps(self, nbytes: int) -> int:
         """Picoseconds of a copy of so many bytes, rounded up."""
         return -(-nbytes * _PS_PER_S // self.bytes_per_s)
@@ -81,7 +100,8 @@ class Link:
     @property
     def told(self) -> str:
         """The link for people."""
-        rate = f"{self.bytes_per_s / 1e9:g} GB/s"
+        whole, rest = divmod(self.bytes_per_s, 10**9)
+        rate = f"{f'{whole}.{rest:09}'.rstrip('0').rstrip('.')} GB/s"
         return f"{self.name} ({rate})" if self.name in links() else rate
 
 

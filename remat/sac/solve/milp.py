@@ -166,7 +166,7 @@ def _plan(
         plain_peak_bytes=tree.peak_bytes(world_size),
         recompute_ms=spent / PS_PER_MS,
         step_ms=tree.step_ms,
-        bound_ms=min(result.bound_ps, spent) / PS_PER_MS,
+        bound_ms=max(0, min(result.bound_ps, spent)) / PS_PER_MS,
         world_size=world_size,
         solver=solver,
         mode=tree.mode,

@@ -19,6 +19,14 @@ from remat.units import format_bytes
 _NAMED = 4
 
 
+#: Figures that are no less than 0, and less than what a float can hold.
+_OF_MODULE = ("stored_bytes", "discarded_bytes", "recompute_ms")
+_OF_STEP = (
+    "budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms",
+)  # fmt: skip
+_TOO_LARGE = 2**100
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModulePlan:
     """One checkpointed module.
@@ -51,6 +59,7 @@ class ModulePlan:
                 f"module '{self.name}': stored must be increasing indices of its {len(self.ops)} "
                 f"operators, got {list(self.stored)[:8]}"
             )
+        _check_figures(self, _OF_MODULE, f"module '{self.name}': ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +92,11 @@ class SACPlan(Record):
     solver: str = ""
     mode: str = ""
 
+    def __post_init__(self) -> None:
+        _check_figures(self, _OF_STEP)
+        if self.world_size < 1:
+            raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
+
     @property
     def offloaded_bytes(self) -> int:
         """Bytes that wait in the host's memory for one call of each module that is offloaded."""
@@ -110,6 +124,16 @@ class SACPlan(Record):
     def code(self) -> str:
         """Python to paste: it makes this plan, and applies it to a variable ``model``."""
         return _code(self)
+
+
+def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str = "") -> None:
+    """Refuses figures that none can be, as an edited file may have them; NaN among them."""
+    for name in names:
+        value = getattr(plan, name)
+        if not 0 <= value < _TOO_LARGE:
+            raise ProblemError(
+                f"{where}{name} is {value}, expected 0 or more, and less than 2**100"
+            )
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:

@@ -228,6 +228,7 @@ def test_a_saved_plan_whose_orders_were_edited_is_refused() -> None:
         saved=decision.saved,
         forward_order=decision.forward_order,
         backward_order=decision.backward_order,
+        remat="",  # the figures are those of another plan
     )
     assert remat.plan(joint, plan=remat.Plan.from_json(plan.to_json())).forward is not None
     forward, backward = list(plan.forward_order), list(plan.backward_order)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
-from remat.sac import SACPlan
+from remat.errors import PlanError
+from remat.sac import SACPlan, apply
 from tests.sac.planned import Block, Stack, all_equal, gradients, plan_for, sac_plan
 
 LAYERS = ("layers.0", "layers.1")
@@ -69,3 +72,33 @@ def test_code_of_small_and_empty_plans() -> None:
         found: dict[str, Any] = {}
         exec(compile(text, "pasted", "exec"), found)
         assert found["plan"] == plan
+
+
+@pytest.mark.parametrize("name", ["stored_bytes", "discarded_bytes", "recompute_ms"])
+@pytest.mark.parametrize("value", [-1, float("nan"), 10**400])
+def test_figures_of_a_module_that_cannot_be_are_refused(name: str, value: float) -> None:
+    data = json.loads(a_plan().to_json())
+    data["modules"][0][name] = value
+    with pytest.raises(PlanError, match=f"{name}"):
+        SACPlan.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms"],
+)
+def test_figures_of_a_step_that_cannot_be_are_refused(name: str) -> None:
+    data = json.loads(a_plan().to_json())
+    for value in (-1, float("-inf")):
+        with pytest.raises(PlanError, match=name):
+            SACPlan.from_json(json.dumps({**data, name: value}))
+    with pytest.raises(PlanError, match="world_size is 0, expected 1 or more ranks"):
+        SACPlan.from_json(json.dumps({**data, "world_size": 0}))
+
+
+def test_an_edited_name_of_a_module_is_refused_by_the_model() -> None:
+    edited = a_plan().to_json().replace('"name": "layers.1"', '"name": "layers.7"')
+    plan, model = SACPlan.from_json(edited), Stack()
+    with pytest.raises(PlanError, match=r"module 'layers\.7', which Stack does not have; near are"):
+        apply(model, plan)
+    assert not any("forward" in m.__dict__ for m in model.modules())

@@ -1,0 +1,222 @@
+"""A saved plan on the graph that it was made for: no number in it is believed.
+
+What a plan comes to is computed anew when it is applied, and what is not as the file says is refused by name.
+Figures can only be compared where they were computed in the same way: by this version of remat and of PyTorch,
+for the same lowering and the same sizes, without hooks or a pipeline of one's own. Costs, besides, only where the
+cost model is data that ships with remat: what was measured is not measured twice alike. Where figures cannot be
+compared, those computed here count; the budget holds in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from remat.errors import PlanError, ProblemError
+from remat.graph.costs import CostModel, Roofline
+from remat.graph.costs.counting import Flops, Unit
+from remat.graph.costs.devices import DEVICES
+from remat.graph.costs.fused import RooflineFused
+from remat.graph.costs.links import Link
+from remat.graph.lowering import Way
+from remat.graph.storages import growth
+from remat.passes.core.state import State
+from remat.passes.packing.pairs import PAIRS
+from remat.planning.pipelines import split
+from remat.planning.plan import Plan
+from remat.planning.request import PACKING, PlanRequest
+from remat.planning.ways_copies import Copies
+from remat.planning.ways_prices import Times, packing_of
+from remat.version import __version__
+
+
+def edited(plan: Plan, fault: str) -> PlanError:
+    """The error for a plan that says what does not hold."""
+    return PlanError(
+        f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
+    )
+
+
+def ways_of(prepared: State, plan: Plan, request: PlanRequest) -> tuple[tuple[Way, ...], int]:
+    """The ways of a saved plan with their own figures, and how long runs wait for its copies.
+
+    Args:
+        prepared: the graph, before it is split.
+        plan: the saved plan.
+        request: how it is applied; its cost model is the plan's, on this graph.
+
+    Raises:
+        PlanError: the graph has no such ways, or their figures are others.
+    """
+    if not plan.ways:
+        if plan.waited:
+            raise edited(plan, f"waited is {plan.waited} in it, and nothing is offloaded")
+        return (), 0
+    sizes = prepared.storages.nbytes
+    of_name = {
+        n.name: sizes[prepared.storages.owner[i]] for i, n in enumerate(prepared.index.nodes)
+    }
+    fault = next(_faults(plan, of_name), None)
+    if fault is not None:
+        raise edited(plan, fault)
+    if request.cost.unit != "ps":
+        raise edited(
+            plan,
+            f"its cost model is {plan.cost}, whose unit is {request.cost.unit}, and packing and offloading are "
+            "planned by times",
+        )
+    same = _is_comparable(plan, prepared) and _is_data(request.cost)
+    times = Times.of(prepared, request)
+    ways = tuple(_priced(way, prepared, times, plan, same=same) for way in plan.ways)
+    waited = _waited(prepared, plan, ways, times)
+    if same and waited != plan.waited:
+        raise edited(
+            plan, f"waited is {plan.waited} ps in it, and runs wait {waited} ps for its copies"
+        )
+    return ways, waited
+
+
+def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
+    """What is wrong with the ways of a plan, whatever they cost."""
+    seen, saved = set(), set(plan.saved)
+    for way in plan.ways:
+        if way.name in seen:
+            yield f"'{way.name}' has two ways"
+        seen.add(way.name)
+        if way.name not in saved or way.name not in sizes:
+            yield f"'{way.name}' is packed or offloaded in it, and is not among what it saves"
+        elif way.nbytes != sizes[way.name]:
+            yield f"'{way.name}' has {way.nbytes} bytes in it, and {sizes[way.name]} in the graph"
+        elif way.pair and way.pair not in PACKING:
+            yield (
+                f"'{way.name}' is packed by '{way.pair}', and there is no such pair; expected one of "
+                f"{', '.join(PACKING)}"
+            )
+        elif not way.pair and (way.cost or way.packed_bytes):
+            yield (
+                f"'{way.name}' has a cost of {way.cost} and {way.packed_bytes} bytes packed in it, and is "
+                "offloaded, which has neither"
+            )
+        elif way.pair and (way.freed_after or way.fetched_before):
+            yield f"'{way.name}' is packed by '{way.pair}', and has places for copies, of which it has none"
+
+
+def _priced(way: Way, prepared: State, times: Times, plan: Plan, *, same: bool) -> Way:
+    """A way with the bytes and the time that it takes."""
+    if not way.pair:
+        return way
+    node = prepared.index.nodes[prepared.index.by_name[way.name]]
+    found = packing_of(prepared, node, PAIRS[way.pair], times, {})
+    if found is None:
+        raise edited(plan, f"'{way.name}' is packed by '{way.pair}', which is not for it")
+    cost = found.pack + found.unpack
+    if same and (way.packed_bytes, way.cost) != (found.nbytes, cost):
+        raise edited(
+            plan,
+            f"'{way.name}' has a cost of {way.cost} and {way.packed_bytes} bytes packed in it, and packing "
+            f"it by '{way.pair}' takes {cost} ps and {found.nbytes} bytes",
+        )
+    return replace(way, packed_bytes=found.nbytes, cost=cost)
+
+
+def _waited(prepared: State, plan: Plan, ways: tuple[Way, ...], times: Times) -> int:
+    if all(way.pair for way in ways):
+        return 0
+    try:
+        link = Link.of_told(plan.link)
+    except ProblemError as error:
+        raise edited(plan, f"link: {error}") from None
+    unplaced = tuple(replace(way, freed_after="", fetched_before="") for way in ways)
+    halves = split(replace(prepared, decision=replace(plan.decision, ways=unplaced)))
+    try:
+        return Copies(halves, ways, link, times).waited()
+    except PlanError as error:
+        raise edited(plan, str(error)) from None
+
+
+def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
+    """Refuses a plan whose figures are not those of the step that it makes, or that is above its budget.
+
+    Args:
+        plan: the saved plan.
+        made: what it came to on its graph.
+        request: how it was applied; its cost model is the plan's, on this graph.
+
+    Raises:
+        PlanError: it does not come to what it says.
+    """
+    if plan.unit != made.unit:
+        raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
+    if _is_alike(plan, made.lower) and not made.growth:
+        told = _told(plan, with_bytes=request.hooks is None, with_costs=_is_data(request.cost))
+        for name, claimed, figure in told:
+            found = getattr(made, figure)
+            if claimed != found:
+                fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
+                raise edited(plan, fault)
+    fault = _above_budget(plan, made, alone=not request.of_several)
+    if fault:
+        raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
+
+
+def _told(plan: Plan, *, with_bytes: bool, with_costs: bool) -> Iterator[tuple[str, int, str]]:
+    """The figures in a plan that can be compared: the field, its value, and the field that is computed."""
+    if with_bytes:
+        planned = "planned_" if _is_compiled(plan) else ""
+        for figure in ("saved_bytes", "peak_bytes"):
+            yield f"{planned}{figure}", getattr(plan, f"{planned}{figure}"), figure
+    if with_costs:
+        for figure in ("recompute_cost", "step_cost"):
+            yield figure, getattr(plan, figure), figure
+
+
+def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
+    """How a plan is above its own budget; empty where it is not.
+
+    A compiled step keeps it as planned or as compiled, of which the latter is computed once it is compiled again.
+    Of one of several graphs that share a peak no graph alone tells whether they keep it.
+    """
+    asked = plan.asked
+    if asked.nbytes is not None and made.saved_bytes > asked.nbytes:
+        return (
+            f"budget is {asked} in it, and the step that it makes saves {made.saved_bytes} bytes; plan again "
+            f"within {asked}"
+        )
+    limit = asked.peak_bytes or (plan.peak_limit if asked.on_peak else 0)
+    if not limit or not alone:
+        return ""
+    peak = made.peak_bytes
+    if _is_compiled(plan):  # as Inductor wrote it, a share is held nearly
+        peak = min(peak, plan.peak_bytes) if asked.peak_bytes else 0
+    elif peak > limit and made.lower == "inductor":
+        peak = min(peak, made.predicted_peak_bytes)
+    if peak <= limit:
+        return ""
+    return (
+        f"budget is {asked} in it, {limit} bytes, and the step that it makes has a peak of {peak} bytes; plan "
+        f"again within {asked}. If it is one of several graphs' plans under one budget, apply their PlanSet"
+    )
+
+
+def _is_comparable(plan: Plan, prepared: State) -> bool:
+    return _is_alike(plan, prepared.joint.lower) and not growth(prepared.index.values)
+
+
+def _is_alike(plan: Plan, lower: str) -> bool:
+    """Whether figures of a plan were computed as they are here."""
+    return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
+
+
+def _is_compiled(plan: Plan) -> bool:
+    """Whether a plan has the bytes of the code that Inductor wrote, and beside them those that were planned."""
+    return plan.lower == "inductor" and plan.planned_peak_bytes > 0
+
+
+def _is_data(cost: CostModel) -> bool:
+    """Whether a cost model is data that ships with remat, so that it prices alike everywhere."""
+    if isinstance(cost, Roofline):
+        shipped = type(cost) in (Roofline, RooflineFused)
+        return shipped and DEVICES.get(cost.device.name) == cost.device
+    return type(cost) in (Flops, Unit)

@@ -1,0 +1,271 @@
+"""Saved plans on their graphs: no figure is believed, no budget is left, and older files are read."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import PlanError
+from tests.graphs import joint_of, weight
+from tests.planning.test_ways import OPTIONS, Blocks, Torn, blocks, products
+
+#: Values that runs wait for: what is offloaded there is needed back too soon.
+SLOW: dict[str, Any] = {**OPTIONS, "offload": "3GB/s"}
+
+
+def read(plan: remat.Plan, **other: object) -> remat.Plan:
+    """A plan from a file in which somebody has written other values."""
+    return remat.Plan.from_json(json.dumps({**json.loads(plan.to_json()), **other}))
+
+
+def older(plan: remat.Plan, **other: object) -> remat.Plan:
+    """Likewise, from a file of before plans said what their figures were computed by."""
+    data = json.loads(plan.to_json())
+    del data["remat"]
+    return remat.Plan.from_json(json.dumps({**data, **other}))
+
+
+@cache
+def offloading() -> remat.Plan:
+    plan = remat.plan(blocks(), remat.Peak(0.2), **SLOW)
+    assert plan.host_bytes
+    assert plan.waited
+    return plan
+
+
+@cache
+def packing() -> tuple[remat.JointGraph, remat.Plan]:
+    joint = joint_of(products, weight(64, 1024), weight(1024, 1024))
+    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack=["float8"])
+    assert plan.ways
+    return joint, plan
+
+
+@cache
+def plain() -> remat.Plan:
+    return remat.plan(blocks(), 0.5)
+
+
+@pytest.mark.parametrize(
+    "name", ["saved_bytes", "peak_bytes", "recompute_cost", "step_cost", "waited"]
+)
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> None:
+    plan = offloading()
+    right = getattr(plan, name)
+    edited = read(plan, **{name: right + more})
+    with pytest.raises(PlanError, match=f"{name} is {right + more}.* in it, .* {right} ") as caught:
+        remat.plan(blocks(), plan=edited)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"link": "30 GB/s"}, "waited is .* in it, and runs wait"),
+        ({"link": ""}, "the link is ''; expected its rate"),
+        ({"link": "1e400 GB/s"}, "the link is '1e400 GB/s'"),
+        ({"unit": "FLOP"}, "unit is FLOP in it, and its costs are in ps"),
+        ({"cost": "flops"}, "whose unit is FLOP, and packing and offloading are planned by times"),
+        ({"cost": "roofline:h100"}, " is .* in it, and "),
+        ({"ways": []}, "waited is .* in it, and nothing is offloaded"),
+        ({"ways": [], "waited": 0}, "_bytes is .* in it, and .* in the step that it makes"),
+    ],
+)
+def test_what_else_was_edited_is_refused(other: dict[str, object], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        remat.plan(blocks(), plan=read(offloading(), **other))
+
+
+def test_a_budget_that_is_not_kept_is_refused() -> None:
+    plan = remat.plan(blocks(), remat.Peak(offloading().peak_bytes), **SLOW)
+    assert plan.ways
+    emptied = {"ways": [], "waited": 0}
+    for edited in (
+        older(plan, **emptied),  # no figures to compare with, and yet the budget holds
+        read(plan, budget=f"peak:{plan.peak_bytes - 1}B"),
+        older(offloading(), **emptied),  # a share of the peak
+    ):
+        with pytest.raises(
+            PlanError, match=r"does not keep its budget: budget is peak:.* a peak of"
+        ):
+            remat.plan(blocks(), plan=edited)
+    within = remat.plan(blocks(), plain().saved_bytes)
+    assert remat.plan(blocks(), plan=read(within)).saved == within.saved
+    with pytest.raises(PlanError, match="budget is 64B in it, and the step that it makes saves "):
+        remat.plan(blocks(), plan=read(within, budget="64B"))
+    with pytest.raises(PlanError, match="budget is 'little'; expected"):
+        read(within, budget="little")
+
+
+def test_figures_of_older_files_are_computed_and_not_compared() -> None:
+    plan = offloading()
+    first, *rest = json.loads(plan.to_json())["ways"]
+    again = remat.plan(
+        blocks(), plan=older(plan, peak_bytes=1, saved_bytes=2, recompute_cost=3, waited=4)
+    )
+    for name in ("peak_bytes", "saved_bytes", "recompute_cost", "waited", "ways", "remat"):
+        assert getattr(again, name) == getattr(plan, name)
+    with pytest.raises(PlanError, match=r"bytes in it, and .* in the graph"):
+        remat.plan(blocks(), plan=older(plan, ways=[{**first, "nbytes": 4}, *rest]))
+
+
+def test_places_where_no_copy_can_stand_are_refused() -> None:
+    plan = offloading()
+    first, *rest = json.loads(plan.to_json())["ways"]
+    forward = {n.name for n in plan.forward.graph.nodes if n.op == "call_function"}
+    in_backward = [n for n in plan.backward.graph.nodes if n.name not in first["name"]]
+    taken = next(n.name for n in in_backward if n.op == "placeholder" and n.name in forward)
+    late = next(n.name for n in reversed(in_backward) if n.op == "call_function")
+    for place, node, message in (
+        ("fetched_before", taken, "which does not run in backward before the value is used there"),
+        ("fetched_before", late, "which does not run in backward before the value is used there"),
+        ("fetched_before", "tangents_1", "which does not run in backward"),
+        ("freed_after", "primals_1", "which does not run in forward once the value was used there"),
+        ("freed_after", late, "which does not run in forward once the value was used there"),
+        ("freed_after", first["name"], "which does not run in forward once"),
+    ):
+        edited = read(plan, ways=[{**first, place: node}, *rest])
+        with pytest.raises(PlanError, match=f"'{first['name']}' is .* '{node}', {message}"):
+            remat.plan(blocks(), plan=edited)
+
+
+def test_copies_that_were_moved_are_refused() -> None:
+    plan = offloading()
+    ways = json.loads(plan.to_json())["ways"]
+    moved = [{**way, "freed_after": "", "fetched_before": ""} for way in ways]
+    assert moved != ways
+    with pytest.raises(PlanError, match=r"waited is .* in it, and runs wait"):
+        remat.plan(blocks(), plan=read(plan, ways=moved))
+
+
+def test_a_plan_that_packs_is_applied_without_the_pair_being_named() -> None:
+    joint, plan = packing()
+    again = remat.plan(joint, plan=read(plan))
+    for name in ("ways", "waited", "saved_bytes", "peak_bytes", "recompute_cost", "host_bytes"):
+        assert getattr(again, name) == getattr(plan, name)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"pair": "zip"}, "packed by 'zip', and there is no such pair; expected one of bf16"),
+        ({"pair": "cpu-offload"}, "packed by 'cpu-offload', and there is no such pair"),
+        ({"pair": "bf16"}, "bytes packed in it, and packing it by 'bf16' takes"),
+        ({"cost": 0}, "has a cost of 0 and .* in it, and packing it by 'float8' takes"),
+        ({"packed_bytes": 1}, "1 bytes packed in it, and packing it by 'float8' takes"),
+        ({"freed_after": "mm"}, "has places for copies, of which it has none"),
+        ({"pair": ""}, "is offloaded, which has neither"),
+        ({"pair": "", "cost": 0, "packed_bytes": 0}, "the link is ''"),
+        (
+            {"name": "nobody"},
+            "'nobody' is packed or offloaded in it, and is not among what it saves",
+        ),
+    ],
+)
+def test_pairs_that_are_not_those_of_the_values_are_refused(
+    other: dict[str, object], message: str
+) -> None:
+    joint, plan = packing()
+    first, *rest = json.loads(plan.to_json())["ways"]
+    with pytest.raises(PlanError, match=message):
+        remat.plan(joint, plan=read(plan, ways=[{**first, **other}, *rest]))
+
+
+def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = nn.functional.layer_norm(x @ w, (64,))
+    return torch.sort(y, -1).values.exp() @ w
+
+
+def test_values_that_must_not_be_rounded_are_not_packed_by_an_edited_plan() -> None:
+    joint = joint_of(normed, weight(64, 64), weight(64, 64))
+    plan = older(remat.plan(joint, 1, cost="roofline:epyc"))
+    values = {n.name: n.meta["val"] for n in joint.graph.nodes if n.name in plan.saved}
+    refused = 0
+    for name, value in values.items():
+        if value.is_floating_point() and value.dim() == 2 and value.shape[-1] > 1:
+            continue
+        way = {"name": name, "nbytes": value.untyped_storage().nbytes(), "pair": "float8"}
+        with pytest.raises(PlanError, match=f"'{name}'"):
+            remat.plan(joint, plan=older(plan, ways=[{**way, "packed_bytes": 1, "cost": 1}]))
+        refused += 1
+    assert refused >= 2  # a deviation of each row, and indices
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_plans_of_several_graphs_are_applied_under_the_peak_of_all() -> None:
+    torch.manual_seed(0)
+    model, x = Torn(), torch.randn(16, 8, 48)
+    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
+    share = remat.plan(joints, remat.Peak(0.1), **SLOW)
+    plans = remat.plan(joints, remat.Peak(share.peak_bytes), **SLOW)
+    torch.compiler.reset()
+    options = {"plan": remat.PlanSet.from_json(plans.to_json()), "lower": "eager"}
+    torch.compile(model, backend="remat", options=options)(x).backward()
+    assert [p.peak_bytes for p in remat.plans()[-2:]] == [p.peak_bytes for p in plans]
+    for other, message in (
+        (
+            {"budget": f"peak:{plans.peak_bytes - 1}B"},
+            "budget is peak:.*, and peak_bytes of its plans",
+        ),
+        ({"budget": "64B"}, "its budget is 64B, and saved_bytes of its plans together is"),
+        ({"passed_bytes": -1}, "passed_bytes is -1, expected 0 or more"),
+        ({"capacity": -1}, "capacity is -1, expected 0 or more"),
+    ):
+        data = {**json.loads(plans.to_json()), **other}
+        with pytest.raises(PlanError, match=message):
+            remat.PlanSet.from_json(json.dumps(data))
+
+
+def test_plans_of_pipelines_hooks_and_counted_outputs_are_applied_as_before() -> None:
+    joint = blocks()
+    pipeline = str(remat.default_pipeline(0.5)).replace("reorder-backward,", "")
+    plans = (
+        remat.plan(joint, pipeline=pipeline),
+        remat.plan(joint, 0.5, hooks="bf16"),
+        remat.plan(joint, 1, count_outputs=True),
+    )
+    for plan in plans:
+        assert not plan.remat
+        again = remat.plan(joint, plan=read(plan))
+        assert again.saved == plan.saved
+        assert remat.plan(joint, plan=read(again)).peak_bytes == again.peak_bytes
+    hooked = remat.plan(joint, plan=read(plain()), hooks="bf16")
+    assert hooked.saved_bytes < plain().saved_bytes
+
+
+@pytest.mark.parametrize(
+    "cost", ["roofline", "flops", "roofline-fused:h100", "unit", "roofline:cpu"]
+)
+@pytest.mark.parametrize("budget", [0.0, 0.3, 1, remat.Peak(0.0), remat.Peak(0.5), "100KiB"])
+def test_a_file_as_it_was_saved_is_always_applied(budget: Any, cost: str) -> None:
+    plan = remat.plan(blocks(), budget, cost=cost)
+    again = remat.plan(blocks(), plan=read(plan))
+    for name in ("saved", "peak_bytes", "saved_bytes", "recompute_cost", "step_cost", "remat"):
+        assert getattr(again, name) == getattr(plan, name)
+
+
+@pytest.mark.slow
+def test_a_plan_with_the_bytes_of_compiled_code_is_compared_as_it_was_planned() -> None:
+    torch.manual_seed(0)
+    model, x = Blocks(), torch.randn(16, 8, 48)
+    joint = remat.capture(model, (x,), lower="inductor")
+    torch.compiler.reset()
+    options = {"plan": read(remat.plan(joint, remat.Peak(0.5)))}
+    torch.compile(model, backend="remat", options=options)(x).backward()
+    plan = remat.plans()[-1]
+    assert plan.planned_peak_bytes
+    assert remat.plan(joint, plan=read(plan)).peak_bytes == plan.planned_peak_bytes
+    for name in ("planned_peak_bytes", "planned_saved_bytes", "recompute_cost"):
+        with pytest.raises(PlanError, match=f"{name} is .* in it, and "):
+            remat.plan(joint, plan=read(plan, **{name: getattr(plan, name) + 1}))
+    least = min(plan.peak_bytes, plan.planned_peak_bytes)
+    with pytest.raises(PlanError, match="does not keep its budget"):
+        remat.plan(joint, plan=read(plan, budget=f"peak:{least - 1}B"))

@@ -380,9 +380,9 @@ class _ForThread:
             if not self._inside:
                 self._theirs = theirs = getattr(self._owner, self._name)
 
-                def call(*args: Any) -> Any:
+                def call(*args: Any, **kwargs: Any) -> Any:
                     own = getattr(self._own, "called", None)
-                    return theirs(*args) if own is None else own(theirs, *args)
+                    return theirs(*args, **kwargs) if own is None else own(theirs, *args, **kwargs)
 
                 setattr(self._owner, self._name, call)
             self._inside += 1
@@ -402,14 +402,19 @@ _for_thread = functools.cache(_ForThread)
 
 
 @contextlib.contextmanager
-def sound_tiles() -> Iterator[None]:
-    """Has Inductor's kernels on a CPU write no further than a buffer reaches.
+def sound_kernels() -> Iterator[None]:
+    """Leaves out two faults of Inductor's kernels on a CPU, which PyTorch 2.13 to 2.15 have.
 
-    Where a kernel is tiled in two axes, the second of which is summed over, PyTorch 2.13 to 2.15 look at the loop
-    behind the first axis to see whether the end of that axis needs a shorter write. If a third loop stands between
-    both, the write is a whole vector: next to the end of a row, or of the buffer (pytorch/pytorch issue 196681).
-    Such kernels are tiled in the first axis alone in here.
+    Where a kernel is tiled in two axes, the second of which is summed over, they look at the loop behind the
+    first axis to see whether the end of that axis needs a shorter write. If a third loop stands between both, the
+    write is a whole vector: next to the end of a row, or of the buffer (pytorch/pytorch issue 196681). Such kernels are
+    tiled in the first axis alone in here.
+
+    A kernel that reads a buffer which an operator has written to (a scatter) waits for that operator. Where its loops are
+    formed anew to fit those of another kernel, that is forgotten, and whatever moves kernels afterwards may move it ahead
+    (``torch/_inductor/scheduler.py``, ``SchedulerNode.recompute_size_and_body``).
     """
+    from torch._inductor import scheduler
     from torch._inductor.codegen import cpp
 
     def select(theirs: Callable[..., Any], self: Any, functions: Any, sizes: Any) -> Any:
@@ -419,8 +424,16 @@ def sound_tiles() -> Iterator[None]:
             return factors[:1], axes[:1], stats
         return factors, axes, stats
 
+    def form(theirs: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+        theirs(self, *args, **kwargs)
+        self.set_read_writes(self.read_writes.rename(self.mutation_renames))
+
     selecting: Any = cpp.TilingSelect
-    with _for_thread(selecting, "select_tiling").instead(select):
+    forming: Any = scheduler.SchedulerNode
+    with (
+        _for_thread(selecting, "select_tiling").instead(select),
+        _for_thread(forming, "recompute_size_and_body").instead(form),
+    ):
         yield
 
 

@@ -357,7 +357,7 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     * Operators that draw fill memory in its order. See `_draw_into_planned_layouts`.
     * What is drawn may be drawn again in the same half. See `_replays_within`.
     * Ends of loops of a scan run one by one. See `_scans`.
-    * Some kernels write beyond a buffer. See `torch_compat.sound_tiles`.
+    * Some kernels write beyond a buffer, or read one too early. See `torch_compat.sound_kernels`.
     """
     from remat.integrations.fusion import near_fusions
     from remat.torch_compat import compile_fx_inner, inductor_config
@@ -379,7 +379,7 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     with (
         inductor_config.patch(changes),
         torch_compat.run_at_end(),
-        torch_compat.sound_tiles(),
+        torch_compat.sound_kernels(),
         replaying,
         fusing,
     ):

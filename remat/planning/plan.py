@@ -175,8 +175,9 @@ class Plan(Record):
             value = getattr(self, name)
             if not 0 <= value < _TOO_LARGE:
                 raise ProblemError(f"{name} is {value}, expected 0 or more, and less than 2**100")
-        for budget in filter(None, (self.budget, self.region_budget)):
-            Budget.parse(budget)
+        for budget in (self.budget, self.region_budget) if self._asked is None else ():
+            if budget:
+                Budget.parse(budget)
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
         """The plan with the figures of the step as it was compiled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -26,12 +27,14 @@ from remat.solvers.ways_search import WaysSearch
 _TURNS = 4
 #: Vertices of the hull that a search begins with.
 _CUTS = 4
-#: How often an order is looked for that leaves room for what its ways have there at times.
-_ORDERS = 2
+#: Share of the usual number of edits with which an order is looked for.
+_ORDER_SHARE = 0.5
 #: Shares of what goes over the link while forward runs by which a plan may be above the peak before it is offloaded.
 _ABOVE = (0.9, 0.6)
 #: Decisions with ways around which orders are looked for.
 _REORDERED = 2
+#: Of those, how many are carried out at most, as long as what the passes make of them is above the peak.
+_PLACED = 3
 
 
 class WaysPlanner:
@@ -84,25 +87,33 @@ class WaysPlanner:
         self._of.on_step("searching for what to pack and to offload")
         aimed = peak_bytes
         for _ in range(_TURNS):
+            most, excess = math.inf if without is None else without.cost, []
+            for found, decision in self._candidates(aimed, without):
+                if not found.ways or found.over or found.cost >= most:
+                    continue
+                decided, over = self._placed(found, decision, peak_bytes)
+                if decided is not None and not over:
+                    over = max(0, self._of.peak(decided) - peak_bytes)
+                    if not over and decided.cost < most:
+                        return decided
+                excess.append(over)
+                if len(excess) == _PLACED:
+                    break
+            aimed -= min(excess, default=aimed)
             if aimed <= 0:
                 break
-            search = self._searching(aimed)
-            begun = [self._found(search, without), *self._from_above(search, aimed)]
-            begun.sort(key=lambda f: f.rank)
-            found, decision = min(
-                (self._reordered(search, f, aimed, without) for f in begun[:_REORDERED]),
-                key=lambda pair: pair[0].rank,
-            )
-            if not found.ways or found.over or (without and found.cost >= without.cost):
-                break
-            decided, over = self._placed(found, decision, peak_bytes)
-            if decided is not None and not over:
-                over = max(0, self._of.peak(decided) - peak_bytes)
-                if not over:
-                    better = without is None or decided.cost < without.cost
-                    return decided if better else without
-            aimed -= over
         return without
+
+    def _candidates(
+        self, peak_bytes: int, without: Decided | None
+    ) -> list[tuple[Found, Decision | None]]:
+        """Decisions with ways, each with its orders if it has any, the best first."""
+        search = self._searching(peak_bytes)
+        begun = [self._found(search, without), *self._from_above(search, peak_bytes)]
+        begun.sort(key=lambda f: f.rank)
+        candidates = [self._reordered(search, f, peak_bytes, without) for f in begun[:_REORDERED]]
+        candidates += [(f, None) for f in begun if all(f is not other for other, _ in candidates)]
+        return sorted(candidates, key=lambda pair: pair[0].rank)
 
     def _searching(self, peak_bytes: int) -> WaysSearch:
         return WaysSearch(
@@ -161,39 +172,41 @@ class WaysPlanner:
         if not found.ways:
             return found, None
         best: tuple[Found, Decision | None] = found, None
-        starts: list[tuple[Sequence[int], int]] = [
-            (found.followed.sequence, found.followed.done.boundary)
-        ]
+        starts = [search.on(found.saved, *found.schedule, found.ways)]
         if without is not None and without.decision.is_ordered:
-            done = self._of.split(without)
-            starts += self._schedule_of(done)
+            schedules = self._schedule_of(self._of.split(without))
+            starts += (search.on(found.saved, *schedule, found.ways) for schedule in schedules)
         for start in starts:
-            for other, decision in self._orders_from(search, start, found, peak_bytes):
+            for other, decision in self._orders_from(
+                search, start, peak_bytes, _ORDER_SHARE if without else 1.0
+            ):
                 if other.rank < best[0].rank:
                     best = other, decision
         return best
 
     def _orders_from(
-        self, search: WaysSearch, start: tuple[Sequence[int], int], found: Found, peak_bytes: int
+        self, search: WaysSearch, start: Found, peak_bytes: int, share: float
     ) -> Iterator[tuple[Found, Decision]]:
-        """Schedules around the ways that were found, from another one, each from the one before."""
-        orders, aimed = self._search.orders, peak_bytes
-        begun = search.along(found.saved, *start, found.ways)
-        for _ in range(_ORDERS):
-            sequence, boundary = begun.followed.sequence, begun.followed.done.boundary
-            better = orders.improved(sequence, boundary, aimed, search.copies(begun))
+        """Schedules around the ways of another one, looked for with a share of the usual edits.
+
+        As if copies took no time, and with the copies where they stand in that one; then, if runs wait in both, with room
+        for what is under way.
+        """
+        orders, aimed, fits = self._search.orders, peak_bytes, False
+        for turn, at_once in enumerate((True, False, True, True)):
+            if turn > 1 and fits:
+                return
+            copies = search.copies(start, at_once=at_once)
+            better = orders.improved(*start.schedule, aimed, copies, share=share)
             if better is None:
                 return
-            begun = search.along(found.saved, *better, begun.ways)
+            other = search.along(start.saved, *better, start.ways)
             decision = orders.decision_of(*better)
             if decision is not None:
-                yield begun, decision
-                if not begun.over and not begun.done.waited:
-                    return
-            # Room for what is under way, else runs wait until it is there; or another schedule, which the
-            # passes can arrange.
-            sizes = self._search.step.problem.size
-            aimed -= max(begun.peak_bytes - peak_bytes, *(sizes[v] for v in begun.ways), 1)
+                yield other, decision
+                fits = fits or not (other.over or other.done.waited)
+            if turn:
+                aimed -= max(other.peak_bytes - peak_bytes, *(c.nbytes for c in copies), 1)
 
     def _schedule_of(self, state: State) -> list[tuple[Sequence[int], int]]:
         """The schedule of two halves, with the states and copies of inputs that they may do without.

@@ -16,6 +16,7 @@ from remat.graph.copying import run_of
 from remat.graph.host_copies import RELOAD
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
 from remat.graph.lowering import Way
+from remat.graph.replays import maker_of
 from remat.graph.source import source_line
 from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
 from remat.solvers.graph_problem import GraphProblem
@@ -168,7 +169,12 @@ def view_step(
             )
             ran.add(name)
     repeated = {(run.name, run.in_backward) for run in runs if run.again}
-    sent = {way.name for way in plan.ways if not way.pair}
+    # By operator and bytes: one of several results has a name of its own.
+    sent = {
+        (run_of(maker_of(nodes[way.name])), way.nbytes): way.name
+        for way in plan.ways
+        if not way.pair and way.name in nodes
+    }
     values = []
     for life in timeline.lifetimes:
         is_kept = life.kind is StorageKind.SAVED
@@ -176,13 +182,12 @@ def view_step(
         node = nodes.get(life.saved_as or life.node)
         late = life.first >= timeline.boundary
         state = KEPT if is_kept else RECOMPUTED if (life.node, late) in repeated else ""
-        if not is_kept and (
-            life.node in sent if not late else node is not None and node.target is RELOAD
-        ):
+        away = "" if is_kept or late else sent.get((life.node, life.nbytes), "")
+        if away or (not is_kept and late and node is not None and node.target is RELOAD):
             state = OFFLOADED
         values.append(
             Value(
-                name=(life.saved_as if is_kept else "") or life.node,
+                name=(life.saved_as if is_kept else away) or life.node,
                 op="" if node is None else "input" if node.op == "placeholder" else op_name(node),
                 nbytes=life.nbytes,
                 kind=life.kind,

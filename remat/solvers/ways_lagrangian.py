@@ -55,6 +55,11 @@ class Found:
     done: WaysEvaluation
 
     @property
+    def schedule(self) -> tuple[tuple[int, ...], int]:
+        """Its runs, and the position of the first after the boundary."""
+        return self.followed.sequence, self.followed.done.boundary
+
+    @property
     def rank(self) -> tuple[int, int]:
         """What is least for the best: what fits comes before what does not."""
         return self.over, self.cost

@@ -104,13 +104,22 @@ class WaysSearch:
     ) -> Found:
         """What another schedule comes to with ways, without those that it does better without."""
         self._grant(_AROUND)
-        followed = follow(self._problem, sequence, boundary)
-        return self._dropped(self._mended(self.evaluated(saved, followed, ways), again=False))
+        return self._dropped(self._mended(self.on(saved, sequence, boundary, ways), again=False))
+
+    def on(
+        self,
+        saved: tuple[int, ...],
+        sequence: Sequence[int],
+        boundary: int,
+        ways: Mapping[int, int],
+    ) -> Found:
+        """What another schedule comes to with ways."""
+        return self.evaluated(saved, follow(self._problem, sequence, boundary), ways)
 
     def sent(self, saved: tuple[int, ...], sequence: Sequence[int], boundary: int) -> Found:
         """Another schedule, with values offloaded until it fits: those that nobody waits for, the earliest first."""
         self._grant(_AROUND)
-        best = self.evaluated(saved, follow(self._problem, sequence, boundary), {})
+        best = self.on(saved, sequence, boundary, {})
         idle = best.followed.idle
         for v in sorted(idle, key=lambda v: (idle[v][0], v)):
             if not best.over or self._spent():
@@ -139,20 +148,23 @@ class WaysSearch:
             done=done,
         )
 
-    def copies(self, found: Found) -> list[Copy]:
-        """What is away, and when, of what was found."""
+    def copies(self, found: Found, *, at_once: bool) -> list[Copy]:
+        """What is away of what was found, and when: with the time of copies, or as if they took none."""
         sizes, placement, idle = self._problem.step.size, found.done.placement, found.followed.idle
-        packed = any(
-            way != OFFLOADED for way in found.ways.values()
-        )  # then runs of pairs stand between
-        at = {
-            v: (placement.freed[k], placement.fetched[k])
-            for k, v in enumerate(found.done.offloaded)
-        }
+        places = dict(
+            zip(
+                found.done.offloaded,
+                zip(placement.freed, placement.fetched, strict=True),
+                strict=True,
+            )
+        )
+        # Where values are packed, runs of pairs stand between those of the schedule.
+        if at_once or len(places) < len(found.ways):
+            places = idle
         copies = []
         for v, way in found.ways.items():
-            sent, fetched = idle[v] if packed else at[v]
             left = 0 if way == OFFLOADED else self._problem.packings[v][way].nbytes
+            sent, fetched = places[v]
             copies.append(Copy(value=v, nbytes=sizes[v] - left, sent=sent, fetched=fetched))
         return copies
 

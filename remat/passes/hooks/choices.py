@@ -52,7 +52,9 @@ _KINKS = frozenset(
         "multilabel_margin_loss_backward",
         "grid_sampler_2d_backward",
         "grid_sampler_3d_backward",
+        "logit_backward",
         "_cdist_backward",
+        "_pdist_backward",
     ]
 )
 #: Questions about what pairs bring back as it was.

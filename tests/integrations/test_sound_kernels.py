@@ -1,4 +1,4 @@
-"""Ends of loops that Inductor vectorises on a CPU, and kernels that would write beyond a buffer."""
+"""Ends of loops that Inductor vectorises on a CPU, and kernels that would write beyond a buffer or read one too early."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from remat import torch_compat
 
@@ -59,9 +60,25 @@ def test_kernels_that_would_write_beyond_a_buffer_are_tiled_in_one_axis(
 
     monkeypatch.setattr(TilingSelect, "select_tiling", select)
     told = [16] * len(axes), axes, "statistics"
-    with torch_compat.sound_tiles():
+    with torch_compat.sound_kernels():
         found = TilingSelect().select_tiling([], sizes)
         with ThreadPoolExecutor(1) as aside:  # nobody else's kernels change
             assert aside.submit(TilingSelect().select_tiling, [], sizes).result() == told
     assert found == ([16] * len(sound), sound, "statistics")
     assert TilingSelect().select_tiling([], sizes) == told
+
+
+def test_a_kernel_that_is_formed_anew_still_waits_for_a_scatter() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(13).expand(2, 17, 22, 13)
+        made = F.conv2d(x[..., :13], w, padding=1)
+        spread = x.new_zeros(2, 17, 22, 26).scatter(3, places, made)
+        return F.conv2d(spread * spread, w, padding=1).sin().sum()
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 17, 22, 26, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(17, 17, 3, 3, dtype=torch.float64).mul_(0.1).requires_grad_()
+    wanted = torch.autograd.grad(step(x, w), (x, w))
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="remat", options={"budget": 0.0})
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, w), (x, w)), wanted)

@@ -79,7 +79,7 @@ def rows_of(plan: Figures) -> list[tuple[str, str]]:
         ("saved", _saved(plan)),
         ("raised", _raised(plan)),
         ("recomputed", _recomputed(plan)),
-        ("ways", ways_row(plan.ways, plan.waited, plan.link, partial(format_cost, unit=plan.unit))),
+        ("ways", _ways(plan)),
         ("peak", _peak(plan)),
         ("step", plan.before_after.step_text),
         ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
@@ -96,6 +96,12 @@ def _saved(plan: Figures) -> str:
         f"{format_bytes(plan.saved_bytes)}{share} {format_bytes(plan.full_bytes)} that the "
         f"runtime-optimal partition saves; {allowed}{format_bytes(plan.least_bytes)} the least possible)"
     )
+
+
+def _ways(plan: Figures) -> str:
+    if plan.link and not plan.ways:
+        return f"nothing offloaded over {plan.link}: no plan that does was found cheaper"
+    return ways_row(plan.ways, plan.waited, plan.link, partial(format_cost, unit=plan.unit))
 
 
 def _recomputed(plan: Figures) -> str:

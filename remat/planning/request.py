@@ -227,8 +227,8 @@ class PlanRequest:
         with _about(asked):
             if not self.budget.on_peak and self.plan is None:
                 raise ProblemError(
-                    f"{asked} is given with budget {self.budget.label}; expected a budget on the peak, which "
-                    "what is away from the device keeps: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5"
+                    f"{asked} is given with budget {self.budget.label}; expected a budget on the peak, "
+                    "which is what packing and offloading lower: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5"
                 )
             if self.hooks is not None:
                 raise ProblemError(

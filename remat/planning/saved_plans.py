@@ -117,7 +117,8 @@ def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
         )
     why = (
         "other operators, so it is another model, the model has changed, or torch.compile broke it up where the "
-        "capture did not (torch.compile(…, fullgraph=True) tells)"
+        "capture did not (torch.compile(…, fullgraph=True) tells), or an option of Inductor that changes what is "
+        "traced (fallback_random) was set for only one of both"
     )
     if operators_digest(joint) in {p.operators for p in plans}:
         why = (

@@ -141,7 +141,7 @@ def packing_of(
         known: what was found for other values of this graph.
     """
     late, position = state.roles.tangent_closure, state.index.position
-    if hooks.lossy and not may_be_rounded(node, lambda u: late[position[u]]):
+    if hooks.lossy and not may_be_rounded(node, hooks, lambda u: late[position[u]]):
         return None
     traced = state.get(HookTraces(hooks)).of(node.meta["val"])
     if id(traced) not in known:

@@ -57,17 +57,39 @@ _KINKS = frozenset(
         "_pdist_backward",
     ]
 )
+#: Functions that ask a number for its sign, and comparisons, which do where it is compared with 0.
+_ASK_FOR_SIGNS = frozenset(["sign", "sgn", "signbit", "leaky_relu_backward"])
+_COMPARE = frozenset(["gt", "ge", "lt", "le", "eq", "ne"])
 #: Questions about what pairs bring back as it was.
 _ASK_FOR_INFINITY = frozenset(["isinf", "isnan", "isfinite", "isposinf", "isneginf"])
 
 
-def chosen_by(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes from which a graph computes something that it decides by, however far below them."""
+def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
+    """The nodes from which a graph computes something that it decides by, however far below them.
+
+    Args:
+        graph: the graph.
+        signs: whether inputs of the graph count of which it only asks for the sign.
+    """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "call_function" and not ops.ignores_content(node):
-            found.update(node.all_input_nodes if node in found else compared_by(node))
+        if node.op != "call_function" or ops.ignores_content(node):
+            continue
+        if node in found:
+            found.update(node.all_input_nodes)
+        else:
+            kept = not signs and asks_for_signs(node)
+            found.update(n for n in compared_by(node) if not kept or n.op != "placeholder")
     return found
+
+
+def asks_for_signs(node: fx.Node) -> bool:
+    """Whether all that a node decides by is the sign of what it is given: so do the derivatives of ReLUs."""
+    name = ops.name_of(node.target)
+    if name in _ASK_FOR_SIGNS:
+        return True
+    at = 1 if name in _COMPARE else 2 if name == "threshold_backward" else len(node.args)
+    return at < len(node.args) and type(node.args[at]) in (int, float) and node.args[at] == 0
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:

@@ -18,7 +18,7 @@ from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
 from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State
-from remat.passes.hooks.choices import chosen_by, compared_by
+from remat.passes.hooks.choices import asks_for_signs, chosen_by, compared_by
 from remat.passes.hooks.inlining import Inlining
 from remat.passes.hooks.tracing import Traced, Traces
 from remat.passes.packing.pairs import HooksWarning, SavedTensorHooks
@@ -126,7 +126,10 @@ class Handed:
         self.sharing = Counter(storage_key(v.meta["val"]) for v in self.tensors)
         self.written = _memory(w for n in backward.graph.nodes for w in written_by(n))
         self.taken = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
-        self.choosing = {n.name for n in chosen_by(backward.graph)}
+        self.choosing = {
+            signs: {n.name for n in chosen_by(backward.graph, signs=signs)}
+            for signs in (True, False)
+        }
 
     def sorted_out(self, hooks: SavedTensorHooks) -> Iterator[tuple[fx.Node, str]]:
         """Each tensor with the reason to leave it as it is; empty where the hooks are for it."""
@@ -199,20 +202,24 @@ LOSSY_RULES: tuple[_Rule, ...] = (
     ("vector", lambda h, n, _: _is_vector(n)),
     ("statistic", lambda h, n, _: _is_statistic(n)),
     ("random numbers", lambda h, n, _: _is_random(n)),
-    ("backward chooses by it", lambda h, n, _: n.name in h.choosing),
+    ("backward chooses by it", lambda h, n, by: n.name in h.choosing[not by.keeps_signs]),
 )
 
 
-def may_be_rounded(node: fx.Node, only_backward: Callable[[fx.Node], bool]) -> bool:
+def may_be_rounded(
+    node: fx.Node, hooks: SavedTensorHooks, only_backward: Callable[[fx.Node], bool]
+) -> bool:
     """Whether hooks that lose something may pack a tensor, as far as it is known before the graph is split.
 
     Args:
         node: the tensor.
+        hooks: the hooks.
         only_backward: whether a node can run in backward alone.
     """
     value = node.meta["val"]
     exact = _is_vector(node) or _is_statistic(node) or _is_random(node)
-    exact = exact or any(node in compared_by(u) and only_backward(u) for u in node.users)
+    deciding = (u for u in node.users if only_backward(u) and node in compared_by(u))
+    exact = exact or any(not (hooks.keeps_signs and asks_for_signs(u)) for u in deciding)
     return bool(value.is_floating_point()) and not exact
 
 

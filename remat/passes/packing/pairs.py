@@ -53,6 +53,8 @@ class SavedTensorHooks:
             smaller are packed: no vectors, no statistics (the logsumexp of attention, the
             deviations of a normalisation: one number for each row), no random numbers, and nothing
             from which backward compares, rounds or computes indices anew, which decided something.
+        keeps_signs: what comes back has the sign of what was given, and is 0 where that was, to within what no
+            gradient shows: then values that backward only asks for their sign, as it does below a ReLU, are packed too.
         name: what they are called in pipelines and messages.
     """
 
@@ -61,6 +63,7 @@ class SavedTensorHooks:
     filter: str = "donated"
     min_bytes: int = 0
     lossy: bool = False
+    keeps_signs: bool = False
     name: str = "custom"
 
     def __post_init__(self) -> None:
@@ -110,7 +113,7 @@ class SavedTensorHooks:
         keys = [self.name] if ready_made else [_key_of(self.pack), _key_of(self.unpack)]
         if not all(keys):
             return None
-        options = (self.filter, self.min_bytes, self.lossy)
+        options = (self.filter, self.min_bytes, self.lossy, self.keeps_signs)
         return hashlib.sha256(repr((keys, options)).encode()).hexdigest()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -343,7 +346,10 @@ def unpack_offload(packed: Packed) -> torch.Tensor:
 PAIRS: Mapping[str, SavedTensorHooks] = {
     h.name: h
     for h in (
-        SavedTensorHooks(name="bf16", pack=pack_bf16, unpack=unpack_bf16, lossy=True),
+        # Numbers below 2**-134 become 0.
+        SavedTensorHooks(
+            name="bf16", pack=pack_bf16, unpack=unpack_bf16, lossy=True, keeps_signs=True
+        ),
         SavedTensorHooks(name="float8", pack=pack_float8, unpack=unpack_float8, lossy=True),
         SavedTensorHooks(name="int8", pack=pack_int8, unpack=unpack_int8, lossy=True),
         SavedTensorHooks(name="cpu-offload", pack=pack_offload, unpack=unpack_offload),

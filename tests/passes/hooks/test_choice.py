@@ -153,9 +153,31 @@ def test_what_a_gradient_goes_through_on_its_way_to_a_kink_is_packed() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return ((x @ w).relu() @ w).sin().sum()
 
-    result = through(f, (weight(6, 6), weight(6, 6)), "bf16")
+    result = through(f, (weight(6, 6), weight(6, 6)), "int8")
     assert "mm_1_packed" in names_handed(result), result.detail
     assert "1 left: backward chooses by it" in result.detail
+
+
+@pytest.mark.parametrize(
+    ("ask", "signs"),
+    [
+        (torch.relu, True),
+        (F.leaky_relu, True),
+        (lambda h: torch.where(h > 0, h.exp(), h), True),
+        (lambda h: torch.where(h > 0.5, h.exp(), h), False),
+        (lambda h: torch.where(h.sin() > 0, h.exp(), h), False),
+        (lambda h: F.threshold(h, 0.5, 0.0), False),
+        (lambda h: torch.logit(h, eps=0.4), False),
+        (torch.pdist, False),
+    ],
+)
+def test_hooks_that_keep_signs_are_for_what_backward_asks_only_for_those(
+    ask: Any, signs: bool
+) -> None:
+    result = through(lambda x, w: ask(x @ w).exp().sum(), (weight(6, 6), weight(6, 6)), "int8")
+    assert "left: backward chooses by it" in result.detail
+    result = through(lambda x, w: ask(x @ w).exp().sum(), (weight(6, 6), weight(6, 6)), "bf16")
+    assert ("chooses by it" not in result.detail) == signs
 
 
 def ancestors(node: fx.Node) -> set[str]:

@@ -132,8 +132,8 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What all models come to together.
 
     ``much`` and ``little`` are the cells in which PyTorch's recomputing costs at least, or less than, `MUCH` of its
-    step at budget 1; ratios are to PyTorch at the same budget. Predictions are by each cost model: rank correlation
-    with the time that was measured, beside the one that exact predictions would have under the noise of these
+    step at budget 1; ratios are to PyTorch at the same budget. Predictions are by each cost model, of what is recomputed
+    beyond what the same side recomputes at budget 1: rank correlation with the time that was measured beyond that step, beside the one that exact predictions would have under the noise of these
     medians, and the sum of all predicted over the sum of all measured; of the plans that remat compiled, and of
     all, among which are those that plain Inductor did.
     """
@@ -153,7 +153,10 @@ def summary(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
             cost = theirs["added_ms"][1] / full["step_ms"][1]
             kind = cells["much" if cost >= MUCH else "little"]
             kind.setdefault(r["variant"], []).append(r["to_pytorch"][1])
-            for model, ms in r["predicted_recompute_ms"].items():
+            side = "pytorch" if r["variant"].startswith("pytorch") else "remat"
+            own = next(o for o in rows if o["variant"] == side and o["budget"] == 1)
+            for model, predicted in r["predicted_recompute_ms"].items():
+                ms = predicted - own["predicted_recompute_ms"][model]
                 for whose in ("remat", ""):
                     if r["variant"].startswith(whose):
                         of = points.setdefault((whose or "all", model.partition(":")[0]), [])

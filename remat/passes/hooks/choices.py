@@ -89,7 +89,8 @@ def asks_for_signs(node: fx.Node) -> bool:
     if name in _ASK_FOR_SIGNS:
         return True
     at = 1 if name in _COMPARE else 2 if name == "threshold_backward" else len(node.args)
-    return at < len(node.args) and type(node.args[at]) in (int, float) and node.args[at] == 0
+    other: Any = node.args[at] if at < len(node.args) else None
+    return isinstance(other, int | float) and other == 0
 
 
 def compared_by(node: fx.Node) -> list[fx.Node]:

@@ -1,6 +1,6 @@
 """What an operator takes while it runs, beyond what it returns: asked of the device, once for each kind of call.
 
-Convolutions, batch norms, attention, and some products lay their inputs out anew, or keep partial results, in memory that no graph
+Convolutions, batch norms, pooling, attention, and some products lay their inputs out anew, or keep partial results, in memory that no graph
 shows. How much that is depends on the library, the device and the sizes; a call on tensors without meaning tells.
 """
 
@@ -19,7 +19,9 @@ from remat.torch_compat import pytree
 #: Bytes of inputs and results beyond which an operator is not run for this.
 MOST_BYTES = 2 << 30
 #: Operators of PyTorch whose kernels on a CPU allocate for themselves.
-_ALLOCATE = ("conv", "batch_norm", "attention", "linear", "rnn", "gru", "lstm", "sort", "fft")
+_ALLOCATE = (
+    "conv", "batch_norm", "attention", "linear", "rnn", "gru", "lstm", "sort", "fft", "pool", "embedding_bag",
+)  # fmt: skip
 #: Products that do so where numbers are of 16 bits, or complex.
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 _known: dict[Any, int] = {}

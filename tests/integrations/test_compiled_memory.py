@@ -194,6 +194,12 @@ def test_workspaces_are_asked_for_once_and_of_known_operators() -> None:
     assert workspace_bytes(torch.ops.aten.add.Tensor, (x, x), {}, x) == 0
 
 
+def test_pooling_takes_memory_in_another_layout() -> None:
+    x = torch.randn(2, 17, 22, 26).to(memory_format=torch.channels_last)
+    op = torch.ops.aten._adaptive_avg_pool2d_backward.default
+    assert workspace_bytes(op, (torch.randn(2, 17, 5, 7), x), {}, x) == x.nbytes
+
+
 def test_products_that_take_memory_of_their_own_are_known() -> None:
     torch._dynamo.reset()
 

@@ -194,7 +194,7 @@ class WaysPlanner:
         """
         orders, aimed, fits = self._search.orders, peak_bytes, False
         for turn, at_once in enumerate((True, False, True, True)):
-            if turn > 1 and fits:
+            if aimed <= 0 or (turn > 1 and fits):
                 return
             copies = search.copies(start, at_once=at_once)
             better = orders.improved(*start.schedule, aimed, copies, share=share)

@@ -14,6 +14,7 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.replays import maker_of
+from remat.graph.writes import root_of
 
 #: Functions with steps, by name: the least change of what they are given may change their result by much.
 _STEPS = frozenset(
@@ -79,7 +80,7 @@ def chosen_by(graph: fx.Graph, *, signs: bool = True) -> set[fx.Node]:
             found.update(node.all_input_nodes)
         else:
             kept = not signs and asks_for_signs(node)
-            found.update(n for n in compared_by(node) if not kept or n.op != "placeholder")
+            found.update(n for n in compared_by(node) if not kept or root_of(n).op != "placeholder")
     return found
 
 

@@ -154,14 +154,15 @@ def test_what_a_gradient_goes_through_on_its_way_to_a_kink_is_packed() -> None:
         return ((x @ w).relu() @ w).sin().sum()
 
     result = through(f, (weight(6, 6), weight(6, 6)), "int8")
-    assert "mm_1_packed" in names_handed(result), result.detail
+    assert "mm_1_packed_0" in names_handed(result), result.detail
     assert "1 left: backward chooses by it" in result.detail
+    kept = through(f, (weight(6, 6), weight(6, 6)), "bf16")  # which keeps signs
+    assert "relu_packed" in names_handed(kept), kept.detail
 
 
 @pytest.mark.parametrize(
     ("ask", "signs"),
     [
-        (torch.relu, True),
         (F.leaky_relu, True),
         (lambda h: torch.where(h > 0, h.exp(), h), True),
         (lambda h: torch.where(h > 0.5, h.exp(), h), False),
@@ -174,10 +175,10 @@ def test_what_a_gradient_goes_through_on_its_way_to_a_kink_is_packed() -> None:
 def test_hooks_that_keep_signs_are_for_what_backward_asks_only_for_those(
     ask: Any, signs: bool
 ) -> None:
-    result = through(lambda x, w: ask(x @ w).exp().sum(), (weight(6, 6), weight(6, 6)), "int8")
-    assert "left: backward chooses by it" in result.detail
-    result = through(lambda x, w: ask(x @ w).exp().sum(), (weight(6, 6), weight(6, 6)), "bf16")
-    assert ("chooses by it" not in result.detail) == signs
+    state = prepare(joint_of(lambda x, w: ask(x @ w).exp().sum(), weight(6, 6), weight(6, 6)))
+    halves = split(replace(state, decision=Decision(saved=("primals_1", "primals_2", "mm"))))
+    assert "1 left: backward chooses by it" in PackSaved(pair="int8").run(halves).detail
+    assert ("chooses by it" not in PackSaved(pair="bf16").run(halves).detail) == signs
 
 
 def ancestors(node: fx.Node) -> set[str]:

@@ -79,7 +79,10 @@ class CompiledBudget:
         return replace(made, budget=str(budget), capacity=self._capacity, _asked=budget)
 
     def _within_peak(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
-        budget = request.budget
+        budget, last = request.budget, self._times == _most(request.budget)
+        if last and budget.peak_bytes is None:
+            # Copies may begin so early in compiled code that steps without any are lower.
+            request = replace(request, offload=None, pack=())
         planner = Planner.of(joint, request, in_place=True)
         refuse_peak(budget, planner.state.get(RegionBudget()))
         found = within_fused_peak(
@@ -87,7 +90,7 @@ class CompiledBudget:
             budget,
             excess=self.excess,
             compiled=self.peaks,
-            last=self._times == _most(budget),
+            last=last,
         )
         self._limit, self._chosen = found.limit, found.decided.decision
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > found.limit:

@@ -71,23 +71,12 @@ MOST_PLANS = 1_000
 _PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
 _LOCK = threading.Lock()
 
-#: Attributes of a partitioner that have no part in what it decides.
-_DECIDES_NOTHING = frozenset(
-    (
-        "request",
-        "agree",
-        "repro",
-        "siblings",
-        "traces",
-        "keeps",
-        "halves_only",
-        "called",
-        "kept",
-        "made",
-        "compiled",
-        "_asked",
-    )
+#: Attributes of a partitioner that are about the steps that it was called for.
+_IN_FLIGHT = frozenset(
+    ("siblings", "traces", "keeps", "halves_only", "called", "kept", "made", "compiled", "_asked")
 )
+#: Attributes that have no part in what it decides, or have parts of their own in its key.
+_DECIDES_NOTHING = _IN_FLIGHT.union(("request", "agree", "repro"))
 
 
 def plans() -> tuple[Plan, ...]:
@@ -139,9 +128,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
-        self.siblings = Siblings()
         self.watched = False  # whether whoever compiles the step looks for writes to its outputs
-        # What follows is about one compilation; see `remat.integrations.torch_compile`.
+        self._begin()
+
+    def _begin(self) -> None:
+        """Knows of no step yet; see `remat.integrations.torch_compile`."""
+        self.siblings = Siblings()
         self.traces = ""  # what AOTAutograd's key is to tell besides
         self.keeps = False  # whether to note what a later process needs
         self.compiled = CompiledBudget()
@@ -152,6 +144,14 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.kept: Kept | None = None
         self.made: Plan | None = None  # the newest plan: who holds this object holds its modules
         self._asked = self.request  # for the graph at hand
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: AOTAutograd copies the partitioner for its keys, with a graph or two if it could."""
+        return {name: value for name, value in vars(self).items() if name not in _IN_FLIGHT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin()
 
     def __call__(
         self,

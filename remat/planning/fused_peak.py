@@ -28,6 +28,8 @@ _GAP = 16
 _HALVINGS = 2
 #: Share of the least simulated peak by which an aim is raised.
 _STEP = 100
+#: Searches with ways, and the share by which an aim is lowered then.
+_IN_WAYS = 5, 150
 #: Room below the peak, as a share of it, that is not worth another search.
 _NEAR = 0.005
 
@@ -86,7 +88,7 @@ def within_fused_peak(
         for nbytes in beside_least(at):
             at[nbytes] = tried(planner.at(nbytes))
     most = tried(planner.full)
-    lowest = planner.decide(Budget(peak_share=0.0))
+    lowest = planner.peaks.within(Budget(peak_share=0.0), ways=False)  # what shares are of
     off = planner.peak(lowest) - tried(lowest)
     least = min(expected for _, expected in found)
     limit = budget.peak_bytes
@@ -94,16 +96,20 @@ def within_fused_peak(
         limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
     wanted = limit - excess
     feasible = planner.peak(lowest)
+    searches, step = _SEARCHES, feasible // _STEP
+    if planner.request.has_ways:
+        searches, step = _IN_WAYS[0], -(feasible // _IN_WAYS[1])
     aim = wanted + off
-    for _ in range(_SEARCHES):
+    for _ in range(searches):
         if aim < feasible:
-            # Too low. Plans a little above the least simulated peak may be expected to take less than that.
-            feasible += feasible // _STEP
+            # Too low. Plans a little above the least simulated peak may be expected to take less than that; with ways,
+            # that of a step without any, a little below it.
+            feasible += step
             aim = feasible
         try:
             decided = planner.decide(Budget(peak_bytes=aim))
         except BudgetError:
-            aim = 0
+            aim, step = 0, abs(step)
             continue
         room = wanted - tried(decided)
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):

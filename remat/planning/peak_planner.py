@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -228,20 +229,26 @@ class PeakPlanner:
     def bounds(self) -> PeakBounds:
         return PeakBounds(self._of.state, self._of.lowered.problem)
 
-    def within(self, budget: Budget) -> Decided:
+    def within(self, budget: Budget, *, ways: bool = True) -> Decided:
         """The cheapest decision found whose simulated peak is within a budget on it.
+
+        Args:
+            budget: a peak, or a share.
+            ways: whether values may be packed and offloaded, if the request allows it.
 
         Raises:
             BudgetError: none is; the message names the least peak that was found, or is possible.
         """
+        started = time.perf_counter()
         peak_bytes = self._peak_of(budget)
-        if self._of.request.has_ways:
+        if ways and self._of.request.has_ways:
             found = self._within_ways(budget, peak_bytes)
         else:
             found = self._within(budget, peak_bytes)
+        choice = replace(found.choice, elapsed_s=time.perf_counter() - started)
         if budget.peak_bytes is None:
-            found = replace(found, choice=replace(found.choice, peak_limit=peak_bytes))
-        return found
+            choice = replace(choice, peak_limit=peak_bytes)
+        return replace(found, choice=choice)
 
     def _within_ways(self, budget: Budget, peak_bytes: int) -> Decided:
         """The same where values may be packed and offloaded."""

@@ -138,7 +138,8 @@ def _peak(plan: Figures) -> str:
 
 
 def _decided_by(plan: Figures) -> str:
-    over = f" over {plan.items} items in {plan.solve_s:.3f} s" if plan.items else ""
+    took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
+    over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
 
 

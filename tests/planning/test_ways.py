@@ -87,7 +87,7 @@ def test_inductor_compiles_copies_and_the_allocator_finds_the_known_peak(share: 
     for p, g in zip(model.parameters(), got, strict=True):
         torch.testing.assert_close(p.grad, g, rtol=1e-5, atol=1e-6)
     assert plan.host_bytes
-    assert peaks[True] <= 1.05 * peaks[False]  # shares are held nearly where copies are begun early
+    assert peaks[True] <= peaks[False]
 
 
 def test_ways_never_cost_more_than_doing_without() -> None:

@@ -26,6 +26,7 @@ from remat.files import Form, read_record, write_record, write_whole
 from remat.graph.costs.auto import preset_of
 from remat.graph.costs.measure import describe_device
 from remat.graph.storages import hint
+from remat.integrations import inductor_kernels
 from remat.integrations.partitioner import Partitioner
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.decide.torch_partition import TorchPartition
@@ -172,7 +173,7 @@ def fastest(
         partition.use(None)
         dropped = dropped or {known.chosen: _OVER}
         partitions = {name: one for name, one in partitions.items() if name != known.chosen}
-    with torch_compat.kernels_at_end(inputs):
+    with inductor_kernels.kernels_at_end(inputs):
         made, warned, failed, others = _compiled(partitions, compile_with)
     if not made:
         raise failed[0]

@@ -173,6 +173,27 @@ class CompiledBudget:
             warn(told, BudgetWarning, stacklevel=4)
 
 
+def warn_of_saved(made: Plan) -> None:
+    """Warns of a step that a saved plan is for, and that takes more than its budget in bytes as Inductor compiled it."""
+    if not made.planned_peak_bytes:
+        return
+    asked = made.asked
+    if asked.on_peak:
+        what, taken, limit = "has a peak of", made.peak_bytes, asked.peak_bytes or 0
+    else:
+        what, taken = "keeps", made.saved_bytes
+        limit = max(made.capacity, made.planned_saved_bytes)
+    if limit and taken > limit:
+        more, most = format_apart(taken, limit)
+        warn(
+            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it by a saved plan, above the "
+            f"{most} ({limit} bytes) of its budget. A saved plan is applied as it is: give the budget instead, and the "
+            "step is planned again until it holds",
+            BudgetWarning,
+            stacklevel=4,
+        )
+
+
 def _most(budget: Budget) -> int:
     return MOST_REPLANS if budget.peak_share is None else _OF_SHARES
 

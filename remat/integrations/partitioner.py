@@ -12,6 +12,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
 from remat.integrations.compiled_budget import BudgetWarning as BudgetWarning
-from remat.integrations.compiled_budget import CompiledBudget
+from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.integrations.compiled_memory import (
     CompiledHalf,
     compiled_timeline,
@@ -217,15 +218,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         plan = Plan.from_json(kept.plan)
         if self.request.plan is None and self.request.pipeline is None:
             self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
-        hooks, reread_inputs = self.request.hooks, self.request.reread_inputs
-
-        def again() -> Plan:
-            # What a cache holds was edited by nobody, and the plan may be one of several.
-            asked = replace(plan, remat="")
-            request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
-            request = replace(request, of_several=True)
-            return plan_graph(parse_joint(kept.joint), request, in_place=True)
-
+        again = partial(
+            _made_again, plan, kept.joint, self.request.hooks, self.request.reread_inputs
+        )
         self.siblings.met[plan.fingerprint] += 1
         with contextlib.suppress(ValueError, TypeError):  # what is no timeline tells nothing
             plan = replace(plan, _timeline=read_timeline(kept.timeline))
@@ -271,6 +266,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         Raises:
             BudgetError: it does, and cannot be.
         """
+        if self.made is not None and self.applies_saved:
+            warn_of_saved(self.made)
+            return False
         alone = self.agree is None or other_ranks() is None
         if self.made is None or not self.compiled.replans(self.made, self.request, alone=alone):
             return False
@@ -541,3 +539,11 @@ def _name_of(gm: fx.GraphModule) -> str:
         name = kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
         label = name.rpartition(".")[2]
     return label if where is None else f"{label} {where}"
+
+
+def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
+    """A plan with its modules, from the text of its joint graph."""
+    # What a cache holds was edited by nobody, and the plan may be one of several.
+    asked = replace(plan, remat="")
+    request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
+    return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)

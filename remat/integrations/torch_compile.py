@@ -23,7 +23,7 @@ from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
 from remat.graph.storages import hint
 from remat.graph.writes import root_of
-from remat.integrations import autotune, kept_steps
+from remat.integrations import autotune, inductor_kernels, kept_steps
 from remat.integrations.around_autograd import around_autograd
 from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
@@ -222,7 +222,7 @@ def _compile_inductor(
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
     tried: list[tuple[Plan, Callable[..., Any]]] = []
-    with torch_compat.kernels_at_end(example_inputs):
+    with inductor_kernels.kernels_at_end(example_inputs):
         while True:
             compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
             made = partition.made
@@ -357,7 +357,7 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     * Operators that draw fill memory in its order. See `_draw_into_planned_layouts`.
     * What is drawn may be drawn again in the same half. See `_replays_within`.
     * Ends of loops of a scan run one by one. See `_scans`.
-    * Some kernels write beyond a buffer, or read one too early. See `torch_compat.sound_kernels`.
+    * Some kernels write beyond a buffer, or read one too early. See `inductor_kernels.sound_kernels`.
     """
     from remat.integrations.fusion import near_fusions
     from remat.torch_compat import compile_fx_inner, inductor_config
@@ -378,8 +378,8 @@ def _compile_as_planned(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwa
     replaying = _replays_within(gm.graph)
     with (
         inductor_config.patch(changes),
-        torch_compat.run_at_end(),
-        torch_compat.sound_kernels(),
+        inductor_kernels.run_at_end(),
+        inductor_kernels.sound_kernels(),
         replaying,
         fusing,
     ):

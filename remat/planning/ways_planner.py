@@ -200,7 +200,7 @@ class WaysPlanner:
             better = orders.improved(*start.schedule, aimed, copies, share=share)
             if better is None:
                 return
-            other = search.along(start.saved, *better, start.ways)
+            other = search.settled(search.on(start.saved, *better, start.ways))
             decision = orders.decision_of(*better)
             if decision is not None:
                 yield other, decision

@@ -95,16 +95,10 @@ class WaysSearch:
             self._walked += 3 * len(sequence)
         return self.evaluated(kept, known[0], ways)
 
-    def along(
-        self,
-        saved: tuple[int, ...],
-        sequence: Sequence[int],
-        boundary: int,
-        ways: Mapping[int, int],
-    ) -> Found:
-        """What another schedule comes to with ways, without those that it does better without."""
+    def settled(self, found: Found) -> Found:
+        """The same schedule with further ways where it is over the peak, and without those that it does better without."""
         self._grant(_AROUND)
-        return self._dropped(self._mended(self.on(saved, sequence, boundary, ways), again=False))
+        return self._dropped(self._mended(found, again=False))
 
     def on(
         self,

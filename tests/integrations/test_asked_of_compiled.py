@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+import warnings
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 import remat
+from remat.integrations.compiled_budget import BudgetWarning, warn_of_saved
 from remat.integrations.partitioner import Partitioner
 from remat.units import format_bytes
 
@@ -40,3 +46,31 @@ def test_a_plan_in_one_line_says_the_compiled_peak() -> None:
     torch.compile(step, backend="remat", options={"budget": 0.5})(x, w).backward()
     plan = remat.plans()[-1]
     assert f"peak {format_bytes(plan.peak_bytes)} as compiled" in repr(plan)
+
+
+def test_a_saved_plan_that_takes_more_as_compiled_says_so() -> None:
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+
+    def compiled(**options: Any) -> remat.Plan:
+        torch.compiler.reset()
+        torch.compile(step, backend="remat", options=options)(x, w).backward()
+        return remat.plans()[-1]
+
+    plan = compiled(budget=remat.Peak("1MiB"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetWarning)
+        compiled(plan=plan)
+    # One that was simulated within its budget, and is above it as Inductor lays values out.
+    less = replace(plan, budget=f"peak:{plan.peak_bytes - 1}", _asked=None)
+    with pytest.warns(BudgetWarning, match=r"as Inductor compiled it by a saved plan, above"):
+        warn_of_saved(less)
+
+
+def test_a_step_that_was_found_in_a_cache_gives_a_plan_that_has_a_key_of_its_own() -> None:
+    """What makes the modules of a restored plan anew can be pickled, as AOTAutograd's key asks for."""
+    x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.compile(step, backend="remat", options={"budget": 0.25})(x, w).backward()
+    restored = Partitioner(plan=remat.plans()[-1])
+    assert pickle.loads(pickle.dumps(restored)).uuid() == restored.uuid()

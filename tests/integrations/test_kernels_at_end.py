@@ -13,8 +13,7 @@ import torch
 from torch._inductor import async_compile, cpu_vec_isa
 from torch._inductor import config as inductor_config
 
-from remat import torch_compat
-from remat.integrations import torch_compile
+from remat.integrations import inductor_kernels, torch_compile
 
 
 @pytest.fixture(autouse=True)
@@ -74,9 +73,9 @@ def test_a_kernel_that_cannot_be_built_is_an_error() -> None:
 
 def test_on_a_gpu_nothing_changes() -> None:
     wait = async_compile.AsyncCompile.wait
-    with torch_compat.kernels_at_end([torch.empty(1, device="meta")]):
+    with inductor_kernels.kernels_at_end([torch.empty(1, device="meta")]):
         assert async_compile.AsyncCompile.wait is wait
-    with torch_compat.kernels_at_end([torch.empty(1)]):
+    with inductor_kernels.kernels_at_end([torch.empty(1)]):
         assert async_compile.AsyncCompile.wait is not wait
     assert async_compile.AsyncCompile.wait is wait
 
@@ -93,12 +92,12 @@ def test_vector_instructions_are_tried_in_a_thread(monkeypatch: pytest.MonkeyPat
         return ["avx2"]
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", tried)
-    with torch_compat.kernels_at_end([torch.empty(1)]):
+    with inductor_kernels.kernels_at_end([torch.empty(1)]):
         assert begun.wait(60)
         go_on.set()
         assert cpu_vec_isa.valid_vec_isa_list() == ["avx2"]
     assert cpu_vec_isa.valid_vec_isa_list is tried
-    with torch_compat.kernels_at_end([torch.empty(1)]):
+    with inductor_kernels.kernels_at_end([torch.empty(1)]):
         assert cpu_vec_isa.valid_vec_isa_list is tried
     assert len(tried_in) == 1
     assert tried_in[0] is not threading.current_thread()
@@ -110,9 +109,12 @@ def test_trying_that_fails_is_an_error_of_who_asks(monkeypatch: pytest.MonkeyPat
         raise OSError("no compiler")
 
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", tried)
-    with torch_compat.kernels_at_end([torch.empty(1)]):
+    with inductor_kernels.kernels_at_end([torch.empty(1)]):
         pass
-    with torch_compat.kernels_at_end([torch.empty(1)]), pytest.raises(OSError, match="compiler"):
+    with (
+        inductor_kernels.kernels_at_end([torch.empty(1)]),
+        pytest.raises(OSError, match="compiler"),
+    ):
         cpu_vec_isa.valid_vec_isa_list()
 
 
@@ -127,17 +129,17 @@ def test_other_threads_wait_for_their_own_kernels_at_once() -> None:
         pass
 
     def first() -> None:
-        with torch_compat.kernels_at_end([torch.empty(1)]):
+        with inductor_kernels.kernels_at_end([torch.empty(1)]):
             inside.set()
             assert leave.wait(60)
-            with torch_compat.run_at_end():
+            with inductor_kernels.run_at_end():
                 Kernels().wait(scope)
             waited.append("noted")
 
     thread = threading.Thread(target=first)
     thread.start()
     assert inside.wait(60)
-    with torch_compat.kernels_at_end([torch.empty(1)]):
+    with inductor_kernels.kernels_at_end([torch.empty(1)]):
         leave.set()
         thread.join(60)
         assert waited == ["noted"]
@@ -149,5 +151,5 @@ def test_other_threads_wait_for_their_own_kernels_at_once() -> None:
 def test_what_else_is_compiled_meanwhile_runs_at_once() -> None:
     """A cost model, for one, may run compiled code while a step is planned."""
     compiled = torch.compile(lambda x: (x.sin() * 3).exp().sum(0))
-    with torch_compat.kernels_at_end([torch.empty(1)]):
+    with inductor_kernels.kernels_at_end([torch.empty(1)]):
         assert compiled(torch.zeros(4, 4)).tolist() == [4.0] * 4

@@ -134,6 +134,10 @@ def fit(
     """
     from remat.planning.fitting import fit_calls
 
+    if options["ranks"] > 1 and (offload is not None or pack):
+        raise click.UsageError(
+            "'--offload' and '--pack' are for a step of one rank: leave '--ranks' out"
+        )
     request = plan_request(
         cost=cost,
         solver=solver,

@@ -38,6 +38,12 @@ def _memory(text: str) -> int | float:
     return read_memory(text)
 
 
+def _link(text: str) -> Any:
+    from remat.graph.costs.links import Link
+
+    return Link.parse(text)
+
+
 @main.command()
 @model_arguments
 @click.option(
@@ -88,6 +94,7 @@ def _memory(text: str) -> int | float:
 )
 @click.option(
     "--offload",
+    type=params.Checked("link", _link),
     metavar="LINK",
     help="modules may send what they save to the host over this link, and wait for it: 25GB/s, or pcie4, pcie5, "
     "nvlink-c2c",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver
@@ -44,6 +45,8 @@ def run_ways(
                     f"returned {type(answer).__name__}: return WaysAnswer(sequence, ways)",
                 )
             runs = drawn(answer.sequence, MOST_RUNS_PER_NODE * max(1, len(problem.step)))
+            if isinstance(answer.ways, Mapping):
+                answer = replace(answer, ways=dict(answer.ways.items()))
             elapsed_s = elapsed()
         return _verified(problem, solver, answer, runs, elapsed_s)
 

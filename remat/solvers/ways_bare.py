@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from remat.errors import BudgetError, ProblemError
 from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.ways_lagrangian import Found, Lives
 from remat.solvers.ways_problem import WaysProblem
 from remat.solvers.ways_search import Scheduled, WaysSearch
@@ -56,6 +57,17 @@ def _savable(problem: WaysProblem) -> tuple[int, ...]:
     return tuple(range(_Bare(problem).early))
 
 
+def _closure(step: ScheduleProblem, nodes: Iterable[int]) -> bytearray:
+    """Marks for each node whether it is one of those, or read on the way to one."""
+    found, todo = bytearray(len(step)), [*nodes]
+    while todo:
+        i = todo.pop()
+        if not found[i]:
+            found[i] = 1
+            todo.extend(step.inputs[i])
+    return found
+
+
 class _Bare:
     """The graph problem of a bare step problem, and the schedule of a decision.
 
@@ -72,21 +84,22 @@ class _Bare:
             )
         given = set(step.at_start)
         free = given.union(set(step.to_end).intersection(step.once))  # there in any case
-        forward = bytearray(n)
-        for i in range(n - 1, -1, -1):
-            if i in step.forward or forward[i]:
-                forward[i] = 1
-                for j in step.inputs[i]:
-                    forward[j] = 1
+        read = _closure(step, (j for i in step.backward for j in step.inputs[i]))
+        # What backward never needs runs in forward, whether it is named there or not.
+        forward = _closure(step, (i for i in range(n) if i in step.forward or not read[i]))
         self._forward, self._given = forward, given
         self.graph = GraphProblem(
             names=step.names[:n],
             inputs=step.inputs[:n],
             cost=step.cost[:n],
-            size=tuple(0 if i in free else step.size[i] for i in range(n)),
+            # Whether what takes no memory runs early is a question too, unless forward runs it anyway.
+            size=tuple(0 if i in free else step.size[i] or int(not forward[i]) for i in range(n)),
             savable=(True,) * n,
-            recomputable=tuple(i not in step.once and i not in given for i in range(n)),
-            in_forward=tuple(map(bool, forward)),
+            # What runs once may do so in backward, unless forward needs it.
+            recomputable=tuple(
+                i not in given and (i not in step.once or not forward[i]) for i in range(n)
+            ),
+            in_forward=tuple(map(bool, forward[:n])),
             needed=tuple(sorted({j for i in step.backward for j in step.inputs[i] if j < n})),
             unit=step.unit,
         )

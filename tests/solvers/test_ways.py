@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,28 @@ def test_named_cases(case: WaysCase) -> None:
             solve_ways(case.problem)
     else:
         assert solve_ways(case.problem).cost == case.optimum
+
+
+@pytest.mark.parametrize(
+    ("more", "cost"),
+    [
+        # Nobody reads `b`, and nobody says when it runs: it does so in forward.
+        ({"inputs": ((), (0,), (0,)), "cost": (1, 1, 0), "size": (10, 10, 1), "backward": (2,), "capacity": 50}, 0),
+        # What runs once, and forward does not need, runs in backward.
+        ({"inputs": ((), (), (0,), (1, 2)), "cost": (1, 1, 0, 0), "size": (10, 10, 1, 1), "once": (1,),
+          "forward": (0,), "backward": (2, 3), "capacity": 12}, 0),
+        # So does what takes no memory, and then what it reads.
+        ({"inputs": ((), (), (1,), (0,), (2, 3)), "cost": (1, 1, 1, 0, 0), "size": (10, 10, 0, 1, 1),
+          "forward": (0,), "backward": (3, 4), "capacity": 12}, 0),
+    ],
+)  # fmt: skip
+def test_what_forward_does_not_need_may_run_late(more: dict[str, Any], cost: int) -> None:
+    n = len(more["inputs"])
+    step = ScheduleProblem(names=tuple("abcde"[:n]), **more)
+    problem = WaysProblem(
+        step=step, times=(1,) * n, packings=((),) * n, send=(-1,) * n, fetch=(-1,) * n
+    )
+    assert solve_ways(problem).cost == cost
 
 
 def test_named_cases_are_told_apart() -> None:

@@ -98,6 +98,15 @@ class Link:
         return self.name
 
     @property
+    def option(self) -> str:
+        """The link as text that `parse` reads."""
+        try:
+            known = Link.parse(self.name).bytes_per_s == self.bytes_per_s
+        except ProblemError:
+            known = False
+        return self.name if known else f"{self.bytes_per_s}B/s"
+
+    @property
     def told(self) -> str:
         """The link for people."""
         whole, rest = divmod(self.bytes_per_s, 10**9)

@@ -30,6 +30,8 @@ _HALVINGS = 2
 _STEP = 100
 #: Searches with ways, and the share by which an aim is lowered then.
 _IN_WAYS = 5, 150
+#: What was compiled is far above a peak by this part of it, as one over it.
+_FAR = 10
 #: Room below the peak, as a share of it, that is not worth another search.
 _NEAR = 0.005
 
@@ -62,7 +64,7 @@ def within_fused_peak(
     that was expected to fit, for a share that of the least expected peak. Else the best of those compiled.
 
     The last one is chosen with more care. For a peak in bytes it has, cheap or not, the least expected peak of those
-    that were not compiled; for a share budget 1's comes first, if it is expected to take less than all compiled.
+    that were not compiled, or saves the least where all that were compiled are far above the peak; for a share budget 1's comes first, if it is expected to take less than all compiled.
 
     Args:
         planner: decides the graph.
@@ -161,6 +163,10 @@ def _best(
 ) -> Decided:
     new = [(d, expected) for d, expected in found if d.decision not in known]
     if last and new and budget.peak_bytes:
+        likely = [pair for pair in new if pair[1] <= limit]
+        if likely and min(known.values(), default=0) > limit + limit // _FAR:
+            # What is expected says little of this step, so the one that is most unlike what was compiled.
+            return min(likely, key=lambda pair: pair[0].saved_bytes)[0]
         return min(new, key=lambda pair: pair[1])[0]
     fits = [pair for pair in new if pair[1] + excess <= limit]
     fits += [(d, known[d.decision]) for d, _ in found if known.get(d.decision, limit + 1) <= limit]

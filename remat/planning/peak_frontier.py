@@ -26,7 +26,7 @@ _PARTS = 24
 #: Nodes that the additions may walk over, and evaluations that they have at least.
 _WORK, _LEAST = 800_000, 24
 #: Runs of a step that is small enough for a search over orders, and points from which it begins.
-_FEW_RUNS, _ORDERED = 1_000, 8
+FEW_RUNS, _ORDERED = 1_000, 8
 #: Steps of the line of bounds.
 _STEPS = 64
 
@@ -73,7 +73,7 @@ class PeakFrontier(PeakSearch):
         on_step("adding what has room")
         self._add()
         best: list[Tried | Reordered] = [*self._best]
-        if len(self.step.problem.runnable) <= _FEW_RUNS and self.orders.is_possible:
+        if len(self.step.problem.runnable) <= FEW_RUNS and self.orders.is_possible:
             for tried in self._best[:: max(1, len(best) // _ORDERED)]:
                 on_step("searching orders")
                 other = self.reordered(tried, tried.peak_bytes)

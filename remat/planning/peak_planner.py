@@ -20,7 +20,7 @@ from remat.graph.storages import Sizes
 from remat.planning.decider import VERTICES, Decided, Decider
 from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
-from remat.planning.peak_frontier import PeakFrontier, pareto
+from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, pareto
 from remat.planning.peak_search import PeakSearch, Tried
 from remat.planning.ways_planner import WaysPlanner
 from remat.solvers.graph_problem import evaluate
@@ -41,6 +41,8 @@ PROVEN = 2_000
 CLOSING = 3
 #: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
 PARTS = 20
+#: Parts of the room between the least peak and the lowest that decisions alone reach: orders are searched between them.
+_TO_LEAST = 6
 #: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
 _IN_WAYS, _BELOW = 12, 4
 #: A share of budget 1's peak, as one over it, that is not worth a warning where a peak is only expected.
@@ -194,7 +196,15 @@ class PeakPlanner:
         decided = [(d, self._of.peak(d) if few else at) for d, at in decided]
         if len(search.step.problem.runnable) <= LEAST_RUNS:
             lowest = self._within(Budget(peak_share=0.0), self.least_found)
-            decided = _on_curve([*decided, (lowest, self._of.peak(lowest))])
+            least, first = self._of.peak(lowest), found[0]
+            aims = [
+                least + (first.peak_bytes - least) * k // _TO_LEAST for k in range(1, _TO_LEAST)
+            ]
+            if isinstance(first, Tried) and len(search.step.problem.runnable) <= FEW_RUNS:
+                self._of.on_step("searching orders down to the least peak")
+                orders = (search.reordered(first, aim) for aim in aims if aim < first.peak_bytes)
+                decided += [(d, self._of.peak(d)) for d in map(self.decided, filter(None, orders))]
+            decided = _on_curve([*decided, (lowest, least)])
         if ways is not None:
             decided += self._in_ways(ways, decided, search.least_possible)
         pairs = []

@@ -364,6 +364,25 @@ def test_a_frontier_by_peak_is_near_the_plans_within_its_peaks(
     assert min(p.recompute_cost for p in within) <= full.recompute_cost
 
 
+def test_a_frontier_by_peak_has_plans_between_the_least_peak_and_those_without_orders() -> None:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = torch.sin(torch.tanh(layer(x)))
+            return x
+
+    joint = remat.capture(Waves(), (torch.randn(512, 64),), lower="eager")
+    points = remat.frontier(joint, by="peak").points
+    for share in (0.1, 0.2, 0.3):
+        plan = remat.plan(joint, remat.Peak(share))
+        within = [p.recompute_cost for p in points if p.peak_bytes <= 1.05 * plan.peak_bytes]
+        assert min(within) <= 1.5 * plan.recompute_cost
+
+
 def test_a_frontier_by_peak_ends_at_the_least_peak_that_is_found(
     joint: remat.JointGraph, by_peak: Frontier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,7 +401,7 @@ def test_a_frontier_by_peak_ends_at_the_least_peak_that_is_found(
 def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     resnet: remat.JointGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peak_frontier, "_FEW_RUNS", 0)
+    monkeypatch.setattr(peak_frontier, "FEW_RUNS", 0)
     found = remat.frontier(resnet, by="peak")
     planner = Planner.of(resnet, PlanRequest.of())
     search = planner.peaks.search

@@ -40,3 +40,17 @@ def test_gaps_between_bytes_are_looked_into() -> None:
     assert without_gaps([5]) == [5]
     assert beside_least({0: 9, 10: 7, 30: 8, 40: 9}) == [5, 20]
     assert beside_least({0: 7, 10: 8}) == [5]
+
+
+def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
+    planner: Planner,
+) -> None:
+    limit = within_fused_peak(planner, Budget(peak_share=0.5)).limit
+    budget = Budget(peak_bytes=limit)
+    first = within_fused_peak(planner, budget).decided.decision
+    near, far = (
+        within_fused_peak(planner, budget, compiled={first: compiled}, last=True).decided
+        for compiled in (limit + 1, 2 * limit)
+    )
+    assert predicted(planner, near) <= predicted(planner, far) <= limit
+    assert far.saved_bytes < near.saved_bytes

@@ -64,7 +64,8 @@ def within_fused_peak(
     that was expected to fit, for a share that of the least expected peak. Else the best of those compiled.
 
     The last one is chosen with more care. For a peak in bytes it has, cheap or not, the least expected peak of those
-    that were not compiled, or saves the least where all that were compiled are far above the peak; for a share budget 1's comes first, if it is expected to take less than all compiled.
+    that were not compiled; for a share budget 1's comes first, if it is expected to take less than all compiled. Where those are
+    far above the peak, it is the one that saves the least of those that may be lower.
 
     Args:
         planner: decides the graph.
@@ -162,16 +163,19 @@ def _best(
     last: bool,
 ) -> Decided:
     new = [(d, expected) for d, expected in found if d.decision not in known]
-    if last and new and budget.peak_bytes:
-        likely = [pair for pair in new if pair[1] <= limit]
-        if likely and min(known.values(), default=0) > limit + limit // _FAR:
-            # What is expected says little of this step, so the one that is most unlike what was compiled.
-            return min(likely, key=lambda pair: pair[0].saved_bytes)[0]
+    lowest = min(known.values(), default=0)
+    unlike: list[Decided] = []
+    if last and lowest > limit + limit // _FAR:
+        # What is expected says little of this step, so one that is most unlike what was compiled may be lower.
+        unlike = [d for d, expected in new if expected <= (limit if budget.peak_bytes else lowest)]
+    if last and new and budget.peak_bytes and not unlike:
         return min(new, key=lambda pair: pair[1])[0]
     fits = [pair for pair in new if pair[1] + excess <= limit]
     fits += [(d, known[d.decision]) for d, _ in found if known.get(d.decision, limit + 1) <= limit]
     if known and (last or not fits):
-        fits = [p for p in new if p[0] is full and p[1] < min(known.values())] or fits
+        fits = [p for p in new if p[0] is full and p[1] < lowest] or fits
+    if unlike and (budget.peak_bytes or not fits):
+        return min(unlike, key=lambda d: d.saved_bytes)
     if fits:
         return min(fits, key=lambda pair: (pair[0].cost, pair[1]))[0]
     if known and budget.peak_bytes:  # what was not even expected to fit is not worth compiling

@@ -174,8 +174,11 @@ class CompiledBudget:
 
 
 def warn_of_saved(made: Plan) -> None:
-    """Warns of a step that a saved plan is for, and that takes more than its budget in bytes as Inductor compiled it."""
-    if not made.planned_peak_bytes:
+    """Warns of a step that a saved plan is for, and that takes more than its budget in bytes as Inductor compiled it.
+
+    One with symbolic sizes is refused at those at which it does.
+    """
+    if not made.planned_peak_bytes or made.growth:
         return
     asked = made.asked
     if asked.on_peak:

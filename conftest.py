@@ -29,6 +29,7 @@ SLOW = frozenset(
         "plugins",
         "planning/test_fit.py",
         "planning/test_frontier.py",
+        "planning/test_frontier_by_peak.py",
         "planning/test_plan_set.py",
         "reduction",
         "report/test_memory_plot.py",

@@ -134,10 +134,6 @@ def fit(
     """
     from remat.planning.fitting import fit_calls
 
-    if options["ranks"] > 1 and (offload is not None or pack):
-        raise click.UsageError(
-            "'--offload' and '--pack' are for a step of one rank: leave '--ranks' out"
-        )
     request = plan_request(
         cost=cost,
         solver=solver,
@@ -158,7 +154,7 @@ def fit(
                 **options,
             )
         except ProblemError as error:
-            if error.option != "optimizer":
+            if error.option not in ("optimizer", "offload", "pack"):
                 raise
             with wrong_usage():
                 raise

@@ -147,7 +147,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self._asked = self.request  # for the graph at hand
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy has: AOTAutograd copies the partitioner for its keys, with a graph or two if it could."""
+        """What copies have. AOTAutograd makes them for its keys, in which the steps planned so far have no part."""
         return {name: value for name, value in vars(self).items() if name not in _IN_FLIGHT}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -196,13 +196,13 @@ class PeakPlanner:
         decided = [(d, self._of.peak(d) if few else at) for d, at in decided]
         if len(search.step.problem.runnable) <= LEAST_RUNS:
             lowest = self._within(Budget(peak_share=0.0), self.least_found)
-            least, first = self._of.peak(lowest), found[0]
-            aims = [
-                least + (first.peak_bytes - least) * k // _TO_LEAST for k in range(1, _TO_LEAST)
-            ]
-            if isinstance(first, Tried) and len(search.step.problem.runnable) <= FEW_RUNS:
+            least = self._of.peak(lowest)
+            first = next((f for f in found if isinstance(f, Tried)), None)
+            room = found[0].peak_bytes - least
+            if first and room > 0 and len(search.step.problem.runnable) <= FEW_RUNS:
                 self._of.on_step("searching orders down to the least peak")
-                orders = (search.reordered(first, aim) for aim in aims if aim < first.peak_bytes)
+                aims = (least + room * k // _TO_LEAST for k in range(1, _TO_LEAST))
+                orders = (search.reordered(first, aim) for aim in aims)
                 decided += [(d, self._of.peak(d)) for d in map(self.decided, filter(None, orders))]
             decided = _on_curve([*decided, (lowest, least)])
         if ways is not None:

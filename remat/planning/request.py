@@ -214,16 +214,23 @@ class PlanRequest:
         Raises:
             ProblemError: the request has some.
         """
-        if self.has_ways:
+        if not self.has_ways:
+            return
+        with _about(self._way):
             raise ProblemError(
                 f"{who} does not offload or pack; leave offload and pack out, or plan one graph within a peak"
             )
+
+    @property
+    def _way(self) -> str:
+        """The option that asks for ways."""
+        return "offload" if self.offload is not None else "pack"
 
     def _check_ways(self) -> None:
         """Refuses ways beside what they do not go together with."""
         if not self.has_ways:
             return
-        asked = "offload" if self.offload is not None else "pack"
+        asked = self._way
         with _about(asked):
             if not self.budget.on_peak and self.plan is None:
                 raise ProblemError(

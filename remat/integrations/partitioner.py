@@ -6,10 +6,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import threading
 import warnings
-import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -28,6 +26,7 @@ from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
+from remat.integrations import listed_plans
 from remat.integrations.compiled_budget import BudgetWarning as BudgetWarning
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.integrations.compiled_memory import (
@@ -38,6 +37,7 @@ from remat.integrations.compiled_memory import (
     write_timeline,
 )
 from remat.integrations.kept_steps import Kept, operators_of, text_of
+from remat.integrations.listed_plans import plans as plans
 from remat.integrations.size_guards import guard_sizes
 from remat.integrations.unwatched import plan_unwatched
 from remat.passes.core.pipeline import Pipeline
@@ -66,28 +66,12 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: Plans that are listed, at most.
-MOST_PLANS = 1_000
-#: The newest plans: each by itself for as long as somebody holds it, then by its figures.
-_PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
-_LOCK = threading.Lock()
-
 #: Attributes of a partitioner that are about the steps that it was called for.
 _IN_FLIGHT = frozenset(
     ("siblings", "traces", "keeps", "halves_only", "called", "kept", "made", "compiled", "_asked")
 )
 #: Attributes that have no part in what it decides, or have parts of their own in its key.
 _DECIDES_NOTHING = _IN_FLIGHT.union(("request", "agree", "repro"))
-
-
-def plans() -> tuple[Plan, ...]:
-    """The plans that compiled models of this process run on, newest last; the newest 1,000 of them.
-
-    A plan has its modules for as long as its compiled step is there, or anybody else holds it; its
-    figures stay.
-    """
-    with _LOCK:
-        return tuple(plan() or figures for plan, figures in _PLANS)
 
 
 @dataclass(slots=True)
@@ -236,8 +220,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             format_bytes(made.planned_saved_bytes or made.saved_bytes),
             made.before_after.line,
         )
-        with _LOCK:
-            _PLANS.append((weakref.ref(made), made.figures))
+        listed_plans.add(made)
 
     def note_memory(self, forward: CompiledHalf, backward: CompiledHalf) -> None:
         """Tells the plan what its compiled halves take; it keeps to what is simulated where that is not known."""
@@ -250,10 +233,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
             return
         told = made.as_compiled(found, held_bytes(found))
-        with _LOCK:
-            newest = [k for k, (plan, _) in enumerate(_PLANS) if plan() is made]
-            for k in newest:
-                _PLANS[k] = (weakref.ref(told), told.figures)
+        listed_plans.replace(made, told)
         self.made = told
         if self.kept is not None:
             self.kept = replace(self.kept, plan=told.to_json(), timeline=write_timeline(found))
@@ -284,10 +264,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     def use(self, plan: Plan | None) -> None:
         """Lists another plan for the step than its newest, or none."""
-        with _LOCK:
-            kept = [pair for pair in _PLANS if pair[0]() is not self.made]
-            _PLANS.clear()
-            _PLANS.extend(kept)
+        listed_plans.remove(self.made)
         self.made = None
         if plan is not None:
             self._list(plan)

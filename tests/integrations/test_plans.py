@@ -15,7 +15,7 @@ from torch import nn
 
 import remat
 from remat.errors import PlanError, noting_warnings, warn
-from remat.integrations import partitioner as partitioning
+from remat.integrations import listed_plans
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -48,8 +48,8 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
 
 
 def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert partitioning._PLANS.maxlen == partitioning.MOST_PLANS == 1_000
-    monkeypatch.setattr(partitioning, "_PLANS", deque(maxlen=2))
+    assert listed_plans._PLANS.maxlen == listed_plans.MOST_PLANS == 1_000
+    monkeypatch.setattr(listed_plans, "_PLANS", deque(maxlen=2))
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
     for budget in (0, 0.5, 1):
         copy = joint.copy()

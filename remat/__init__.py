@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from remat.solvers.ways_problem import Packing as Packing
     from remat.solvers.ways_problem import WaysProblem as WaysProblem
     from remat.units import Peak as Peak
+    from remat.units import Saved as Saved
 
 _HOME = {
     "PassManager": "remat.planning.pipelines",
@@ -85,6 +86,7 @@ _HOME = {
     "torch_solver": "remat.integrations.torch_knapsack",
     "RematError": "remat.errors",
     "Peak": "remat.units",
+    "Saved": "remat.units",
     "PeakWarning": "remat.errors",
     "capture": "remat.graph.capture",
     "JointGraph": "remat.graph.joint",

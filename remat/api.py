@@ -176,14 +176,14 @@ def plan(
         joint: the captured step; it is not changed. A list of graphs (a model with graph breaks,
             ``remat.capture(…, fullgraph=False)``) is planned under one budget that they share, and
             a `PlanSet` is returned.
-        budget: a number from 0 to 1 (share of the bytes that the runtime-optimal partition saves),
-            an int above 1 or text such as ``"8GiB"`` (bytes of saved activations), or
-            ``Peak("40GiB")`` (bytes of the step's simulated peak), or ``Peak(0.5)`` (how far that is
-            from the least peak found to the peak of budget 1's plan). A share below the least that any
-            plan saves is raised to that; bytes below it are an error. Of plans within a share or bytes,
-            those are taken that peak no higher than budget 1's; where none is found, a
-            `remat.PeakWarning` says so.
-        solver: who decides: on the whole graph where it can, else by a knapsack.
+        budget: the peak of the step in bytes, as an int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")``;
+            ``Peak(0.5)``: the point between the least peak found, 0, and the peak of budget 1's plan, 1;
+            ``Saved("8GiB")``, as text ``"saved:8GiB"``: bytes of saved activations; or a number from 0 to 1: the
+            ratio of the bytes that the runtime-optimal partition saves. The default is 1. A ratio below the least
+            that any plan saves is raised to it; ``Saved`` bytes below it are an error. `Saved` and ratios bound no
+            peak: a `remat.PeakWarning` tells if such a plan does not lower it.
+        solver: who decides: on the whole graph if it can, else by a knapsack. A named solver decides alone; ``"auto"``
+            takes the best of what several propose.
         cost: cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, a plugin's.
         time_limit: seconds for the solver; None: no clock.
         plan: a saved plan to apply to this graph instead of deciding anew: a `Plan`, its JSON text, or a
@@ -264,7 +264,7 @@ def frontier(
     cost: CostOption = COST,
     time_limit: float | None = None,
     *,
-    by: str = "bytes",
+    by: str = "saved",
     reread_inputs: bool = True,
     offload: OffloadOption = None,
     pack: PackOption = (),
@@ -278,7 +278,7 @@ def frontier(
         solver: as in `plan`; by peak, it is asked for budget 1's plan, and a few around the least peak.
         cost: as in `plan`.
         time_limit: seconds for the solver at each budget; None: no clock.
-        by: ``"bytes"``: less cost for more saved bytes; ``"peak"``: less cost for a higher peak of the step.
+        by: ``"saved"``: less cost for more saved bytes (``"bytes"`` is an alias); ``"peak"``: less cost for a higher peak of the step.
         reread_inputs: as in `plan`.
         offload: as in `plan`, by peak only: ways are tried at some of the peaks, and below the lowest.
         pack: likewise.
@@ -297,8 +297,8 @@ def frontier(
     from remat.planning.planner import Planner
     from remat.planning.request import PlanRequest
 
-    if by not in ("bytes", "peak"):
-        raise ProblemError(f"by is {by!r}; expected 'bytes' or 'peak'")
+    if by not in ("saved", "bytes", "peak"):
+        raise ProblemError(f"by is {by!r}; expected 'saved' or 'peak'")
     request = PlanRequest.without_budget(
         solver=solver,
         cost=cost,

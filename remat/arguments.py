@@ -25,7 +25,7 @@ class LeftOut(Generic[T]):
 
 
 #: What a plan is made for and by, where nothing else is said.
-BUDGET = LeftOut(0.5)
+BUDGET = LeftOut(1.0)
 SOLVER = LeftOut("auto")
 COST = LeftOut("auto")
 

@@ -5,70 +5,110 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 from remat.errors import BudgetError
 
-_UNITS = {
+_UNITS: dict[str, int] = {
     "b": 1,
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
 _COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
 #: Units that carry a prefix of their own.
 _PREFIXED = re.compile("[fpnuµmkMGT](J|s|W|Wh|Ws|g|B|FLOP|op)")
 _FORMS = (
-    "expected a number from 0 to 1 (share of the activations), an int above 1 (bytes), "
-    "text like '8GiB' or '512MB', or remat.Peak of any of these (the step's peak; as text 'peak:40GiB')"
+    "expected bytes of the step's peak: an int above 1, or text like '40GiB' or '512MB'; remat.Peak(0.5) or "
+    "'peak:0.5' (0 is the least peak found, 1 that of budget 1); remat.Saved('8GiB') or 'saved:8GiB' (bytes of saved "
+    "activations); or a number from 0 to 1 (ratio of the saved activations)"
 )
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Peak:
-    """A budget on the peak of the step: everything that is alive at once, weights included.
+    """A budget on the peak of the step: all bytes alive at once, weights included.
 
-    The peak is the simulated one; of a step that Inductor compiles, that of the compiled code.
+    The peak is the simulated one. If Inductor compiles the step, it is that of the compiled code.
 
     Attributes:
-        nbytes: bytes; None where it is a share.
-        share: from 0, the least peak that is found, to 1, the peak of budget 1's plan; None where it is
-            bytes.
+        nbytes: bytes; None for a ratio.
+        share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan; None for bytes.
     """
 
     nbytes: int | None
     share: float | None
 
     def __init__(self, value: float | int | str) -> None:
-        """Reads a number or text as a budget: from 0 to 1 a share, else bytes such as ``"40GiB"``.
+        """Read a budget on the peak: a number from 0 to 1 is a ratio, anything else bytes such as ``"40GiB"``.
 
         Raises:
             BudgetError: it is neither.
         """
+        given: object = value
         try:
-            read = Budget.parse(value)
+            plain = isinstance(given, numbers.Real) or (isinstance(given, str) and ":" not in given)
+            read = Budget.parse(given) if plain else None
         except BudgetError:
-            read = Budget()
-        if read.nbytes is None and read.share is None:
+            read = None
+        if read is None or read.nbytes is not None:
             raise BudgetError(
                 f"peak is {value!r}; expected bytes: an int above 1, or text like '40GiB' or '512MB'; or a "
                 "number from 0 (the least peak found) to 1 (the peak of budget 1's plan)"
             )
-        object.__setattr__(self, "nbytes", read.nbytes)
-        object.__setattr__(self, "share", read.share)
+        object.__setattr__(self, "nbytes", read.peak_bytes)
+        object.__setattr__(
+            self, "share", read.share if read.peak_share is None else read.peak_share
+        )
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Saved:
+    """A budget on the bytes that forward saves for backward, whatever the peak of the step.
+
+    Attributes:
+        nbytes: bytes.
+    """
+
+    nbytes: int
+
+    def __init__(self, value: int | str) -> None:
+        """Read a number of bytes, such as ``"8GiB"``.
+
+        Raises:
+            BudgetError: it is none; a ratio is written as the number itself.
+        """
+        given: Any = value
+        nbytes: int | None = None
+        if isinstance(given, str):
+            nbytes = parse_bytes(given)
+        elif isinstance(given, numbers.Integral) and given is not True and given is not False:
+            nbytes = int(given)
+        if nbytes is None or nbytes < 0:
+            raise BudgetError(
+                f"saved is {value!r}; expected bytes: an int, or text like '8GiB' or '512MB'. A ratio of the saved "
+                "activations is written as the number itself: budget=0.5"
+            )
+        object.__setattr__(self, "nbytes", nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget on the bytes that forward saves for backward, or on the peak; exactly one is set.
+    """A budget on the peak of the step, or on the bytes that forward saves for backward; exactly one is set.
 
     Attributes:
-        share: share of the bytes that the runtime-optimal partition saves, 0 to 1.
+        share: ratio of the bytes that the runtime-optimal partition saves, 0 to 1.
         nbytes: bytes saved.
-        peak_bytes: bytes of the step's simulated peak.
-        peak_share: how far that is from the least peak found, 0, to the peak of budget 1's plan, 1.
+        peak_bytes: bytes of the step's peak.
+        peak_share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan.
+
+    Raises:
+        BudgetError: none of them is set, or several are.
     """
 
     share: float | None = None
@@ -76,31 +116,42 @@ class Budget:
     peak_bytes: int | None = None
     peak_share: float | None = None
 
+    def __post_init__(self) -> None:
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {name: value for name, value in given.items() if value is not None}
+        if len(given) != 1:
+            raise BudgetError(
+                f"Budget was given {', '.join(f'{k}={v!r}' for k, v in given.items()) or 'nothing'}; expected exactly "
+                f"one of {', '.join(f.name for f in fields(self))}"
+            )
+
     @classmethod
     def parse(cls, value: object) -> Budget:
-        """Reads a budget as users write it.
+        """Read a budget as users write it.
 
         Raises:
-            BudgetError: it cannot be meant; the message says what can.
+            BudgetError: the value is no budget; the message names all forms.
         """
         if isinstance(value, Budget):
             return value
         if isinstance(value, Peak):
             return cls(peak_bytes=value.nbytes, peak_share=value.share)
+        if isinstance(value, Saved):
+            return cls(nbytes=value.nbytes)
         if isinstance(value, bool):
             raise BudgetError(f"budget is {value!r}; {_FORMS}")
         if isinstance(value, numbers.Integral):
             number = int(value)
             if number < 0:
                 raise BudgetError(f"budget is {number}, which is negative; {_FORMS}")
-            return cls(share=float(number)) if number <= 1 else cls(nbytes=number)
+            return cls(share=float(number)) if number <= 1 else cls(peak_bytes=number)
         if isinstance(value, numbers.Real):
             share = float(value)
             if math.isnan(share) or share < 0:
                 raise BudgetError(f"budget is {share!r}; {_FORMS}")
             if share > 1:
                 raise BudgetError(
-                    f"budget is {share!r}, a share above 1; {_FORMS} (bytes are written as an int)"
+                    f"budget is {share!r}, a ratio above 1; {_FORMS} (bytes are written as an int)"
                 )
             return cls(share=share)
         if isinstance(value, str):
@@ -110,20 +161,18 @@ class Budget:
     @classmethod
     def _parse_text(cls, text: str) -> Budget:
         kind, colon, rest = text.strip().partition(":")
-        if colon and kind.lower() == "peak":
-            return cls.parse(Peak(rest))
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*", text)
+        if colon and kind.lower() in _KINDS:
+            return cls.parse(_KINDS[kind.lower()](rest))
+        match = _NUMBER.fullmatch(text)
         if match is None:
             raise BudgetError(f"budget is {text!r}; {_FORMS}")
         number, unit = match.groups()
         if not unit:
             return cls.parse(int(number) if number.isdigit() else float(number))
-        scale = _UNITS.get(unit.lower())
-        if scale is None:
+        nbytes = parse_bytes(text)
+        if nbytes is None:
             raise BudgetError(f"budget is {text!r}: '{unit}' is no unit of bytes; {_FORMS}")
-        whole, _, fraction = number.partition(".")
-        exact = int(whole or 0) * scale + int(fraction or 0) * scale // 10 ** len(fraction)
-        return cls(nbytes=exact)
+        return cls(peak_bytes=nbytes)
 
     def capacity(self, *, full: int, least: int, why: tuple[str, str] = ("", "")) -> int:
         """The budget in bytes for one graph; a budget on the peak limits none of them.
@@ -168,24 +217,39 @@ class Budget:
     def label(self) -> str:
         """The budget for people; it may be rounded."""
         if self.on_peak:
-            return f"peak {self._of_peak.label}"
-        return str(self) if self.nbytes is None else format_bytes(self.nbytes)
-
-    @property
-    def _of_peak(self) -> Budget:
-        """What is said of the peak, as if it were one on saved bytes."""
-        return Budget(share=self.peak_share, nbytes=self.peak_bytes)
+            return f"peak {_format_ratio(self.peak_share) or format_bytes(self.peak_bytes or 0)}"
+        return _format_ratio(self.share) or f"{format_bytes(self.nbytes or 0)} saved"
 
     def __str__(self) -> str:
+        """The budget as `parse` reads it, exactly."""
         if self.on_peak:
-            return f"peak:{self._of_peak}"
-        if self.nbytes is not None:
-            return f"{self.nbytes}B"
-        return format(Decimal(repr(self.share)).normalize(), "f")
+            return f"peak:{_format_ratio(self.peak_share) or f'{self.peak_bytes}B'}"
+        return _format_ratio(self.share) or f"saved:{self.nbytes}B"
 
 
 #: A budget as users give it.
-AnyBudget = float | int | str | Budget | Peak
+AnyBudget = float | int | str | Budget | Peak | Saved
+#: What text before a colon says of the budget behind it.
+_KINDS: dict[str, Callable[[str], Peak | Saved]] = {"peak": Peak, "saved": Saved}
+
+
+def parse_bytes(text: str) -> int | None:
+    """Bytes of text such as ``"8GiB"`` or ``"8192"``, rounded down; None if it is no number of bytes."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    number, unit = match.groups()
+    scale = _UNITS.get(unit.lower() or "b")
+    if scale is None or (not unit and not number.isdigit()):
+        return None
+    whole, _, fraction = number.partition(".")
+    digits: int = 10 ** len(fraction)
+    return int(whole or 0) * scale + int(fraction or 0) * scale // digits
+
+
+def _format_ratio(ratio: float | None) -> str:
+    """A ratio in decimal digits, without an exponent; empty without one."""
+    return "" if ratio is None else format(Decimal(repr(ratio)).normalize(), "f")
 
 
 def bytes_of_share(share: float, full: int) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.errors import BudgetError
-from remat.units import Budget, Peak, format_apart, format_bytes, format_cost
+from remat.units import Budget, Peak, Saved, format_apart, format_bytes, format_cost
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ from remat.units import Budget, Peak, format_apart, format_bytes, format_cost
     ],
 )
 def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) -> None:
-    assert Budget.parse(text) == Budget(share=share, nbytes=nbytes)
+    assert Budget.parse(text) == Budget(share=share, peak_bytes=nbytes)
     assert Budget.parse(Budget.parse(text)) == Budget.parse(text)
 
 
@@ -47,7 +47,7 @@ def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) ->
     ("text", "message"),
     [
         (math.nan, "nan"),
-        (math.inf, "a share above 1"),
+        (math.inf, "a ratio above 1"),
         (-math.inf, "-inf"),
         (-0.5, "-0.5"),
         (-3, "-3, which is negative"),
@@ -62,7 +62,7 @@ def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) ->
         ("-1GiB", "'-1GiB'"),
         ("1e9", "'1e9'"),
         ("nan", "'nan'"),
-        ("1.5", "a share above 1"),
+        ("1.5", "a ratio above 1"),
         ("8GiB8", "8GiB8"),
     ],
 )
@@ -114,8 +114,8 @@ def test_a_larger_share_is_no_fewer_bytes(a: float, b: float, full: int) -> None
 
 
 @given(st.integers(2, 2**50), st.integers(0, 2**50))
-def test_bytes_below_the_least_are_refused_by_naming_it(nbytes: int, least: int) -> None:
-    budget = Budget.parse(nbytes)
+def test_saved_bytes_below_the_least_are_refused_by_naming_it(nbytes: int, least: int) -> None:
+    budget = Budget.parse(Saved(nbytes))
     if nbytes >= least:
         assert budget.capacity(full=0, least=least) == nbytes
     else:
@@ -123,8 +123,15 @@ def test_bytes_below_the_least_are_refused_by_naming_it(nbytes: int, least: int)
             budget.capacity(full=2**60, least=least)
 
 
-@given(st.one_of(st.floats(0, 1), st.integers(2, 2**60)))
-def test_what_is_printed_reads_back(value: float | int) -> None:
+@given(
+    st.one_of(
+        st.floats(0, 1),
+        st.integers(2, 2**60),
+        st.integers(0, 2**60).map(Saved),
+        st.floats(0, 1).map(Peak),
+    )
+)
+def test_what_is_printed_reads_back(value: Any) -> None:
     budget = Budget.parse(value)
     assert Budget.parse(str(budget)) == budget
 
@@ -186,7 +193,51 @@ def test_peaks_that_cannot_be_meant(value: Any) -> None:
         Peak(value)
 
 
-@pytest.mark.parametrize("text", ["peak:", "peak:1.5", "peak:-1", "peak:peak:1GiB", "top:1GiB"])
+@pytest.mark.parametrize(
+    ("written", "nbytes"),
+    [
+        ("saved:1GiB", 2**30),
+        ("Saved: 1.5 KiB", 1536),
+        (Saved(0), 0),
+        (Saved(1), 1),
+        (Saved(np.int64(4096)), 4096),
+        (Saved("512MB"), 512 * 10**6),
+    ],
+)
+def test_saved_bytes_that_can_be_read(written: Any, nbytes: int) -> None:
+    assert Budget.parse(written) == Budget(nbytes=nbytes)
+
+
+@pytest.mark.parametrize("value", [-1, "", 0.5, "0.5", None, True, "saved:1GiB", "1 GiB/s", [1]])
+def test_saved_bytes_that_cannot_be_meant(value: Any) -> None:
+    with pytest.raises(BudgetError, match="expected bytes: an int, or text like '8GiB'"):
+        Saved(value)
+
+
+def test_bytes_and_peaks_in_bytes_are_one_budget() -> None:
+    written = ["40GiB", 40 * 2**30, Peak("40GiB"), "peak:40GiB"]
+    assert {Budget.parse(w) for w in written} == {Budget(peak_bytes=40 * 2**30)}
+
+
+@pytest.mark.parametrize("given", [{}, {"share": 0.5, "nbytes": 8}, {"nbytes": 8, "peak_bytes": 8}])
+def test_a_budget_has_exactly_one_measure(given: dict[str, Any]) -> None:
+    with pytest.raises(BudgetError, match="expected exactly one of share, nbytes"):
+        Budget(**given)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "saved:",
+        "saved:0.5",
+        "saved:peak:1GiB",
+        "peak:",
+        "peak:1.5",
+        "peak:-1",
+        "peak:peak:1GiB",
+        "top:1GiB",
+    ],
+)
 def test_texts_that_are_no_peak(text: str) -> None:
     with pytest.raises(BudgetError):
         Budget.parse(text)
@@ -196,8 +247,9 @@ def test_texts_that_are_no_peak(text: str) -> None:
     ("written", "label"),
     [
         (0.25, "0.25"),
-        ("8GiB", "8 GiB"),
-        (1500, "1.46 KiB"),
+        ("8GiB", "peak 8 GiB"),
+        (1500, "peak 1.46 KiB"),
+        ("saved:8GiB", "8 GiB saved"),
         ("peak:40GiB", "peak 40 GiB"),
         ("peak:.5", "peak 0.5"),
     ],

@@ -134,10 +134,10 @@ json_option = options(
 budget_option = click.option(
     "--budget",
     metavar="BUDGET",
-    default="0.5",
+    default="1",
     show_default=True,
-    help="share of the activation bytes from 0 to 1, or bytes: 8GiB, 512MB, 1000000; peak:40GiB and "
-    "peak:0.5 bound the peak",
+    help="bytes of the step's peak (40GiB, 512MB), peak:0.5 (0: the least peak found, 1: that of budget 1), "
+    "saved:8GiB (bytes of saved activations), or a ratio of them from 0 to 1",
 )
 solver_option = click.option(
     "--solver",

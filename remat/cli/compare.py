@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     metavar="BUDGET,…",
     default="0.2,0.5,0.8",
     show_default=True,
-    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB, peak:0.5",
+    help="budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB",
 )
 def compare(
     model: str,

@@ -31,9 +31,9 @@ from remat.cli.progress import Progress
 @click.option("--html", type=params.PageFile(), help="write a page to explore the plan")
 @click.option(
     "--by",
-    type=click.Choice(["bytes", "peak", "none"]),
+    type=click.Choice(["saved", "peak", "none", "bytes"]),
     help="the frontier that the slider of the page moves over; none: no slider, less work "
-    "[default: bytes, or peak for a budget on the peak, and with --offload or --pack]",
+    "[default: saved, or peak for a budget on the peak, and with --offload or --pack]",
 )
 @click.option(
     "--export",
@@ -70,7 +70,7 @@ def explain(
     Without --html and --export, the text that `remat plan --explain` prints.
     """
     from remat.planning.frontier import Frontier
-    from remat.planning.planner import Planner
+    from remat.planning.planner import Planner, warn_of_peak
     from remat.report.explorer import explore, figures_of
     from remat.report.exports import export, format_of
     from remat.report.page import require_bokeh
@@ -84,8 +84,8 @@ def explain(
         offload=offload,
         pack=pack,
     )
-    by = by or ("peak" if request.has_ways or request.budget.on_peak else "bytes")
-    if html is not None and by == "bytes" and request.has_ways:
+    by = by or ("peak" if request.has_ways or request.budget.on_peak else "saved")
+    if html is not None and by not in ("peak", "none") and request.has_ways:
         raise click.UsageError(
             "'--offload' and '--pack' go together with '--by peak' or '--by none' only"
         )
@@ -104,9 +104,8 @@ def explain(
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         progress.step("planning")
         planner = Planner.of(joint, request, on_step=progress.detail)
-        decided = planner.decide(planner.request.budget)
-        planner.peaks.warn(decided, planner.request.budget)
-        plan = planner.finish(decided, planner.request.budget)
+        plan = planner.finish(planner.decide(request.budget), request.budget)
+        warn_of_peak(plan, stacklevel=2)
         figures: dict[str, Any] = {"plan": figures_of(plan), "frontier": None, "plans": []}
         if html is not None:
             frontier = None
@@ -140,7 +139,7 @@ def explain(
     metavar="BUDGET,…",
     default="1,0.5,0.2",
     show_default=True,
-    help="budgets to plan at, with commas: 0.5, 8GiB, peak:40GiB, peak:0.5; the first is shown first",
+    help="budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB; the first is shown first",
 )
 @click.option(
     "--solvers",

@@ -48,10 +48,10 @@ ROWS = 20
 )
 @click.option(
     "--by",
-    type=click.Choice(["bytes", "peak"]),
-    default="bytes",
+    type=click.Choice(["saved", "peak", "bytes"]),
+    default="saved",
     show_default=True,
-    help="what cost is weighed against: the bytes that are saved, or the peak of the step",
+    help="what cost is weighed against: the saved bytes (bytes is an alias), or the peak of the step",
 )
 @click.option(
     "--budget",

@@ -175,6 +175,10 @@ def _solve(
         full, least = instance.full_bytes or 0, instance.least_bytes or 0
     else:
         full, least = problem.total_weight, 0
+    if (
+        budget is not None and budget.peak_bytes is not None
+    ):  # these problems know one kind of bytes
+        budget = Budget(nbytes=budget.peak_bytes)
     capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
     solved: GraphSolution | Solution
     if isinstance(problem, GraphProblem):

@@ -137,7 +137,7 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
 
     table = new_table(title)
     columns = ("share", "saved", "recompute", "peak")
-    for name in columns if found.by == "bytes" else reversed(columns[1:]):
+    for name in columns if found.by == "saved" else reversed(columns[1:]):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for point in found.thinned(rows):
@@ -150,7 +150,7 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
             format_bytes(point.peak_bytes),
         ]
         table.add_row(
-            *(cells if found.by == "bytes" else reversed(cells[1:])),
+            *(cells if found.by == "saved" else reversed(cells[1:])),
             "← knee" if is_knee else "",
             style="bold" if is_knee else None,
         )

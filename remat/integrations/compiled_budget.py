@@ -8,7 +8,6 @@ from remat.errors import BudgetError, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
 from remat.passes.core.base import Pass
-from remat.passes.decide.budgeted import RegionBudget, refuse_peak
 from remat.planning.fused_peak import within_fused_peak
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
@@ -84,7 +83,6 @@ class CompiledBudget:
             # Copies may begin so early in compiled code that steps without any are lower.
             request = replace(request, offload=None, pack=())
         planner = Planner.of(joint, request, in_place=True)
-        refuse_peak(budget, planner.state.get(RegionBudget()))
         found = within_fused_peak(
             planner,
             budget,

@@ -11,7 +11,7 @@ import torch
 from remat.errors import BudgetError, ProblemError
 from remat.graph.calling import read_call
 from remat.torch_compat import pytree
-from remat.units import Budget
+from remat.units import parse_bytes
 
 #: Bytes below which a memory can only be a number without its unit.
 _LEAST_MEMORY = 1 << 16
@@ -33,10 +33,7 @@ def read_memory(memory: object) -> int:
     if isinstance(memory, str):
         if memory.strip().replace(".", "", 1).isdigit():
             raise BudgetError(f"{text}: did you mean '{memory.strip()}GiB'?")
-        try:
-            nbytes = Budget.parse(memory).nbytes
-        except BudgetError:
-            nbytes = None
+        nbytes = parse_bytes(memory)
         if nbytes:
             return nbytes
     elif type(memory) is int:

@@ -23,6 +23,7 @@ from remat.units import (
     AnyBudget,
     Budget,
     Peak,
+    Saved,
     format_bytes,
     format_change,
     format_cost,
@@ -37,7 +38,7 @@ class ComparisonRow:
     Attributes:
         solver: name of the solver that was asked.
         budget: the budget as it was asked for.
-        decided_by: what decided: the solver, or the cut of the pass ``min-cut`` where that costs less.
+        decided_by: what decided: the solver; of ``auto``, also the cut of the pass ``min-cut``.
         capacity: the budget in bytes; for a budget on the peak, what the plan was allowed to save.
         saved_bytes: bytes saved.
         recompute_cost: cost of recomputing, and of packing and waiting for copies, in ``unit``.
@@ -201,7 +202,7 @@ def compare(
             offload=offload,
             pack=pack,
         )
-        for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak))
+        for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
     ]
     for name in names:
         if isinstance(name, str):
@@ -226,9 +227,10 @@ def compare(
         return _compared(joint, prepared, requests[0], _asked_of(executor, elsewhere, on_row))
     without, step_costs = prepared.without, prepared.step_costs
     rows: list[ComparisonRow] = []
-    higher: list[ComparisonRow] = []  # peaks above budget 1's
     ready: dict[str, Solver] = {}
     for request in requests:
+        # One limit for all solvers, whatever the least peak that each of them finds.
+        limit = prepared.peaks.limit_of(request.budget)
         for name in names:
             label = name if isinstance(name, str) else name.name
             budget, start = str(request.budget), time.perf_counter()
@@ -240,7 +242,7 @@ def compare(
                 )
                 # One step without remat for all rows, so that none pays for it.
                 planner.without, planner.step_costs = without, step_costs
-                decided = planner.decide(request.budget)
+                decided = planner.decide(limit)
                 p = planner.finish(decided, request.budget)
             except RematError as error:
                 rows.append(ComparisonRow(solver=label, budget=budget, reason=str(error)))
@@ -255,18 +257,9 @@ def compare(
                         **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
-                if not request.budget.on_peak and planner.peaks.above_full(decided):
-                    higher.append(rows[-1])
             if on_row is not None:
                 on_row(rows[-1])
-    on_graphs = {k for k, s in ready.items() if s.graph and s.name != "cut"}
-    lower = [r for r in rows if r not in higher]
-    return _compared(
-        joint,
-        prepared,
-        requests[0],
-        [_no_dearer(r, lower) if r.solver in on_graphs else r for r in rows],
-    )
+    return _compared(joint, prepared, requests[0], rows)
 
 
 def _compared(
@@ -346,31 +339,6 @@ def _beside(row: ComparisonRow, step_cost: int, without: Without) -> ComparisonR
         unit=row.unit or "",
     )
     return replace(row, more=figures.more)
-
-
-def _no_dearer(row: ComparisonRow, rows: Sequence[ComparisonRow]) -> ComparisonRow:
-    """A row with the plan that its solver found at another budget, where that fits and costs less.
-
-    A solver stops within a tolerance of the optimum, so that of two budgets close together the larger
-    may come out a little dearer.
-    """
-    if row.recompute_cost is None or row.capacity is None or row.budget.startswith("peak:"):
-        return row
-    least, found = (row.recompute_cost, row.saved_bytes or 0), row
-    for other in rows:
-        cost, saved_bytes = other.recompute_cost, other.saved_bytes
-        if other.solver != row.solver or cost is None or saved_bytes is None:
-            continue
-        if saved_bytes <= row.capacity and (cost, saved_bytes) < least:
-            least, found = (cost, saved_bytes), other
-    return replace(
-        row,
-        decided_by=found.decided_by,
-        saved_bytes=found.saved_bytes,
-        recompute_cost=found.recompute_cost,
-        recompute_bound=min(row.recompute_bound or 0, least[0]),
-        peak_bytes=found.peak_bytes,
-    )
 
 
 def mark_best(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -19,6 +19,7 @@ from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.planning.peak_frontier import pareto
 from remat.planning.pipelines import prepare, split
 from remat.planning.request import PlanRequest
+from remat.planning.without import step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
@@ -82,8 +83,7 @@ class Decider:
         self._peaks: dict[Decision, int] = {}
         #: Memory over budget 1's step, once it was simulated.
         self.full_curve: MemoryCurve | None = None
-        #: What was split last; without hooks, `finish` need not do it again.
-        self.latest: tuple[Decision, State] | None = None
+        self._splits: dict[Decision, State] = {}
         self.on_step = on_step or (lambda _: None)
 
     @classmethod
@@ -196,9 +196,7 @@ class Decider:
         key = decided.decision
         if key not in self._peaks:
             self.on_step(f"simulating {format_bytes(decided.saved_bytes)}")
-            with unwarned():  # it may be no plan
-                done = self.split(decided)
-            self.latest = (key, done)
+            done = self.split_of(decided)
             assert done.forward is not None
             assert done.backward is not None
             outputs = done.joint.num_fwd_outputs
@@ -208,9 +206,36 @@ class Decider:
                 self.full_curve = curve
         return self._peaks[key]
 
+    def split_of(self, decided: Decided) -> State:
+        """The two modules of a decision; those of the last two decisions stay in memory."""
+        done = self._splits.pop(decided.decision, None)
+        if done is None:
+            with unwarned():  # it may be no plan
+                done = self.split(decided)
+        self._splits[decided.decision] = done
+        while len(self._splits) > 2:
+            del self._splits[next(iter(self._splits))]
+        return done
+
+    def take_split(self, decided: Decided) -> State:
+        """The two modules of a decision, for whoever hands them out: they are made anew for the next."""
+        done = self.split_of(decided)
+        del self._splits[decided.decision]
+        return done
+
     def split(self, decided: Decided) -> State:
         """The two modules of a decision."""
         return split(replace(self.state, decision=decided.decision, choice=decided.choice))
+
+    @cached_property
+    def step_costs(self) -> Sequence[int]:
+        """Cost of running each node of the step once; empty where backward cannot be priced."""
+        return step_costs_of(self.state, self.request.cost)
+
+    @property
+    def step_cost(self) -> int:
+        """Cost of running every operator of the step once; 0 where backward cannot be priced."""
+        return sum(self.step_costs)
 
     def capacities(self) -> Iterator[int]:
         """The budgets that a frontier looks at: steps between the ends, and vertices of the hull."""

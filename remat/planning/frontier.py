@@ -25,7 +25,7 @@ MOST_SHOWN = 16
 _CHUNKS = 8
 #: What a frontier goes by: the field of its points, and the label of their axis.
 _BY = {
-    "bytes": ("saved_bytes", "saved by forward for backward"),
+    "saved": ("saved_bytes", "saved by forward for backward"),
     "peak": ("peak_bytes", "peak of the step"),
 }
 
@@ -50,7 +50,7 @@ class Frontier:
     """The best plans over all budgets: less cost only for more bytes, or for a higher peak.
 
     Attributes:
-        by: ``"bytes"``: what a plan saves; ``"peak"``: the simulated peak of its step.
+        by: ``"saved"``: what a plan saves; ``"peak"``: the simulated peak of its step.
         graph: name of the joint graph.
         solver: who decided; by peak, who decided at budget 1 and around the least peak: the rest is minimum cuts.
         cost: the cost model.
@@ -73,7 +73,7 @@ class Frontier:
     least_bytes: int
     points: tuple[FrontierPoint, ...]
     bound: tuple[tuple[int, int], ...]
-    by: str = "bytes"
+    by: str = "saved"
     ways: str = ""
     _planner: Planner = field(repr=False)
     _decided: tuple[Decided, ...] = field(repr=False)
@@ -82,7 +82,7 @@ class Frontier:
     def of(
         cls,
         planner: Planner,
-        by: str = "bytes",
+        by: str = "saved",
         *,
         executor: AnyExecutor = None,
         joint: JointGraph | None = None,
@@ -91,13 +91,14 @@ class Frontier:
 
         Args:
             planner: decides it.
-            by: ``"bytes"`` or ``"peak"``.
+            by: ``"saved"`` (or its alias ``"bytes"``) or ``"peak"``.
             executor: by bytes, what decides it at its budgets; None for this process.
             joint: the graph as it was captured, for an executor.
 
         Raises:
             ProblemError: values may be packed or offloaded, and the frontier does not go by peak.
         """
+        by = "saved" if by == "bytes" else by
         if by != "peak":
             planner.request.refuse_ways("a frontier by what is saved")
         if by == "peak":
@@ -177,7 +178,7 @@ class Frontier:
                 "from frontier.points"
             )
         decided = self._decided[self.points.index(point)]
-        if self.by == "bytes":
+        if self.by == "saved":
             return self._planner.finish(decided, Budget(nbytes=point.saved_bytes))
         plan = self._planner.finish(decided, Budget(peak_bytes=point.peak_bytes))
         if plan.peak_bytes > point.peak_bytes:
@@ -249,7 +250,7 @@ class Frontier:
                 bound=below.bound if len(alike) == 1 else f.bound,
                 knee=at(f.knee()),
                 unit=f.unit,
-                full_bytes=f.full_bytes if self.by == "bytes" else 0,
+                full_bytes=f.full_bytes if self.by == "saved" else 0,
             )
             for f in (self, *others)
         ]

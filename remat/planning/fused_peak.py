@@ -85,12 +85,14 @@ def within_fused_peak(
         found.append((decided, predicted(planner, decided)))
         return found[-1][1]
 
-    vertices = [nbytes for nbytes, _ in planner.cuts(VERTICES)]
+    most_saved = planner.peaks.most_saved
+    vertices = [n for n, _ in planner.cuts(VERTICES) if most_saved is None or n <= most_saved]
     at = {nbytes: tried(planner.at(nbytes)) for nbytes in without_gaps(vertices)}
     for _ in range(_HALVINGS):
         for nbytes in beside_least(at):
             at[nbytes] = tried(planner.at(nbytes))
-    most = tried(planner.full)
+    full = planner.peaks.full
+    most = tried(full)
     lowest = planner.peaks.within(Budget(peak_share=0.0), ways=False)  # what shares are of
     off = planner.peak(lowest) - tried(lowest)
     least = min(expected for _, expected in found)
@@ -118,7 +120,7 @@ def within_fused_peak(
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
             break
         aim += room
-    best = _best(found, planner.full, known, budget, limit, excess, last)
+    best = _best(found, full, known, budget, limit, excess, last)
     share = limit if budget.peak_bytes is None else 0
     best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
     return Expected(best, limit)

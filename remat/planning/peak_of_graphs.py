@@ -56,7 +56,7 @@ class PeakOfGraphs:
         Raises:
             BudgetError: none were; the message names the least peak that was found.
         """
-        full = [p.full for p in self._planners]
+        full = [p.peaks.full for p in self._planners]
         peak_bytes, lowest = budget.peak_bytes, self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:
@@ -108,16 +108,20 @@ class PeakOfGraphs:
 
     @staticmethod
     def _ways_of(planner: Planner) -> Iterator[_Way]:
+        most_saved = planner.peaks.most_saved
         for decided, peak_bytes in planner.peaks.frontier()[0]:
-            yield _Way(decided, peak_bytes)
+            if most_saved is None or decided.saved_bytes <= most_saved:
+                yield _Way(decided, peak_bytes)
         tried = planner.peaks.search.tried
-        for decided in (*planner.pareto(), planner.full, planner.cheapest):
+        for decided in (*planner.pareto(), planner.peaks.full, planner.cheapest):
+            if most_saved is not None and decided.saved_bytes > most_saved:
+                continue
             yield _Way(decided, tried(planner.saved_of(decided)).peak_bytes)
 
     @cached_property
     def _others(self) -> list[int]:
         """For each graph, the bytes beside its own peak and what earlier graphs save: about the same always."""
-        full = [p.full for p in self._planners]
+        full = [p.peaks.full for p in self._planners]
         saved, others = 0, []
         for planner, decided, highest in zip(self._planners, full, self.highest(full), strict=True):
             others.append(highest - planner.peak(decided) - saved)

@@ -9,24 +9,25 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
-from torch import fx
-
-from remat.errors import BudgetError, PeakWarning, warn
+from remat.errors import BudgetError
 from remat.graph.fused_liveness import predict_peak
-from remat.graph.joint import split_outputs
-from remat.graph.liveness import sums_of
-from remat.graph.lowering import Decision, SavedKind
-from remat.graph.storages import Sizes
+from remat.graph.lowering import Decision
+from remat.passes.decide.budgeted import RegionBudget
 from remat.planning.decider import VERTICES, Decided, Decider
 from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, pareto
 from remat.planning.peak_search import PeakSearch, Tried
 from remat.planning.ways_planner import WaysPlanner
+from remat.solvers.auto import is_auto
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.run_graph import run_graph
-from remat.units import Budget, bytes_of_share, format_apart, format_bytes
+from remat.units import (
+    Budget,
+    bytes_of_share,
+    format_bytes,
+)
 
 #: Vertices of the hull that a frontier by peak begins with, at most.
 MOST_CUTS = 40
@@ -39,14 +40,14 @@ LEAST_RUNS = 2_000
 PROVEN = 2_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
 CLOSING = 3
-#: Shares of so many parts are the lower budgets at which a plan with a lower peak is looked for.
-PARTS = 20
+#: Bisections of the saved bytes after those.
+CLOSING_ALONE = 6
+#: Byte budgets at which a solver that decides alone is asked for a decision within a peak, and for the least peak.
+ALONE = 12
 #: Parts of the room between the least peak and the lowest that decisions alone reach: orders are searched between them.
 _TO_LEAST = 6
 #: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
 _IN_WAYS, _BELOW = 12, 4
-#: A share of budget 1's peak, as one over it, that is not worth a warning where a peak is only expected.
-_LITTLE_MORE = 100
 #: Why no budget lowers a peak further, and what does.
 _UNSHRUNK = (
     ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
@@ -65,116 +66,19 @@ class PeakPlanner:
         self._of = decider
         self._expected: dict[Decision, int] = {}
 
-    def above_full(self, decided: Decided) -> bool:
-        """Whether a decision that is allowed less than budget 1's peaks higher than that.
-
-        Where Inductor will compile the step, only if it is expected to do so then, too.
-        """
-        if (decided.choice.capacity or 0) >= self._of.full_bytes:
-            return False
-        peak = self._of.peak(decided)
-        low = 0 if self._of.request.hooks else self.full_at_least  # hooks may pack what is saved
-        if peak <= low or peak <= self._of.peak(self._of.full):
-            return False
-        return self._of.state.joint.lower == "eager" or self._exceeds_full(decided)
-
-    def _exceeds_full(self, decided: Decided) -> bool:
-        """Whether a decision peaks higher than budget 1's, as the step will run."""
-        return self.running(decided) > self.running(self._of.full)
-
     def running(self, decided: Decided) -> int:
         """The peak as the step will run: simulated, or expected of what Inductor compiles."""
         if self._of.state.joint.lower == "eager":
             return self._of.peak(decided)
         known = self._expected.get(decided.decision)
         if known is None:
-            done = self._of.split(decided)
+            done = self._of.split_of(decided)
             assert done.forward is not None
             assert done.backward is not None
             joint = done.joint
             peak = predict_peak(done.forward, done.backward, joint.num_fwd_outputs, joint.memories)
             known = self._expected[decided.decision] = peak.nbytes
         return known
-
-    @cached_property
-    def full_at_least(self) -> int:
-        """Bytes that budget 1's step has alive in backward at least: of all but what it computes again.
-
-        What is the peak of most steps, without splitting the graph.
-        """
-        state, lowered = self._of.state, self._of.lowered
-        index, roles, storages = state.index, state.roles, state.storages
-        owner, late = storages.owner, roles.tangent_closure
-        values = (i for i in self._of.saved_of(self._of.full) if lowered.kind[i] is SavedKind.VALUE)
-        first = dict.fromkeys((owner[lowered.position[i]] for i in values), 0)
-        last: dict[int, int] = {}
-        for i in range(len(index)):
-            if late[i]:
-                first.setdefault(owner[i], i)
-                last[owner[i]] = i
-                last |= dict.fromkeys((owner[j] for j in index.inputs[i]), i)
-        gradients = (v for v in split_outputs(state.joint)[1] if isinstance(v, fx.Node))
-        last |= {owner[index.position[v]]: len(index) - 1 for v in gradients}
-        given = {i for i, role in roles.placeholders.items() if not role.in_backward}
-        alive = sums_of(
-            (
-                (storages.nbytes[k], first[k], until)
-                for k, until in last.items()
-                if k in first and k not in given
-            ),
-            len(index),
-        )
-        return self._resident + max(alive, default=0)
-
-    def lowered(self, decided: Decided) -> Decided:
-        """The cheapest decision found within the bytes of another that peaks no higher than budget 1's.
-
-        The other, where none is. It is looked for at fixed budgets, shares of so many `PARTS`, from the
-        highest within those bytes down to where none can be cheaper: so costs do not rise with the budget.
-        Under a time limit, which promises nothing twice, it is looked for within those bytes alone.
-        """
-        choice, full, least = decided.choice, self._of.full_bytes, self._of.least_bytes
-        capacity = choice.capacity or 0
-        best: Decided | None = None
-        rungs = {
-            least,
-            *(k * full // PARTS for k in range(1, (capacity * PARTS + PARTS - 1) // full + 1)),
-        }
-        if self._of.request.time_limit:
-            best, rungs = self._as_low_as_full(decided), set()
-        for rung in sorted(rungs, reverse=True):
-            if rung < least or (best and self._of.hull.edge(rung).bound(rung) >= best.cost):
-                break
-            lower = self._as_low_as_full(self._of.at(rung))
-            if lower is None and best is None:
-                break
-            if lower and (best is None or lower.cost < best.cost):
-                best = lower
-        if best is None:
-            return decided
-        ran = (choice, best.choice)
-        elapsed_s, repeats = sum(c.elapsed_s for c in ran), all(c.deterministic for c in ran)
-        return replace(best, choice=replace(choice, elapsed_s=elapsed_s, deterministic=repeats))
-
-    def _as_low_as_full(self, decided: Decided) -> Decided | None:
-        """A decision if it peaks no higher than budget 1's, else the cheapest found in its bytes that does not."""
-        if not self.above_full(decided):
-            return decided
-        capacity = decided.choice.capacity or 0
-        # A search of its own: what it finds depends on nothing that was looked at before.
-        search = PeakSearch(self._of.state, self._of.lowered, self._of.request.cost)
-        starts = [self._of.saved_of(d) for d in (decided, self._of.full)]
-        tried = search.within(search.tried(starts[1]).peak_bytes, starts, capacity)
-        found = self.decided(tried)
-        fits = found.saved_bytes <= capacity and not self._exceeds_full(found)
-        return found if fits else None
-
-    @cached_property
-    def _resident(self) -> int:
-        """Bytes that are alive at every moment: what the step is given."""
-        roles, nodes = self._of.state.roles.placeholders, self._of.state.index.nodes
-        given = (nodes[i] for i, role in roles.items() if not role.in_backward)
-        return sum(Sizes(self._of.state.joint.memories).of_all(given).values())
 
     def frontier(self) -> tuple[list[tuple[Decided, int]], tuple[tuple[int, int], ...]]:
         """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
@@ -187,6 +91,10 @@ class PeakPlanner:
         ways = self.ways if self._of.request.has_ways else None
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
         cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
+        if self._is_alone:
+            own = [(d, self._of.peak(d)) for d in self._own]
+            line = search.bound(self.bounds, cuts)
+            return self._above(line, own), line
         others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
         found = search.found([*cuts, *others], self._of.on_step)
         self._of.on_step("proving bounds")
@@ -207,11 +115,18 @@ class PeakPlanner:
             decided = _on_curve([*decided, (lowest, least)])
         if ways is not None:
             decided += self._in_ways(ways, decided, search.least_possible)
+        return self._above(line, decided), line
+
+    @staticmethod
+    def _above(
+        line: tuple[tuple[int, int], ...], decided: Sequence[tuple[Decided, int]]
+    ) -> list[tuple[Decided, int]]:
+        """The decisions that no other beats, the lowest peak first, each with the bound at its peak."""
         pairs = []
         for d, at in decided:
             bound = next((cost for peak, cost in line if peak >= at), 0)
             pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
-        return _on_curve(pairs), line
+        return _on_curve(pairs)
 
     def _in_ways(
         self, ways: WaysPlanner, found: Sequence[tuple[Decided, int]], least_possible: int
@@ -282,20 +197,80 @@ class PeakPlanner:
 
     def _kept(self, peak_bytes: int) -> Decided | None:
         """The cheapest decision found within a peak whose saved values are all just kept."""
-        cheapest = self._of.cheapest
+        cheapest = self._cheapest
         return cheapest if self._of.peak(cheapest) <= peak_bytes else self.searched(peak_bytes)
+
+    def limit_of(self, budget: Budget) -> Budget:
+        """A budget with a ratio of the peak in bytes; any other budget as it is."""
+        return budget if budget.peak_share is None else Budget(peak_bytes=self._peak_of(budget))
 
     def _peak_of(self, budget: Budget) -> int:
         """A budget on the peak in bytes."""
         if budget.peak_bytes is not None:
             return budget.peak_bytes
-        least, most = self.least_found, self._of.peak(self._of.full)
+        least, most = self.least_found, self._of.peak(self.full)
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a solver was named: it decides alone, and no search of ours takes part."""
+        return not is_auto(self._of.request.solver)
+
+    @cached_property
+    def most_saved(self) -> int | None:
+        """Bytes that the code allows its region to save; None if it sets no budget."""
+        own = self._of.state.get(RegionBudget())
+        if own is None:
+            return None
+        return Budget(share=own).capacity(full=self._of.full_bytes, least=self._of.least_bytes)
+
+    def _may_save(self, decided: Decided) -> bool:
+        """Whether the budget that the code sets for its region allows a decision."""
+        return self.most_saved is None or decided.saved_bytes <= self.most_saved
+
+    @property
+    def full(self) -> Decided:
+        """The decision under budget 1, and under the budget that the code sets for its region."""
+        most = self.most_saved
+        return self._of.full if most is None else self._of.at(min(most, self._of.full_bytes))
+
+    @property
+    def _cheapest(self) -> Decided:
+        """The decision that recomputes least of those that the code's region budget allows."""
+        return self._of.cheapest if self.most_saved is None else self.full
+
+    @cached_property
+    def _own(self) -> list[Decided]:
+        """A named solver's own decisions, over the whole range of saved bytes, and budget 1's."""
+        least = self._of.least_bytes
+        most = self.most_saved or max(self._of.hull.ends[1].saved_bytes, self._of.full_bytes)
+        steps = (least + (most - least) * k // ALONE for k in range(ALONE + 1))
+        return [*map(self._of.at, steps), self.full]
+
+    def _within_alone(self, peak_bytes: int) -> Decided | None:
+        """A named solver's cheapest own decision within a peak, and the next ones by bisection of the saved bytes."""
+        own = sorted(self._own, key=lambda d: (d.cost, d.saved_bytes))
+        best = next((d for d in own if self._of.peak(d) <= peak_bytes), None)
+        if best is None:
+            return None
+        low = best.saved_bytes
+        high = min((d.saved_bytes for d in own if d.cost < best.cost), default=low)
+        for _ in range(CLOSING_ALONE):
+            if high - low <= low // 1000:
+                break
+            middle = (low + high) // 2
+            found = self._of.at(middle)
+            if self._of.peak(found) <= peak_bytes:
+                best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
+                low = middle
+            else:
+                high = middle
+        return self._bounded(best, peak_bytes)
 
     def _within(self, budget: Budget, peak_bytes: int) -> Decided:
         """The same with every saved value just kept."""
-        if self._of.peak(self._of.cheapest) <= peak_bytes:
-            return self._of.cheapest
+        if self._of.peak(self._cheapest) <= peak_bytes:
+            return self._cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         possible = 0 if self._of.request.hooks else self.search.least_possible
         if peak_bytes < possible:
@@ -305,8 +280,13 @@ class PeakPlanner:
                 "least peak that is found"
             )
         self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
+        if self._is_alone:
+            alone = self._within_alone(peak_bytes)
+            if alone is None:
+                raise self._none_within(asked, possible)
+            return alone
         found = self.searched(peak_bytes)
-        others = (self._of.full, *((self.least_peak,) if budget.peak_bytes is None else ()))
+        others = (self.full, *((self.least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
         if known and not self._of.request.hooks:
             best = min(known, key=lambda d: d.cost)
@@ -319,17 +299,24 @@ class PeakPlanner:
         swept = self.swept(peak_bytes)
         fits = [d for d in (*known, self.least_peak, swept) if d and self._of.peak(d) <= peak_bytes]
         if not fits:
-            least = self.least_found
-            proven = f", and it is proven only that none has less than {possible} bytes"
-            raise BudgetError(
-                f"{asked}, and no plan was found within it: the least peak of any plan found is "
-                f"{format_bytes(least)} ({least} bytes){proven if possible else ''}{_UNSHRUNK}"
-            )
+            raise self._none_within(asked, possible)
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
         better = self.searched(peak_bytes, best)
         if better is not None and better.cost < best.cost:
             return better
         return self._bounded(best, peak_bytes)
+
+    def _none_within(self, asked: str, possible: int) -> BudgetError:
+        """The error of a peak within which no plan was found, with the least peak found and the budget to give."""
+        least = self.least_found
+        whose = f" by '{self._of.request.solver.name}'" if self._is_alone else ""
+        proven = (
+            f"; it is proven only that no plan has less than {possible} bytes" if possible else ""
+        )
+        return BudgetError(
+            f"{asked}, and no plan was found within it{whose}: the least peak of any plan found is "
+            f"{format_bytes(least)} ({least} bytes){proven}{_UNSHRUNK}. To run that plan, give budget={least}"
+        )
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:
         """Whether it is not proven that every plan within a peak costs more than that."""
@@ -339,25 +326,27 @@ class PeakPlanner:
     @cached_property
     def least_found(self) -> int:
         """The least peak of all decisions that are looked at whatever the budget, in bytes."""
-        return min(map(self._of.peak, (self.least_peak, self._of.cheapest, self._of.full)))
+        return min(map(self._of.peak, (self.least_peak, self._cheapest, self.full)))
 
     @cached_property
     def least_peak(self) -> Decided:
         """The decision of the least peak that a search for less than is possible comes to."""
+        if self._is_alone:
+            return min(self._own, key=self._of.peak)
         search, cuts = self.search, self._of.cuts(4 * VERTICES)
         peaks = [search.tried(saved).peak_bytes for _, saved in cuts]
         lowest = peaks.index(min(peaks))
         around = [nbytes for nbytes, _ in cuts[max(0, lowest - 1) : lowest + 2]]
         between = [self._of.at((a + b) // 2) for a, b in combinations(around, 2)]
         starts = [*(saved for _, saved in cuts), *map(self._of.saved_of, between)]
-        found = search.within(0, [*starts, *self._starts(0)])
-        decided = [self.decided(found)]
+        found = search.within(0, [*starts, *self._starts(0)], self.most_saved)
+        decided = [self.full, self.decided(found)]
         if self._of.request.hooks:
             decided += map(self._of.at, self._of.capacities())
         else:
             lower = search.lowest(found)
             decided += [self.decided(lower)] if lower else []
-        return min(decided, key=self._of.peak)
+        return min(filter(self._may_save, decided), key=self._of.peak)
 
     def searched(
         self, peak_bytes: int, *starts: Decided, capacity: int | None = None
@@ -369,6 +358,8 @@ class PeakPlanner:
             starts: decisions to begin with, beside those of every search.
             capacity: bytes that it may save; None: any number.
         """
+        limits = [c for c in (capacity, self.most_saved) if c is not None]
+        capacity = min(limits, default=None)
         saved = [*map(self._of.saved_of, starts), *self._starts(peak_bytes)]
         tried = self.search.within(peak_bytes, saved, capacity)
         found = [self.decided(tried)]
@@ -390,7 +381,7 @@ class PeakPlanner:
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
-        found = (self._of.cheapest, self._of.full, self._of.runtime_optimal)
+        found = (self._cheapest, self.full, self._of.runtime_optimal)
         cuts = (saved for _, saved in self._of.cuts(VERTICES))
         return [*map(self._of.saved_of, found), *self._closing_in(peak_bytes), *cuts]
 
@@ -446,8 +437,10 @@ class PeakPlanner:
 
     def swept(self, peak_bytes: int) -> Decided | None:
         """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
-        capacities = sorted(set(self._of.capacities()))
-        fits = [d for d in (self._of.runtime_optimal,) if self._of.peak(d) <= peak_bytes]
+        most = math.inf if self.most_saved is None else self.most_saved
+        capacities = sorted({c for c in self._of.capacities() if c <= most})
+        first = self._of.runtime_optimal
+        fits = [first] if self._may_save(first) and self._of.peak(first) <= peak_bytes else []
         for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
             if fits and self._of.hull.edge(c).bound(c) >= min(d.cost for d in fits):
                 break
@@ -471,28 +464,6 @@ class PeakPlanner:
             else:
                 high = middle
         return best
-
-    def warn(self, decided: Decided, budget: Budget) -> None:
-        """Warns of a plan that saves less than budget 1's and peaks higher."""
-        eager = self._of.state.joint.lower == "eager"
-        if budget.on_peak or (decided.choice.capacity or 0) >= self._of.full_bytes:
-            return
-        if eager and not self.above_full(decided):
-            return
-        peak, most = self.running(decided), self.running(self._of.full)
-        if not eager and peak <= most + most // _LITTLE_MORE:
-            return
-        share = (decided.choice.capacity or 0) / self._of.full_bytes
-        told, above = format_apart(peak, most)
-        verb = "has" if eager else "is expected to have"
-        warn(
-            f"budget {budget.label} for '{self._of.state.joint.name}' {verb} a peak of {told} ({peak} "
-            f"bytes), above the {above} ({most} bytes) of budget 1: it bounds what is saved, and "
-            "no plan found within it makes less at once. To bound the peak, give "
-            f"remat.Peak({share:.2f}), as text peak:{share:.2f}: 0 is the least peak found, 1 that of budget 1",
-            PeakWarning,
-            stacklevel=4,
-        )
 
 
 def _on_curve(found: list[tuple[Decided, int]]) -> list[tuple[Decided, int]]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import fx
 
-from remat.errors import BudgetError, PeakWarning, PlanError, ProblemError, warn
+from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
 from remat.graph.storages import storage_bytes
-from remat.passes.decide.budgeted import RegionBudget, least_decision, refuse_peak
+from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
 from remat.planning.decider import Decided
 from remat.planning.peak_of_graphs import PeakOfGraphs
@@ -19,7 +19,7 @@ from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
 from remat.planning.request import PlanRequest
 from remat.torch_compat import pytree
-from remat.units import Budget, format_apart
+from remat.units import Budget
 
 #: How often the budget that unused room leaves is handed out again, at most.
 ROUNDS = 4
@@ -91,42 +91,11 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
         if kept >= reserve:
             break
         reserve = kept
-    if request.hooks is None and room < full and not _repeats(joints):
-        best = _lowered(planners, best, budget)
     return _finished(planners, best, request, passed, capacity)
-
-
-def _lowered(planners: Sequence[Planner], best: list[Decided], budget: Budget) -> list[Decided]:
-    """Decisions in the bytes of others under which the step peaks no higher than under budget 1.
-
-    Where none are found: the others, with a warning.
-    """
-    peaks = PeakOfGraphs(planners)
-    most = max(peaks.highest([p.full for p in planners]))
-    peak_bytes = max(peaks.highest(best))
-    if peak_bytes <= most:
-        return best
-    lower = [
-        p.peaks.lowered(d) if p.peaks.above_full(d) else d
-        for p, d in zip(planners, best, strict=True)
-    ]
-    if max(peaks.highest(lower)) <= most:
-        return lower
-    told, above = format_apart(peak_bytes, most)
-    warn(
-        f"budget {budget.label} for {len(planners)} graphs has a peak of {told} "
-        f"({peak_bytes} bytes), above the {above} ({most} bytes) of budget 1: it bounds what is "
-        f"saved. To bound the peak, give remat.Peak({most}), or a share: remat.Peak(0.5)",
-        PeakWarning,
-        stacklevel=3,
-    )
-    return best
 
 
 def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Passed) -> PlanSet:
     """The plans of all graphs under a budget on the peak of the step."""
-    for planner in planners:
-        refuse_peak(request.budget, planner.state.get(RegionBudget()))
     if request.hooks is not None:
         raise BudgetError(
             f"budget is {request.budget.label}, one peak over {len(planners)} graphs, beside hooks on saved "
@@ -161,7 +130,7 @@ def _finished(
     once = not _repeats([h.joint for h in halves])
     without = [p.without for p in planners]
     known = once and request.hooks is None and all(w.peak_bytes for w in without)
-    return PlanSet(
+    made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),
         capacity=capacity,
@@ -172,6 +141,15 @@ def _finished(
         if known
         else 0,
     )
+    full = sum(p.full_bytes for p in planners) + passed.all_bytes
+    if known and not request.budget.on_peak and capacity < full:
+        made.before_after.warn_if_not_lower(
+            f"budget {request.budget.label} for {len(plans)} graphs",
+            capacity / full,
+            is_estimated=False,
+            stacklevel=4,
+        )
+    return made
 
 
 def _repeats(joints: Iterable[JointGraph]) -> list[JointGraph]:

@@ -37,7 +37,7 @@ from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
-from remat.passes.decide.budgeted import Budgeted, RegionBudget, refuse_peak
+from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
 from remat.planning.applied_plans import check_applied, ways_of
 from remat.planning.decider import Decided, Decider, fingerprint_of
@@ -50,6 +50,9 @@ from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget
 from remat.version import __version__
+
+#: By this factor a simulated peak must be below budget 1's to show that the compiled peak is lower.
+_CLEARLY_LOWER = 1.25
 
 
 def plan_graph(
@@ -84,9 +87,9 @@ def plan_graph(
         planner = Planner.of(
             joint, request, fingerprint=fingerprint, in_place=in_place, on_step=on_step
         )
-        decided = planner.decide(request.budget)
-        planner.peaks.warn(decided, request.budget)
-        return planner.finish(decided, request.budget, agree)
+        made = planner.finish(planner.decide(request.budget), request.budget, agree)
+        warn_of_peak(made, stacklevel=3)
+        return made
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
     state = shaped(
         joint,
@@ -163,6 +166,29 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     return made
 
 
+def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
+    """Warn of a plan within saved bytes that peaks above budget 1's, or pays for a peak that hardly falls.
+
+    Args:
+        plan: a finished plan with the figures of budget 1's step.
+        stacklevel: frames from here to the caller whom the warning names.
+    """
+    figures = plan.before_after
+    if plan.asked.on_peak or plan.capacity >= plan.full_bytes or not figures.without_peak_bytes:
+        return
+    # An estimate of a compiled peak takes time, and is not exact enough to tell a little more.
+    is_estimated = plan.lower == "inductor"
+    if is_estimated and figures.peak_bytes * _CLEARLY_LOWER >= figures.without_peak_bytes:
+        figures = replace(
+            figures,
+            peak_bytes=plan.predicted_peak_bytes,
+            without_peak_bytes=plan.without_expected_bytes,
+        )
+    what = f"budget {plan.asked.label} for '{plan.graph}'"
+    ratio = plan.capacity / plan.full_bytes
+    figures.warn_if_not_lower(what, ratio, is_estimated=is_estimated, stacklevel=stacklevel + 1)
+
+
 class Planner(Decider):
     """Decides one prepared graph under any number of budgets, and makes plans of decisions."""
 
@@ -174,30 +200,17 @@ class Planner(Decider):
     def decide(self, budget: Budget) -> Decided:
         """The decision under a budget, and under what the code sets for its region.
 
-        Where one is found that peaks no higher than budget 1's, it is of those.
-
         Raises:
             BudgetError: none is within it.
             SolverError: the solver refuses, raises, or answers wrongly.
         """
         if budget.on_peak:
-            refuse_peak(budget, self.state.get(RegionBudget()))
             return self.peaks.within(budget)
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
         if limits.capacity == self.full_bytes:  # budget 1's: nobody need ask again
             found = self.decisions.setdefault(self.full_bytes, found)
-        return self.peaks.lowered(found) if self.peaks.above_full(found) else found
-
-    @cached_property
-    def step_costs(self) -> Sequence[int]:
-        """Cost of running each node of the step once; empty where backward cannot be priced."""
-        return step_costs_of(self.state, self.request.cost)
-
-    @property
-    def step_cost(self) -> int:
-        """Cost of running every operator of the step once; 0 where backward cannot be priced."""
-        return sum(self.step_costs)
+        return found
 
     @cached_property
     def without(self) -> Without:
@@ -225,17 +238,13 @@ class Planner(Decider):
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
-        latest, without = self.latest, self.without
-        if latest is None or latest[0] != decided.decision:
-            latest = self.latest  # budget 1's, if it was split for its peak
-        self.latest = None
-        peak_bytes = None
+        without, peak_bytes = self.without, None
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
-        elif latest is not None and latest[0] == decided.decision and self.request.hooks is None:
-            done = replace(latest[1], choice=decided.choice)
+        elif self.request.hooks is None:
             peak_bytes = self.peak(decided)
+            done = replace(self.take_split(decided), choice=decided.choice)
         else:
             done = self.split(decided)
         return finish(

@@ -28,7 +28,7 @@ from remat.planning.comparison import ComparisonRow, compare, mark_best
 from remat.planning.request import PlanRequest
 from remat.planning.sweep_table import COLUMNS, VERSION, Sweep, SweepRow, checked_path
 from remat.running.jobs import AnyExecutor, check_executor, run_jobs
-from remat.units import AnyBudget, Budget, Peak
+from remat.units import AnyBudget, Budget, Peak, Saved
 from remat.version import __version__
 
 #: What is planned: a captured step, or a function that returns (model, args, kwargs), as `remat plan` takes it.
@@ -206,7 +206,7 @@ def _questions(
     priced = as_list("costs", costs, (str,))
     read = [
         str(Budget.parse(b))
-        for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak))
+        for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
     ]
     for cost in priced:
         for name in names:

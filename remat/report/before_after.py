@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remat.units import format_bytes, format_cost
+from remat.errors import PeakWarning, warn
+from remat.units import format_apart, format_bytes, format_cost
+
+#: The part of budget 1's peak, and of its step's cost, that is not worth a warning.
+_LITTLE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,32 @@ class BeforeAfter:
         if self.ways_cost:
             text += f" and {self.ways_cost / whole:.1%} packing and waiting for copies"
         return text
+
+    def warn_if_not_lower(
+        self, what: str, ratio: float, *, is_estimated: bool, stacklevel: int
+    ) -> None:
+        """Warn if the plan peaks above budget 1's, or costs over 1 % of the step and lowers its peak by less.
+
+        Args:
+            what: the budget and the graph, for the message.
+            ratio: the saved bytes that the budget allows, over those of budget 1.
+            is_estimated: whether the peaks are estimates of compiled ones, so that 1 % more is not above.
+            stacklevel: frames from here to the caller whom the warning names.
+        """
+        peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
+        above = peak > most * (1 + _LITTLE * is_estimated)
+        if not above and not (more > _LITTLE and most - peak < _LITTLE * most):
+            return
+        lower, higher = format_apart(peak, most)
+        costs = f" and costs {more:.1%} of the step more" if more > 0 else ""
+        warn(
+            f"{what} has {'an estimated' if is_estimated else 'a'} peak of {lower} ({peak} bytes){costs}; budget 1 has "
+            f"{higher} ({most} bytes). The budget bounds the saved bytes, not the peak. To lower the peak, bound it: "
+            f"budget=remat.Peak({ratio:.2f}), as text peak:{ratio:.2f}, where 0 is the least peak found and 1 that of "
+            f"budget 1, or bytes, such as budget='{format_bytes(0.8 * most).replace(' ', '')}'",
+            PeakWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def more_text(share: float, of: str = "") -> str:

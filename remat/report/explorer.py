@@ -25,7 +25,7 @@ _NO_FRONTIER = (
     "There is no slider: the page was made of this plan alone. For one, hand over a frontier of its graph, "
     "plan.explore(path, frontier=remat.frontier(joint)), or use the command remat explain MODEL --html FILE."
 )
-_AXIS = {"bytes": "saved for backward", "peak": "peak of the step"}
+_AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 
 
 class Point(Protocol):
@@ -129,7 +129,7 @@ def explore(
     }
     stops = [stop_of(p, p is plan, frontier) for p in plans]
     knee = None if frontier is None else _knee(frontier, plans)
-    by = "bytes" if frontier is None else frontier.by
+    by = "saved" if frontier is None else frontier.by
     page = Page(
         title=title or plan.graph,
         lead=f"Cost model {plan.cost}; decided by {plan.solver}.",

@@ -179,3 +179,8 @@ def _try(member: Solver, core: KnapsackProblem, limit: float | None) -> Solution
         return run(member, core, time_limit=limit)
     except SolverError:
         return None
+
+
+def is_auto(solver: Solver) -> bool:
+    """Whether a solver is the portfolio, which mixes proposals; any other solver decides alone."""
+    return solver.name == Auto.name

@@ -59,7 +59,7 @@ def test_uuid_tells_every_option_apart(mlp: Mlp, x: torch.Tensor) -> None:
     variants: list[dict[str, Any]] = [
         {},
         {"budget": 0.25},
-        {"budget": "1MiB"},
+        {"budget": "saved:1MiB"},
         {"solver": "greedy"},
         {"solver": "dp"},
         {"cost": "flops"},

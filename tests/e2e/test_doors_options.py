@@ -21,7 +21,7 @@ def test_plans_lists_what_compiled_models_run_on(
 ) -> None:
     stepped(mlp, compiled(mlp, 0.5, solver="greedy"), x)
     torch._dynamo.reset()
-    stepped(mlp, compiled(mlp, "1MiB", solver="dp", cost="flops"), x)
+    stepped(mlp, compiled(mlp, "saved:1MiB", solver="dp", cost="flops"), x)
     first, second = new_plans()
     assert (first.budget, first.cost) == ("0.5", "roofline:epyc")
     assert (second.budget, second.cost, second.capacity) == ("1048576B", "flops", 2**20)

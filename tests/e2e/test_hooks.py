@@ -106,7 +106,7 @@ def test_symbolic_shapes() -> None:
         model,
         backend="remat",
         dynamic=True,
-        options={"budget": 10_000, "lower": "eager", "hooks": hooks},
+        options={"budget": remat.Saved(10_000), "lower": "eager", "hooks": hooks},
     )
     for rows in (6, 9, 17):
         x = torch.randn(rows, 8)

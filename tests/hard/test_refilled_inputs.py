@@ -120,7 +120,7 @@ def test_a_plan_that_reads_none_again_says_nothing() -> None:
         assert "reads inputs again" not in plan.explain()
 
 
-@pytest.mark.parametrize("budget", [0, "2KiB"])
+@pytest.mark.parametrize("budget", [0, "saved:2KiB"])
 def test_inputs_of_every_kind_under_dynamic_shapes(budget: float | str) -> None:
     net = Net()
     params = list(net.parameters())

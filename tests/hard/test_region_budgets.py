@@ -173,7 +173,7 @@ def test_graph_breaks_keep_regions_apart() -> None:
 def test_bytes_hold_beside_it() -> None:
     joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
     own = remat.plan(joint, 0.9).capacity
-    assert remat.plan(joint, "1MiB").capacity == own
+    assert remat.plan(joint, "saved:1MiB").capacity == own
     assert remat.plan(joint, own - 1).capacity == own - 1
     assert "holds beside" in remat.plan(joint, own - 1).explain()
 
@@ -205,14 +205,14 @@ def test_a_frontier_is_over_all_budgets(solver: str) -> None:
 
 def test_graphs_planned_together_take_their_own_first() -> None:
     joints = remat.capture(torn, (drawn(64, 16),), lower="eager", fullgraph=False)
-    for budget in (0.5, "40KiB"):
+    for budget in (0.5, "saved:40KiB"):
         plans = remat.plan(joints, budget)
         assert [p.region_budget for p in plans] == ["0.2", "0.7", ""]
         for plan, share in zip(plans[:2], (0.2, 0.7), strict=True):
             assert plan.saved_bytes <= max(plan.least_bytes, int(share * plan.full_bytes))
         assert plans.saved_bytes <= plans.capacity
     with pytest.raises(BudgetError):
-        remat.plan(joints, "1KiB")
+        remat.plan(joints, "saved:1KiB")
 
 
 def test_gradients_are_those_of_eager() -> None:

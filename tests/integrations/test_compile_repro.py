@@ -81,7 +81,7 @@ def test_none_is_written_on_request(tmp_path: Path) -> None:
 
 def test_a_budget_that_cannot_be_met_is_no_failure_of_ours(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="must save at least 256 bytes") as caught:
-        split(TEXT.replace("  # model.py:3", ", must_save  # model.py:3"), budget="8B")
+        split(TEXT.replace("  # model.py:3", ", must_save  # model.py:3"), budget="saved:8B")
     assert isinstance(caught.value, BudgetError)
     assert list(tmp_path.iterdir()) == []
 

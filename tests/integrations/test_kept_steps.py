@@ -242,7 +242,7 @@ def test_lines_and_the_sizes_that_symbols_stand_for_tell_steps_apart() -> None:
 
 @pytest.mark.parametrize("kind", [BudgetWarning, remat.PeakWarning])
 def test_warnings_are_told_again(kind: type[Warning]) -> None:
-    partition = Partitioner(budget="1MiB")
+    partition = Partitioner(budget="saved:1MiB")
     kept = Kept(warnings=((kind.__module__, kind.__name__, "as before"),))
     with pytest.warns(kind, match="as before"):
         partition.restore(kept, torch.fx.symbolic_trace(nn.Tanh()))
@@ -250,8 +250,8 @@ def test_warnings_are_told_again(kind: type[Warning]) -> None:
 
 def test_a_second_graph_is_one_in_the_cache_too() -> None:
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
-    partition = Partitioner(budget="1MiB")
-    plan = remat.plan(joint, "1MiB")
+    partition = Partitioner(budget="saved:1MiB")
+    plan = remat.plan(joint, "saved:1MiB")
     gm = torch.fx.symbolic_trace(nn.Tanh())
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)

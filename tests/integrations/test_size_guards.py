@@ -53,7 +53,7 @@ def held_bytes(f: Callable[[T], T], x: T, model: nn.Module) -> int:
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
 def test_bytes_hold_for_every_batch_and_only_larger_ones_are_planned_anew(lower: str) -> None:
     model = net()
-    f = torch.compile(model, backend="remat", options={"budget": "40KiB", "lower": lower})
+    f = torch.compile(model, backend="remat", options={"budget": "saved:40KiB", "lower": lower})
     before = len(remat.plans())
     planned = {}
     for batch in (16, 24, 96, 20, 90, 512, 100, 16):
@@ -85,7 +85,7 @@ def test_the_partitioner_by_itself_guards_its_plans_too(
 
 
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
-@pytest.mark.parametrize("budget", ["40KiB", remat.Peak("200KiB")])
+@pytest.mark.parametrize("budget", ["saved:40KiB", remat.Peak("200KiB")])
 def test_a_saved_plan_is_refused_at_sizes_at_which_it_takes_more(budget: Any, lower: str) -> None:
     model = net()
 
@@ -123,7 +123,7 @@ def test_a_saved_plan_under_a_share_is_for_all_sizes() -> None:
 
 def test_a_budget_with_room_is_planned_once_for_all_sizes_that_fit() -> None:
     f = torch.compile(
-        net(), backend="remat", dynamic=True, options={"budget": "1MiB", "lower": "eager"}
+        net(), backend="remat", dynamic=True, options={"budget": "saved:1MiB", "lower": "eager"}
     )
     before = len(remat.plans())
     for batch in (16, 20, 64, 96):
@@ -149,7 +149,7 @@ def test_peaks_in_bytes_hold_or_are_refused(lower: str) -> None:
 
 def test_sizes_that_are_marked_dynamic_are_guarded_too() -> None:
     model = net()
-    f = torch.compile(model, backend="remat", options={"budget": "40KiB", "lower": "eager"})
+    f = torch.compile(model, backend="remat", options={"budget": "saved:40KiB", "lower": "eager"})
     for batch in (16, 512):
         x = torch.randn(batch, 32)
         torch._dynamo.mark_dynamic(x, 0)

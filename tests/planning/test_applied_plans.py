@@ -96,10 +96,10 @@ def test_a_budget_that_is_not_kept_is_refused() -> None:
             PlanError, match=r"does not keep its budget: budget is peak:.* a peak of"
         ):
             remat.plan(blocks(), plan=edited)
-    within = remat.plan(blocks(), plain().saved_bytes)
+    within = remat.plan(blocks(), remat.Saved(plain().saved_bytes))
     assert remat.plan(blocks(), plan=read(within)).saved == within.saved
-    with pytest.raises(PlanError, match="budget is 64B in it, and the step that it makes saves "):
-        remat.plan(blocks(), plan=read(within, budget="64B"))
+    with pytest.raises(PlanError, match="budget is saved:64B in it, and the step that it makes saves "):
+        remat.plan(blocks(), plan=read(within, budget="saved:64B"))
     with pytest.raises(PlanError, match="budget is 'little'; expected"):
         read(within, budget="little")
 
@@ -215,7 +215,10 @@ def test_plans_of_several_graphs_are_applied_under_the_peak_of_all() -> None:
             {"budget": f"peak:{plans.peak_bytes - 1}B"},
             "budget is peak:.*, and peak_bytes of its plans",
         ),
-        ({"budget": "64B"}, "its budget is 64B, and saved_bytes of its plans together is"),
+        (
+            {"budget": "saved:64B"},
+            "its budget is saved:64B, and saved_bytes of its plans together is",
+        ),
         ({"passed_bytes": -1}, "passed_bytes is -1, expected 0 or more"),
         ({"capacity": -1}, "capacity is -1, expected 0 or more"),
     ):
@@ -244,7 +247,7 @@ def test_plans_of_pipelines_hooks_and_counted_outputs_are_applied_as_before() ->
 @pytest.mark.parametrize(
     "cost", ["roofline", "flops", "roofline-fused:h100", "unit", "roofline:cpu"]
 )
-@pytest.mark.parametrize("budget", [0.0, 0.3, 1, remat.Peak(0.0), remat.Peak(0.5), "100KiB"])
+@pytest.mark.parametrize("budget", [0.0, 0.3, 1, remat.Peak(0.0), remat.Peak(0.5), "saved:100KiB"])
 def test_a_file_as_it_was_saved_is_always_applied(budget: Any, cost: str) -> None:
     plan = remat.plan(blocks(), budget, cost=cost)
     again = remat.plan(blocks(), plan=read(plan))

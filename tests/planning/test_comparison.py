@@ -22,8 +22,8 @@ def joint() -> remat.JointGraph:
     [
         ("greedy", "0.5", [("greedy", "0.5")]),
         ("greedy", 0.5, [("greedy", "0.5")]),
-        (["greedy"], "8GiB", [("greedy", f"{8 * 2**30}B")]),
-        (("greedy", "dp"), (1, 2**20), [(s, b) for b in ("1", f"{2**20}B") for s in ("greedy", "dp")]),
+        (["greedy"], "8GiB", [("greedy", f"peak:{8 * 2**30}B")]),
+        (("greedy", "dp"), (1, remat.Saved(2**20)), [(s, b) for b in ("1", f"saved:{2**20}B") for s in ("greedy", "dp")]),
         ("greedy", remat.Peak("1MiB"), [("greedy", f"peak:{2**20}B")]),
     ],
 )  # fmt: skip

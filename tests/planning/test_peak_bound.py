@@ -146,11 +146,3 @@ def test_nothing_is_proven_of_bytes_that_hooks_may_pack() -> None:
         decided = planner.decide(Budget.parse(budget))
         assert decided.cost > 0
         assert (decided.choice.recompute_bound > 0) is proven
-
-
-@pytest.mark.parametrize("lower", ["eager", "inductor"])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_peak_of_budget_1_is_bounded_without_a_split(name: str, lower: Any) -> None:
-    planner = planner_of(name, lower)
-    peak = planner.peak(planner.full)
-    assert 0.7 * peak < planner.peaks.full_at_least <= peak

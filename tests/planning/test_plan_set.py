@@ -46,7 +46,7 @@ def test_a_capture_knows_what_graphs_hand_on(step) -> None:
     assert [j.received for j in joints] == [(), ((2, 0, 0),), ((2, 1, 0),)]
 
 
-@pytest.mark.parametrize("budget", [0.0, 0.3, 0.6, 1.0, "20KiB"])
+@pytest.mark.parametrize("budget", [0.0, 0.3, 0.6, 1.0, "saved:20KiB"])
 def test_graphs_share_one_budget(step, budget) -> None:
     joints = step[2]
     plans = remat.plan(joints, budget=budget)
@@ -64,14 +64,16 @@ def test_graphs_share_one_budget(step, budget) -> None:
 
 def test_sharing_is_no_worse_than_equal_shares(step) -> None:
     joints = step[2]
-    together = remat.plan(joints, budget="30KiB")
-    apart = [remat.plan(j, budget=(30 * 1024 - together.passed_bytes) // 3) for j in joints]
+    together = remat.plan(joints, budget="saved:30KiB")
+    apart = [
+        remat.plan(j, budget=remat.Saved((30 * 1024 - together.passed_bytes) // 3)) for j in joints
+    ]
     assert together.recompute_cost <= sum(p.recompute_cost for p in apart)
 
 
 def test_saved_plans_are_what_torch_compile_runs_on(step, tmp_path) -> None:
     model, x, joints = step
-    plans = remat.plan(joints, budget="30KiB")
+    plans = remat.plan(joints, budget="saved:30KiB")
     path = tmp_path / "plans.json"
     path.write_text(plans.to_json())
     expected = [p.clone() for p in torch.autograd.grad(model(x), list(model.parameters()))]
@@ -92,7 +94,9 @@ def test_saved_plans_are_what_torch_compile_runs_on(step, tmp_path) -> None:
 def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
     model, x, _ = step
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend="remat", options={"budget": "30KiB", "lower": "eager"})
+    compiled = torch.compile(
+        model, backend="remat", options={"budget": "saved:30KiB", "lower": "eager"}
+    )
     with pytest.warns(BudgetWarning, match="a second graph is compiled under the budget 30720B"):
         compiled(x).backward()
     torch._dynamo.reset()
@@ -106,7 +110,9 @@ def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
 def test_a_recompilation_for_other_shapes_is_no_second_graph() -> None:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 8))
-    compiled = torch.compile(model, backend="remat", options={"budget": "1MiB", "lower": "eager"})
+    compiled = torch.compile(
+        model, backend="remat", options={"budget": "saved:1MiB", "lower": "eager"}
+    )
     before = len(remat.plans())
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
@@ -118,7 +124,7 @@ def test_a_recompilation_for_other_shapes_is_no_second_graph() -> None:
 def test_two_layers_that_share_their_code_are_two_graphs() -> None:
     torch._dynamo.reset()
     layers = [nn.Sequential(nn.Linear(48, n), nn.Tanh()) for n in (16, 32)]
-    options = {"budget": "1MiB", "lower": "eager"}
+    options = {"budget": "saved:1MiB", "lower": "eager"}
 
     def run(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return layer(x).sin().sum()
@@ -260,7 +266,7 @@ def test_a_plan_for_other_graphs_is_refused(step) -> None:
 @pytest.mark.slow
 def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
     model, x, joints = step
-    some = remat.plan(joints[:2], budget="20KiB")
+    some = remat.plan(joints[:2], budget="saved:20KiB")
     torch._dynamo.reset()
     options = {"plan": some, "lower": "eager"}
     with pytest.raises(

@@ -54,7 +54,7 @@ def test_defaults_read_as_what_they_stand_for(door: Callable[..., Any]) -> None:
     shown = str(inspect.signature(door))
     assert "= 'auto'" in shown
     assert "LeftOut(" not in shown
-    assert repr(BUDGET) == "0.5"
+    assert repr(BUDGET) == "1.0"
 
 
 def test_a_budget_beside_a_saved_plan_is_for_other_graphs() -> None:
@@ -69,7 +69,7 @@ def test_a_budget_beside_a_saved_plan_is_for_other_graphs() -> None:
     "options",
     [
         {},
-        {"budget": "1MiB", "solver": "greedy", "cost": "flops"},
+        {"budget": "saved:1MiB", "solver": "greedy", "cost": "flops"},
         {"budget": remat.Peak("1GiB"), "time_limit": 2.5},
         {"hooks": "bf16", "reread_inputs": False, "solver": Greedy()},
     ],
@@ -104,7 +104,7 @@ def test_what_is_refused_is_named(option: str, value: Any) -> None:
 
 
 def test_a_request_is_a_value() -> None:
-    request = PlanRequest.of(budget="1MiB")
+    request = PlanRequest.of(budget="saved:1MiB")
     assert request.budget == Budget(nbytes=2**20)
     assert isinstance(BUDGET, LeftOut)
     with pytest.raises(AttributeError):

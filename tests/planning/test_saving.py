@@ -68,7 +68,7 @@ def test_a_frontier_is_saved_and_fits_a_screen(joint: remat.JointGraph, tmp_path
     lines = repr(found).splitlines()
     assert len(lines) <= MOST_SHOWN + 2
     assert max(map(len, lines)) <= 100
-    assert lines[0].startswith(f"<frontier of {found.graph} by bytes: {len(found.points)} points")
+    assert lines[0].startswith(f"<frontier of {found.graph} by saved: {len(found.points)} points")
     assert sum(line.endswith("knee") for line in lines) == 1
     assert lines[-1] == f"  and {len(found.points) - len(lines) + 2} more between them>"
 

@@ -271,7 +271,7 @@ def test_offloading_changes_nothing(name: str) -> None:
     ("options", "message"),
     [
         ({"budget": 0.5, "offload": "25GB/s"}, "expected a budget on the peak"),
-        ({"budget": "1MiB", "pack": "bf16"}, "expected a budget on the peak"),
+        ({"budget": "saved:1MiB", "pack": "bf16"}, "expected a budget on the peak"),
         ({"offload": "fast"}, "'fast'; expected the link to the host"),
         ({"offload": "0GB/s"}, "expected the link to the host"),
         ({"offload": "25Gb/s"}, "a small b stands for bits"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from remat.errors import ProblemError
-from remat.units import Budget
+from remat.units import parse_bytes
 
 _PS_PER_S = 10**12
 #: More than any link has.
@@ -129,8 +129,8 @@ def _rate(value: object) -> float:
         if unit is None:
             return float(value)
         of_bits = unit[1] != unit[1].lower() and unit[1].endswith("b")
-        nbytes = None if of_bits else Budget.parse(value[: unit.end(1)]).nbytes
-    except (ValueError, OverflowError):  # a BudgetError, too
+        nbytes = None if of_bits else parse_bytes(value[: unit.end(1)])
+    except (ValueError, OverflowError):
         return math.nan
     return math.nan if nbytes is None else nbytes
 

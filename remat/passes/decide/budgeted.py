@@ -15,6 +15,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Analysis, PassResult, State
 from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
+from remat.solvers.auto import is_auto
 from remat.solvers.base import Solver
 from remat.solvers.completion import by_knapsack
 from remat.solvers.cut import CutSolver
@@ -51,6 +52,7 @@ class Budgeted(Pass):
     time_limit: float = 0.0
 
     def run(self, state: State) -> PassResult:
+        refuse_peak_in_pass(self.budget, self.name)
         found, choice = self.decide(state, self.limits(state))
         decision = state.lowered(self.cost).decision(found.saved)
         return PassResult(
@@ -105,7 +107,8 @@ class Budgeted(Pass):
         if not isinstance(solver, CutSolver):
             if not by_items:
                 found += self._lower_rungs(problem, found[0], limits)
-            found += self._cut_solutions(problem, found[0])
+            if is_auto(solver):  # a named solver decides alone
+                found += self._cut_solutions(problem, found[0])
         best = min(found, key=lambda s: (s.cost, s.saved_bytes))
         return best, replace(
             limits,
@@ -214,28 +217,27 @@ def capacity_under(
         why: as in `Budget.capacity`.
 
     Raises:
-        BudgetError: a byte budget below ``least``, or a peak where the code sets a share.
+        BudgetError: a byte budget below ``least``.
     """
     if own is None:
         return budget.capacity(full=full, least=least, why=why)
     allowed = Budget(share=own).capacity(full=full, least=least)
-    refuse_peak(budget, own)
     if budget.nbytes is None:
         return allowed
     return min(allowed, budget.capacity(full=full, least=least, why=why))
 
 
-def refuse_peak(budget: Budget, own: float | None) -> None:
-    """Refuses a budget on the peak where the code sets a share for its region.
+def refuse_peak_in_pass(budget: Budget, name: str) -> None:
+    """Refuse a budget on the peak in a pipeline, whose passes decide by saved bytes.
 
     Raises:
-        BudgetError: both are set.
+        BudgetError: the budget is one on the peak.
     """
-    if budget.on_peak and own is not None:
+    if budget.on_peak:
+        saved = "" if budget.peak_bytes is None else f"budget=saved:{budget.peak_bytes}B, or "
         raise BudgetError(
-            f"budget is {budget.label}, but the code sets {own!r} for its region by "
-            "torch.autograd.graph.region_activation_memory_budget, a share of the saved bytes; "
-            "take the context out, or give the budget as a share or in bytes"
+            f"the pass '{name}' was given a budget on the peak ({budget.label}), but a pass bounds saved bytes; write "
+            f"{saved}a ratio such as budget=0.5, or let remat.plan search within the peak, without a pipeline"
         )
 
 

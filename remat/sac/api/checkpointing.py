@@ -140,8 +140,6 @@ def read_memory(memory: object) -> int | float:
     budget = Budget.parse(memory)
     if budget.peak_bytes is not None:
         return budget.peak_bytes
-    if budget.nbytes is not None:
-        return budget.nbytes
     if budget.share is None or isinstance(memory, int):
         raise BudgetError(f"memory is {memory!r}; expected bytes, or a float from 0 to 1")
     return float(budget.share)

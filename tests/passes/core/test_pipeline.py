@@ -45,7 +45,7 @@ def joint() -> remat.JointGraph:
         DEFAULT,
         "min-cut(ban-not-in-allowlist=false,ban-reductions=false),partition",
         "min-cut,knapsack(solver=greedy,budget=0.25),partition",
-        "knapsack(solver=dp,budget=1048576B,cost=roofline:a100,time-limit=2.5)",
+        "knapsack(solver=dp,budget=saved:1048576B,cost=roofline:a100,time-limit=2.5)",
         "cse",
     ],
 )

@@ -239,7 +239,7 @@ class Typed(Pass):
         ),
         ("typed(limit=3)", Typed(limit=3)),
         ("typed(limit=none,label=none)", Typed()),
-        ("typed(within=8GiB)", Typed(within=Budget(nbytes=8 << 30))),
+        ("typed(within=saved:8GiB)", Typed(within=Budget(nbytes=8 << 30))),
         ("typed(model=flops)", Typed(model=Flops())),
         ("typed(asks=partitioned)", Typed(asks=Partitioned())),
         ("typed(label=a b)", Typed(label="a b")),

@@ -61,7 +61,7 @@ def drawn(x: T, w: T) -> T:
 
 def refusal(joint: object, **options: bool) -> str:
     with pytest.raises(BudgetError) as caught:
-        remat.plan(joint, "2B", **options)  # type: ignore[call-overload]
+        remat.plan(joint, "saved:2B", **options)  # type: ignore[call-overload]
     return str(caught.value)
 
 

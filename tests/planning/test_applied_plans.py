@@ -98,7 +98,9 @@ def test_a_budget_that_is_not_kept_is_refused() -> None:
             remat.plan(blocks(), plan=edited)
     within = remat.plan(blocks(), remat.Saved(plain().saved_bytes))
     assert remat.plan(blocks(), plan=read(within)).saved == within.saved
-    with pytest.raises(PlanError, match="budget is saved:64B in it, and the step that it makes saves "):
+    with pytest.raises(
+        PlanError, match="budget is saved:64B in it, and the step that it makes saves "
+    ):
         remat.plan(blocks(), plan=read(within, budget="saved:64B"))
     with pytest.raises(PlanError, match="budget is 'little'; expected"):
         read(within, budget="little")

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from remat.graph.collection import without_collection
 from remat.graph.joint import JointGraph
 from remat.graph.refills import copy_outputs, unwatched_outputs
 from remat.passes.core.base import Pass
 from remat.passes.ranks.protocol import other_ranks
 from remat.planning.plan import Plan
-from remat.planning.planner import plan_graph
+from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
 
 
+@without_collection
 def plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
     """As `plan_graph` in place, but backward reads no output whose writes would not be noticed.
 
@@ -25,13 +27,27 @@ def plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) 
     """
     places = unwatched_outputs(joint) if request.plan is None and request.reread_inputs else ()
     if places:
-        trial = plan_graph(joint, request)
-        places = tuple(k for k in places if k in trial.reread_outputs)
-        if not places and other_ranks() is None:
-            return trial
+        places, made = _reread(joint, request, places)
+        if made is not None:
+            return made
     if not places:
         return plan_graph(joint, request, in_place=True, agree=agree)
     fingerprint = joint.fingerprint
     copy_outputs(joint, places)
     made = plan_graph(joint, request, in_place=True, agree=agree)
     return replace(made, fingerprint=fingerprint, copied_outputs=places)
+
+
+def _reread(
+    joint: JointGraph, request: PlanRequest, places: tuple[int, ...]
+) -> tuple[tuple[int, ...], Plan | None]:
+    """Those outputs of some that backward reads; and the plan, if backward reads none and no rank has to agree."""
+    agrees = other_ranks() is not None
+    if request.pipeline is not None:
+        made = plan_graph(joint, request)
+        found = tuple(k for k in places if k in made.reread_outputs)
+        return found, None if found or agrees else made
+    planner = Planner.of(joint, request)
+    decided = planner.decide(request.budget)
+    found = tuple(k for k in places if k in planner.reread_outputs(decided))
+    return found, None if found or agrees else planner.plan(decided)

@@ -55,6 +55,7 @@ from remat.version import __version__
 _CLEARLY_LOWER = 1.25
 
 
+@without_collection
 def plan_graph(
     joint: JointGraph,
     request: PlanRequest,
@@ -87,9 +88,7 @@ def plan_graph(
         planner = Planner.of(
             joint, request, fingerprint=fingerprint, in_place=in_place, on_step=on_step
         )
-        made = planner.finish(planner.decide(request.budget), request.budget, agree)
-        warn_of_peak(made, stacklevel=3)
-        return made
+        return planner.plan(planner.decide(request.budget), agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
     state = shaped(
         joint,
@@ -235,6 +234,18 @@ class Planner(Decider):
             recompute_cost=full.cost,
             curve=curve,
         )
+
+    def reread_outputs(self, decided: Decided) -> tuple[int, ...]:
+        """Places of the user's outputs that backward reads under a decision."""
+        done = self.split_of(decided)
+        assert done.forward is not None
+        return reread_outputs(done.joint, done.forward.graph)
+
+    def plan(self, decided: Decided, agree: Pass | None = None) -> Plan:
+        """The plan of a decision under the request's budget, with a warning if it does not lower the peak."""
+        made = self.finish(decided, self.request.budget, agree)
+        warn_of_peak(made, stacklevel=4)
+        return made
 
     def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 
 from remat.errors import BudgetError, ProblemError
+from remat.solvers.problem import INT64_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphProblem:
     """A rematerialisation problem over ``n`` nodes in topological order.
 
-    All sequences have length ``n``; indices refer to positions in them.
+    All sequences have length ``n``; indices refer to positions in them. Sums may not exceed 2**63 - 1.
 
     Attributes:
         names: what each node is called, for messages.
@@ -58,14 +59,23 @@ class GraphProblem:
                 )
         for label in ("cost", "size"):
             _check_numbers(label, getattr(self, label), self.names)
+        for label in ("savable", "recomputable", "in_forward"):
+            for i, x in enumerate(getattr(self, label)):
+                if type(x) is not bool:
+                    raise ProblemError(
+                        f"GraphProblem.{label}[{i}] ({self.names[i]}) is {x!r}; expected True or False"
+                    )
         for i, inputs in enumerate(self.inputs):
-            if any(not 0 <= j < i for j in inputs):
+            if any(type(j) is not int or not 0 <= j < i for j in inputs):
                 raise ProblemError(
                     f"GraphProblem.inputs[{i}] ({self.names[i]}) is {inputs}; nodes must be in "
                     "topological order, each input before its reader"
                 )
-        if any(not 0 <= i < n for i in self.needed):
-            raise ProblemError(f"GraphProblem.needed names a node outside 0..{n - 1}")
+        for i in self.needed:
+            if type(i) is not int or not 0 <= i < n:
+                raise ProblemError(
+                    f"GraphProblem.needed names a node outside 0..{n - 1}: {i!r}; expected positions"
+                )
         _check_capacity(self.capacity)
 
     def __len__(self) -> int:
@@ -98,6 +108,10 @@ def _check_numbers(label: str, numbers: tuple[int, ...], names: tuple[str, ...])
             raise ProblemError(
                 f"GraphProblem.{label}[{i}] ({names[i]}) is {x!r}; expected an int of 0 or more"
             )
+    if sum(numbers) > INT64_MAX:
+        raise ProblemError(
+            f"GraphProblem.{label} sums to {sum(numbers)}; expected at most 2**63 - 1: use a coarser unit"
+        )
 
 
 def _check_capacity(capacity: object) -> None:

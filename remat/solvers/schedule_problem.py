@@ -123,6 +123,9 @@ class ScheduleProblem:
                     f"ScheduleProblem.{this} and .{that} both name '{self.names[i]}'"
                 )
         idle = given | {i for i, p in enumerate(self.part_of) if p >= 0}
+        running = {
+            label: set(getattr(self, label)) for label in ("once", "ordered", "forward", "backward")
+        }
         for i in sorted(idle):
             what = "is there without a run" if i in given else "is part of another node"
             if i in given and self.part_of and self.part_of[i] >= 0:
@@ -134,8 +137,8 @@ class ScheduleProblem:
                     f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
                     "expected none"
                 )
-            for label in ("once", "ordered", "forward", "backward"):
-                if i in getattr(self, label):
+            for label, nodes in running.items():
+                if i in nodes:
                     raise ProblemError(
                         f"ScheduleProblem.{label} names '{self.names[i]}', which {what}"
                     )
@@ -241,11 +244,10 @@ def evaluate_schedule(
         ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
     """
     n, names, inputs = len(problem), problem.names, problem.inputs
-    parts: Any = [()] * n
-    if problem.part_of:
-        for i, p in enumerate(problem.part_of):
-            if p >= 0:
-                parts[p] = (*parts[p], i)
+    made_by = [[i] for i in range(n)]  # the values that each run makes, its own first
+    for i, p in enumerate(problem.part_of):
+        if p >= 0:
+            made_by[p].append(i)
     runs, once = bytearray(n), set(problem.once)
     idle = {
         *problem.at_start,
@@ -286,7 +288,7 @@ def evaluate_schedule(
                 )
             ended[u] = position
         runs[v] = 1
-        for made in (v, *parts[v]):
+        for made in made_by[v]:
             if started[made] >= 0:
                 spans.append((started[made], ended[made], size[made]))
             started[made] = ended[made] = position

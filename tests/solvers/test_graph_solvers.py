@@ -202,7 +202,20 @@ def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
             r"inputs\[1\] \(b\) is \(1,\); nodes must be in topological order",
         ),
         ({"inputs": ((), (-1,))}, "topological order"),
-        ({"needed": (2,)}, r"needed names a node outside 0\.\.1"),
+        ({"inputs": ((), (0.0,))}, "topological order"),
+        ({"needed": (2,)}, r"needed names a node outside 0\.\.1: 2"),
+        ({"needed": (0, 0.5)}, r"needed names a node outside 0\.\.1: 0.5"),
+        (
+            {"recomputable": ("no", True)},
+            r"recomputable\[0\] \(a\) is 'no'; expected True or False",
+        ),
+        ({"savable": (True, 1)}, r"savable\[1\] \(b\) is 1; expected True or False"),
+        ({"in_forward": (None, True)}, r"in_forward\[0\] \(a\) is None; expected True or False"),
+        (
+            {"cost": (2**62, 2**62)},
+            r"cost sums to 9223372036854775808; expected at most 2\*\*63 - 1",
+        ),
+        ({"size": (2**63, 1)}, r"size sums to 9223372036854775809; .* use a coarser unit"),
         ({"cost": (1, -1)}, r"cost\[1\] \(b\) is -1; expected an int"),
         ({"size": (1.0, 1)}, r"size\[0\] \(a\) is 1.0; expected an int"),
     ],
@@ -214,6 +227,12 @@ def test_a_problem_that_is_none_is_refused(wrong: dict, said: str) -> None:
     assert len(GraphProblem(**fields)) == 2
     with pytest.raises(ProblemError, match=f"^GraphProblem.*{said}"):
         GraphProblem(**fields | wrong)
+
+
+def test_other_costs_are_summed_too() -> None:
+    problem = layers(1)
+    with pytest.raises(ProblemError, match=r"cost sums to .*; expected at most 2\*\*63 - 1"):
+        problem.priced((2**62,) * len(problem), "ns")
 
 
 @pytest.mark.parametrize("capacity", [-1, 2.5, True])

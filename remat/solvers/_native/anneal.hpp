@@ -514,6 +514,7 @@ class Annealer {
 
   // A value that a random run reads and that may be made again before it: the run's position, or 0.
   int pick(int& x) {
+    if (length() < 2) return 0;
     const int q = 1 + below(length() - 1);
     const auto& reads = g_.reads[sequence_[q]];
     if (reads.empty()) return 0;
@@ -592,6 +593,7 @@ class Annealer {
     const int at = below(static_cast<int>(again_.size())), v = again_[at];
     const auto& mine = runs_[v];
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
+    if (i == 0 || i == length() - 1) return;  // these stay where they are
     if (k == 0)  // whoever read the first run must find the second
       for (int x : g_.makes[v])
         for (int w : g_.readers[x])

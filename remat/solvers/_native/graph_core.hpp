@@ -41,7 +41,15 @@ struct GraphCore {
   std::vector<Node> nodes;
   i64 price = 0;  // p
 
-  // The cheapest decision within a capacity that loses at most `limit`.
+  // Of all nodes; a sum that fits.
+  i64 bytes() const {
+    i64 total = 0;
+    for (const Node& node : nodes) total += node.size;
+    return total;
+  }
+
+  // The cheapest decision within a capacity that loses at most `limit`. Losses are compared by what is left
+  // of the limit: their sums need not fit.
   Result run(i64 capacity, i64 limit, i64 work_limit, std::size_t most_prefixes, double seconds) const {
     Result out;
     std::vector<Event> events;
@@ -52,7 +60,7 @@ struct GraphCore {
           std::vector<State> list;
           list.reserve(states.size());
           for (const State& s : states) {
-            if (s.loss + loss > limit) continue;
+            if (s.loss > limit - loss) continue;
             if (s.bytes + bytes > capacity) break;  // by bytes
             list.push_back({s.bytes + bytes, s.loss + loss, s.event, saves});
           }
@@ -70,7 +78,7 @@ struct GraphCore {
           }
           for (Group& group : next) {
             for (State& s : group.lists.front()) {
-              if (!s.saves) continue;
+              if (!s.saves || events.size() > kEvents) continue;  // too many: all are given up below
               events.push_back({s.event, at});
               s.event = static_cast<std::int32_t>(events.size() - 1);
               s.saves = false;
@@ -114,7 +122,7 @@ struct GraphCore {
           std::vector<State> list;
           list.reserve(states.size());
           for (const State& s : states) {
-            if (s.loss + loss <= limit) list.push_back({(s.bytes + bytes) % modulus, s.loss + loss, -1, false});
+            if (s.loss <= limit - loss) list.push_back({(s.bytes + bytes) % modulus, s.loss + loss, -1, false});
           }
           add(next, index, key, std::move(list));
         },
@@ -125,7 +133,7 @@ struct GraphCore {
           out.loss = limit + 1;
           for (const Group& group : groups) {
             for (const State& s : group.lists.front()) {
-              const i64 unused = ((capacity - s.bytes) % modulus + modulus) % modulus;
+              const i64 over = (capacity - s.bytes) % modulus, unused = over < 0 ? over + modulus : over;
               out.loss = std::min(out.loss, s.loss + price * unused);
             }
           }
@@ -266,7 +274,7 @@ struct GraphCore {
     });
     i64 best = INT64_MAX;
     for (const State& s : all) best = std::min(best, cost(s));
-    best += price * modulus;  // reached by wasting bytes across the wrap
+    best += std::max<i64>(1, price * modulus);  // reached by wasting bytes across the wrap; the best one stays
     std::vector<State> out;
     for (const State& s : all) {
       if (cost(s) < best) {

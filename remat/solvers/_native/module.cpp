@@ -1,15 +1,18 @@
-// The kernel as a Python module: sequences of 64-bit integers in, plain values out. The interpreter lock
-// is released while the kernel runs.
+// The kernel as a Python module: sequences of 64-bit integers in, plain values out. The border checks what
+// comes in (border.hpp). The interpreter lock is released while the kernel runs.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
 #include <thread>
 
 #include "anneal.hpp"
+#include "border.hpp"
 #include "frontier.hpp"
 #include "graph_core.hpp"
 #include "knapsack.hpp"
@@ -19,142 +22,130 @@ namespace py = pybind11;
 
 namespace {
 
-// Converts a tuple or list of ints in a few nanoseconds each; pybind11's conversion takes longer than the
-// solver.
-std::vector<remat::i64> integers(const py::handle& sequence) {
-  const auto fast = py::reinterpret_steal<py::object>(
-      PySequence_Fast(sequence.ptr(), "expected a sequence of integers"));
-  if (!fast) throw py::error_already_set();
-  const auto count = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(fast.ptr()));
-  PyObject** items = PySequence_Fast_ITEMS(fast.ptr());
-  std::vector<remat::i64> numbers(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    numbers[i] = PyLong_AsLongLong(items[i]);
-    if (numbers[i] == -1 && PyErr_Occurred()) throw py::error_already_set();
-  }
-  return numbers;
-}
+namespace border = remat::border;
 
-py::tuple solve(const py::object& weights, const py::object& values, remat::i64 capacity,
-                double seconds, remat::i64 work, std::size_t states) {
-  const auto w = integers(weights), v = integers(values);
+// A class as Python gets it. Python can make an object without `__init__`; pybind11 would then hand out
+// memory that nothing was written to, which it takes from here.
+template <class T>
+struct Made : T {
+  using T::T;
+  explicit Made(T&& made) : T(std::move(made)) {}
+  static void* operator new(std::size_t) {
+    throw py::type_error("the object was made by __new__ alone; expected a call of its class");
+  }
+  static void operator delete(void* memory) { ::operator delete(memory); }
+};
+
+using GraphCore = Made<remat::GraphCore>;
+using StepGraph = Made<remat::StepGraph>;
+using Frontier = Made<remat::Frontier>;
+
+py::tuple solve(const py::object& weights, const py::object& values, const py::object& capacity,
+                const py::object& seconds, const py::object& work, const py::object& states) {
+  const border::Knapsack given(weights, values, capacity, border::kLargestSolved);
+  const remat::Limits limits{border::seconds(seconds), border::integer(work, "work"),
+                             static_cast<std::size_t>(border::integer(states, "states"))};
   remat::Outcome out;
   {
     py::gil_scoped_release unlocked;
-    out = remat::Solver(w, v, capacity, {seconds, work, states}).run();
+    out = remat::Solver(given.weights, given.values, given.capacity, limits).run();
   }
   return py::make_tuple(out.saved, out.value, out.bound, out.optimal, out.by_clock);
 }
 
-py::tuple relax(const py::object& weights, const py::object& values, remat::i64 capacity) {
-  const auto w = integers(weights), v = integers(values);
+py::tuple relax(const py::object& weights, const py::object& values, const py::object& capacity) {
+  const border::Knapsack given(weights, values, capacity, border::kLargest);
   remat::Relaxation out;
   {
     py::gil_scoped_release unlocked;
-    out = remat::relax(w, v, capacity);
+    out = remat::relax(given.weights, given.values, given.capacity);
   }
   return py::make_tuple(out.order, out.bound, out.saved, out.value);
 }
 
-// Nodes come as columns; `sources` and `flows` hold the inputs of all nodes one after the other,
-// node v's from `starts[v]` up to `starts[v + 1]`.
-remat::GraphCore graph_core(const py::object& sizes, const py::object& save_losses,
-                            const py::object& recompute_losses, const py::object& flags,
-                            const py::object& starts, const py::object& sources, const py::object& flows,
-                            remat::i64 price) {
-  const auto size = integers(sizes), save = integers(save_losses), again = integers(recompute_losses);
-  const auto flag = integers(flags), start = integers(starts), source = integers(sources), flow = integers(flows);
-  const std::size_t n = size.size();
-  if (save.size() != n || again.size() != n || flag.size() != n || start.size() != n + 1 ||
-      source.size() != flow.size()) {
-    throw py::value_error("the columns of the graph differ in length");
-  }
-  remat::GraphCore core;
-  core.price = price;
-  core.nodes.resize(n);
-  for (std::size_t v = 0; v < n; ++v) {
-    auto& node = core.nodes[v];
-    node.size = size[v];
-    node.save_loss = save[v];
-    node.recompute_loss = again[v];
-    node.savable = flag[v] & 1;
-    node.recomputable = flag[v] & 2;
-    node.needed = flag[v] & 4;
-    for (auto e = start[v]; e < start[v + 1]; ++e) {
-      const auto at = static_cast<std::size_t>(e);
-      if (at >= source.size() || source[at] < 0 || source[at] >= static_cast<remat::i64>(v)) {
-        throw py::value_error("an input of the graph does not come before its reader");
-      }
-      node.inputs.emplace_back(static_cast<int>(source[at]), flow[at]);
-    }
-  }
-  return core;
+std::unique_ptr<GraphCore> graph_core(const py::object& sizes, const py::object& save_losses,
+                                      const py::object& recompute_losses, const py::object& flags,
+                                      const py::object& starts, const py::object& sources, const py::object& flows,
+                                      const py::object& price) {
+  return std::unique_ptr<GraphCore>(::new GraphCore(
+      border::graph_core(sizes, save_losses, recompute_losses, flags, starts, sources, flows, price)));
 }
 
-// Doubles hold integers up to 2^53 exactly; Python sees to it that sums stay below.
-std::vector<double> amounts(const py::object& sequence) {
-  const auto numbers = integers(sequence);
-  return std::vector<double>(numbers.begin(), numbers.end());
+py::tuple run(const GraphCore& core, const py::object& capacity, const py::object& limit, const py::object& work,
+              const py::object& most, const py::object& seconds) {
+  const remat::i64 room = std::min(border::integer(capacity, "capacity"), core.bytes());
+  const remat::i64 loss = border::integer(limit, "limit"), units = border::integer(work, "work");
+  const auto prefixes = static_cast<std::size_t>(border::integer(most, "most"));
+  const double clock = border::seconds(seconds);
+  border::product_fits(core.price, room, 0, "price * bytes");
+  remat::GraphCore::Result out;
+  {
+    py::gil_scoped_release unlocked;
+    out = core.run(room, loss, units, prefixes, clock);
+  }
+  return py::make_tuple(out.found, out.complete, out.bytes, out.loss, out.saved, out.work, out.by_clock);
 }
 
-std::vector<int> indices(const py::object& sequence, std::size_t below) {
-  const auto numbers = integers(sequence);
-  for (const auto i : numbers) {
-    if (i < 0 || static_cast<std::size_t>(i) >= below) throw py::value_error("an index of the graph is out of range");
+py::tuple bound(const GraphCore& core, const py::object& capacity, const py::object& limit, const py::object& modulus,
+                const py::object& work, const py::object& seconds) {
+  const remat::i64 room = border::integer(capacity, "capacity"), loss = border::integer(limit, "limit");
+  const remat::i64 step = border::integer(modulus, "modulus", 1), units = border::integer(work, "work");
+  const double clock = border::seconds(seconds);
+  border::product_fits(core.price, step, loss, "price * modulus + limit");
+  remat::GraphCore::Result out;
+  {
+    py::gil_scoped_release unlocked;
+    out = core.bound(room, loss, step, units, clock);
   }
-  return std::vector<int>(numbers.begin(), numbers.end());
+  return py::make_tuple(out.complete, out.loss, out.by_clock);
 }
 
-// `reads` holds the values that all nodes read one after the other, node v's from `starts[v]` on.
-remat::StepGraph step_graph(const py::object& cost, const py::object& extra, const py::object& once,
-                            const py::object& starts, const py::object& reads, const py::object& maker,
-                            const py::object& size) {
-  remat::StepGraph g;
-  g.cost = amounts(cost);
-  g.extra = amounts(extra);
-  g.once = integers(once);
-  g.size = amounts(size);
-  const std::size_t n = g.cost.size(), values = g.size.size();
-  g.maker = indices(maker, n);
-  const auto start = integers(starts);
-  const auto read = indices(reads, values);
-  if (g.extra.size() != n || g.once.size() != n || g.maker.size() != values || start.size() != n + 1) {
-    throw py::value_error("the columns of the step differ in length");
-  }
-  g.makes.resize(n);
-  g.reads.resize(n);
-  g.readers.resize(values);
-  for (std::size_t x = 0; x < values; ++x) g.makes[static_cast<std::size_t>(g.maker[x])].push_back(static_cast<int>(x));
-  for (std::size_t v = 0; v < n; ++v) {
-    for (auto e = start[v]; e < start[v + 1]; ++e) {
-      if (e < 0 || static_cast<std::size_t>(e) >= read.size()) throw py::value_error("an index of the graph is out of range");
-      const int x = read[static_cast<std::size_t>(e)];
-      g.reads[v].push_back(x);
-      g.readers[static_cast<std::size_t>(x)].push_back(static_cast<int>(v));
-    }
-  }
-  return g;
+std::unique_ptr<StepGraph> step_graph(const py::object& cost, const py::object& extra, const py::object& once,
+                                      const py::object& starts, const py::object& reads, const py::object& maker,
+                                      const py::object& size) {
+  return std::unique_ptr<StepGraph>(::new StepGraph(border::step_graph(cost, extra, once, starts, reads, maker, size)));
 }
 
-// One search for each row of `turns`, two at a time; the answers do not depend on which ends first.
-py::list anneal(const remat::StepGraph& graph, const py::object& start, remat::i64 capacity,
-                const std::vector<std::array<double, 7>>& turns, double seconds) {
-  const auto first = indices(start, static_cast<std::size_t>(graph.nodes()));
-  std::vector<remat::Annealer::Result> found(turns.size());
+// One search for each turn, two at a time; the answers do not depend on which ends first. An exception in
+// a search ends all of them and is raised here.
+py::list anneal(const StepGraph& graph, const py::object& start, const py::object& capacity, const py::object& turns,
+                const py::object& seconds) {
+  const auto first = border::start_of(graph, start);
+  const auto room = static_cast<double>(border::integer(capacity, "capacity", -border::kLargest));
+  const auto rows = border::turns_of(turns, border::seconds(seconds));
+  std::vector<remat::Annealer::Result> found(rows.size());
   std::atomic<bool> stop{false};
-  std::atomic<int> running{2};
+  std::atomic<std::size_t> next{0};
+  std::atomic<int> running{0};
+  std::exception_ptr failures[2];
   bool interrupted = false;
   {
     py::gil_scoped_release unlocked;
-    const auto work = [&](std::size_t from) {
-      for (std::size_t k = from; k < turns.size() && !stop; k += 2) {
-        const auto& t = turns[k];
-        remat::Annealer search(graph, static_cast<double>(capacity), static_cast<std::uint64_t>(t[0]));
-        found[k] = search.run(first, {static_cast<remat::i64>(t[1]), seconds, t[2], t[3], t[4], t[5], t[6]}, stop);
+    const auto work = [&](std::exception_ptr& failure) noexcept {
+      try {
+        for (std::size_t k = next++; k < rows.size() && !stop; k = next++) {
+          found[k] = remat::Annealer(graph, room, rows[k].seed).run(first, rows[k].limits, stop);
+        }
+      } catch (...) {
+        failure = std::current_exception();
+        stop = true;
       }
       --running;
     };
-    std::thread one(work, 0), other(work, 1);
+    std::vector<std::thread> threads;
+    threads.reserve(2);
+    for (std::exception_ptr& failure : failures) {
+      ++running;
+      try {
+        threads.emplace_back(work, std::ref(failure));
+      } catch (...) {  // there is no room for another thread
+        --running;
+      }
+    }
+    if (threads.empty()) {
+      ++running;
+      work(failures[0]);
+    }
     // This thread looks out for an interrupt.
     for (int naps = 0; running > 0; ++naps) {
       std::this_thread::sleep_for(std::chrono::milliseconds(naps < 20 ? 1 : 20));
@@ -164,80 +155,65 @@ py::list anneal(const remat::StepGraph& graph, const py::object& start, remat::i
         if (interrupted) stop = true;
       }
     }
-    one.join();
-    other.join();
+    for (std::thread& thread : threads) thread.join();
   }
   if (interrupted) throw py::error_already_set();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
   py::list answers;
   for (const auto& r : found) answers.append(py::make_tuple(r.feasible, r.by_clock, r.cost, r.peak, r.sequence));
   return answers;
 }
 
+std::unique_ptr<Frontier> frontier(const py::object& weights, const py::object& values, const py::object& capacity,
+                                   const py::object& most) {
+  const border::Knapsack given(weights, values, capacity, border::kLargest);
+  const auto points = static_cast<std::size_t>(border::integer(most, "most"));
+  py::gil_scoped_release unlocked;
+  return std::unique_ptr<Frontier>(::new Frontier(given.weights, given.values, given.capacity, points));
+}
+
+std::vector<std::int32_t> items(const Frontier& f, const py::object& i) {
+  return f.items(static_cast<std::size_t>(border::integer(i, "i", 0, static_cast<remat::i64>(f.size()) - 1)));
+}
+
+py::tuple points(const Frontier& f) {
+  const auto n = static_cast<py::ssize_t>(f.size());
+  py::array_t<remat::i64> weights(n), values(n);
+  auto w = weights.mutable_unchecked<1>(), v = values.mutable_unchecked<1>();
+  for (py::ssize_t i = 0; i < n; ++i) {
+    w(i) = f.weight(static_cast<std::size_t>(i));
+    v(i) = f.value(static_cast<std::size_t>(i));
+  }
+  return py::make_tuple(weights, values);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_kernel, m) {
-  m.doc() = "Exact 0/1 knapsack and its Pareto frontier, in 64-bit integers.";
+  m.doc() = "Exact 0/1 knapsack and its Pareto frontier, graph problems and step problems, in 64-bit integers.";
   m.def("solve", &solve, py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("seconds"),
         py::arg("work"), py::arg("states"),
         "(saved, value, bound, optimal, by_clock); seconds 0: no clock; work and states are counted");
   m.def("relax", &relax, py::arg("weights"), py::arg("values"), py::arg("capacity"),
         "(order, bound, saved, value): the linear relaxation and a greedy rounding of it");
-  py::class_<remat::GraphCore>(m, "GraphCore")
+  py::class_<GraphCore>(m, "GraphCore")
       .def(py::init(&graph_core), py::arg("sizes"), py::arg("save_losses"), py::arg("recompute_losses"),
            py::arg("flags"), py::arg("starts"), py::arg("sources"), py::arg("flows"), py::arg("price"))
-      .def(
-          "run",
-          [](const remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 work, std::size_t most,
-             double seconds) {
-            remat::GraphCore::Result out;
-            {
-              py::gil_scoped_release unlocked;
-              out = core.run(capacity, limit, work, most, seconds);
-            }
-            return py::make_tuple(out.found, out.complete, out.bytes, out.loss, out.saved, out.work, out.by_clock);
-          },
-          py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"),
-          py::arg("seconds"),
-          "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit")
-      .def(
-          "bound",
-          [](const remat::GraphCore& core, remat::i64 capacity, remat::i64 limit, remat::i64 modulus, remat::i64 work,
-             double seconds) {
-            if (modulus < 1) throw py::value_error("the modulus is below 1");
-            remat::GraphCore::Result out;
-            {
-              py::gil_scoped_release unlocked;
-              out = core.bound(capacity, limit, modulus, work, seconds);
-            }
-            return py::make_tuple(out.complete, out.loss, out.by_clock);
-          },
-          py::arg("capacity"), py::arg("limit"), py::arg("modulus"), py::arg("work"), py::arg("seconds"),
-          "(complete, loss, by_clock): every decision loses at least loss, unused bytes included");
-  py::class_<remat::StepGraph>(m, "StepGraph")
+      .def("run", &run, py::arg("capacity"), py::arg("limit"), py::arg("work"), py::arg("most"), py::arg("seconds"),
+           "(found, complete, bytes, loss, saved, work, by_clock): the cheapest decision that loses at most limit")
+      .def("bound", &bound, py::arg("capacity"), py::arg("limit"), py::arg("modulus"), py::arg("work"),
+           py::arg("seconds"), "(complete, loss, by_clock): every decision loses at least loss, unused bytes included");
+  py::class_<StepGraph>(m, "StepGraph")
       .def(py::init(&step_graph), py::arg("cost"), py::arg("extra"), py::arg("once"), py::arg("starts"),
            py::arg("reads"), py::arg("maker"), py::arg("size"))
       .def("anneal", &anneal, py::arg("start"), py::arg("capacity"), py::arg("turns"), py::arg("seconds"),
            "a tuple (feasible, by_clock, cost, peak, sequence) for each turn (seed, moves, hot, cold, wide, narrow, "
            "price)");
-  py::class_<remat::Frontier>(m, "Frontier")
-      .def(py::init([](const py::object& weights, const py::object& values, remat::i64 capacity,
-                       std::size_t most) {
-             const auto w = integers(weights), v = integers(values);
-             py::gil_scoped_release unlocked;
-             return std::make_unique<remat::Frontier>(w, v, capacity, most);
-           }),
-           py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("most"))
-      .def("items", &remat::Frontier::items)
-      .def("points",
-           [](const remat::Frontier& f) {
-             const auto n = static_cast<py::ssize_t>(f.size());
-             py::array_t<remat::i64> weights(n), values(n);
-             auto w = weights.mutable_unchecked<1>(), v = values.mutable_unchecked<1>();
-             for (py::ssize_t i = 0; i < n; ++i) {
-               w(i) = f.weight(static_cast<std::size_t>(i));
-               v(i) = f.value(static_cast<std::size_t>(i));
-             }
-             return py::make_tuple(weights, values);
-           })
-      .def_property_readonly("tolerance", &remat::Frontier::tolerance);
+  py::class_<Frontier>(m, "Frontier")
+      .def(py::init(&frontier), py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("most"))
+      .def("items", &items, py::arg("i"))
+      .def("points", &points)
+      .def_property_readonly("tolerance", [](const Frontier& f) { return f.tolerance(); });
 }

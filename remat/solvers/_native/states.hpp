@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <new>
 #include <vector>
 
 #include "integers.hpp"
@@ -46,6 +47,7 @@ class Arena {
   static constexpr u32 none = 0xFFFFFFFFu;
   Arena() { nodes_.reserve(1024); }
   u32 add(u32 parent, std::int32_t item) {
+    if (nodes_.size() >= none) throw std::bad_alloc();  // there are no more numbers for nodes
     nodes_.push_back({parent, item});
     return static_cast<u32>(nodes_.size() - 1);
   }

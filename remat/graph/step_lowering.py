@@ -184,12 +184,16 @@ class _Lowering:
             for k in sizes.keys(w)
         }
 
+        # What forward does not need reads these copies wherever backward makes it.
+        copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
+
         def touches_written(i: int) -> bool:
             """Whether a node draws, has an effect, or reads or writes memory that is written to."""
             if not index.plain[i] and ops.does_more(index.nodes[i]):
                 return True
-            return bool(written) and any(
-                k in written for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
+            fixed = written if roles.required_forward[i] else written - copied
+            return bool(fixed) and any(
+                k in fixed for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
             )
 
         replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)

@@ -75,7 +75,7 @@ def compiled(f: Any, *, lower: str = "eager", how: Any = None, **options: Any) -
 def check(
     make: Make,
     *,
-    budgets: Sequence[float] = BUDGETS,
+    budgets: Sequence[float | remat.Peak] = BUDGETS,
     lower: str = "eager",
     plans: int = 1,
     tolerance: float = 1e-5,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import remat
 from tests.hard.steps import assert_same, check, compiled, drawn, pair
 
 pytestmark = [
@@ -70,6 +71,21 @@ class Largest(torch.autograd.Function):
         return g * i.unsqueeze(1)
 
 
+class Updating(torch.autograd.Function):
+    """Saves a copy of a buffer, and updates the buffer in place without saying so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, b: T) -> T:
+        ctx.save_for_backward(x, b.clone())
+        b.add_(x.detach().mean(0))
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, g: T) -> Any:
+        x, before = ctx.saved_tensors
+        return g * before.cos() * x, None
+
+
 def two_outputs(x: T, w: T) -> T:
     y, e = Tanh.apply(x.cos(), w)  # type: ignore[no-untyped-call]
     return (y.sin() * e).exp()  # type: ignore[no-any-return]
@@ -101,6 +117,23 @@ def test_every_budget(program: Callable[..., Any]) -> None:
 
 def test_under_inductor() -> None:
     check(lambda: (random, pair()), budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_buffer_is_saved_and_then_updated_unmarked(lower: str, times: int) -> None:
+    def f(x: T, w: T, b: T) -> T:
+        h = torch.tanh(x @ w)
+        for _ in range(times):
+            h = Updating.apply(h @ w, b).sin()  # type: ignore[no-untyped-call]
+        return h
+
+    check(
+        lambda: (f, (*pair(), drawn(6, 8, grad=False))),
+        budgets=(0, remat.Peak(0.0), remat.Peak(0.5), 1) if lower == "eager" else (remat.Peak(0.0),),
+        lower=lower,
+        tolerance=1e-5 if lower == "eager" else 1e-4,
+    )
 
 
 def test_a_plan_of_a_captured_graph_fits() -> None:

@@ -17,7 +17,12 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance, why_not_callable
-from remat.graph.capture_errors import CapturedError, NothingToDifferentiateError, explain
+from remat.graph.capture_errors import (
+    CapturedError,
+    NothingToDifferentiateError,
+    explain,
+    takes_lock,
+)
 from remat.graph.fakes_of_models import as_fakes
 from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.regions import is_region, split_region
@@ -63,7 +68,8 @@ def capture(
     """Traces forward and backward of ``model(*args, **kwargs)``.
 
     Weights may be real, on the meta device, or fake; none is copied or allocated, and the model is
-    left as it was. The mode of the model (train or eval) is respected.
+    left as it was. The mode of the model (train or eval) is respected. Where its first call sets something
+    up under a lock, which Dynamo cannot take, a second call is captured.
 
     Args:
         model: a module or a function; its outputs may be any pytree.
@@ -102,7 +108,15 @@ def capture(
     with faked as (fake_model, fake_args, fake_kwargs):
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
         try:
-            backend.note_returned(compiled(*fake_args, **fake_kwargs))
+            try:
+                backend.note_returned(compiled(*fake_args, **fake_kwargs))
+            except Exception as error:
+                if not takes_lock(error):
+                    raise
+                # A first call sets something up under the lock, later ones do not take it.
+                with contextlib.suppress(Exception):  # what else is wrong is found below
+                    fake_model(*fake_args, **fake_kwargs)
+                compiled(*fake_args, **fake_kwargs)
         except Exception as error:
             explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
     if not sink:

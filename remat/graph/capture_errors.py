@@ -63,6 +63,13 @@ def explain(
     ) from error
 
 
+def takes_lock(error: Exception) -> bool:
+    """Whether a trace as one graph ended because the code takes a lock of `threading`."""
+    if type(error).__name__ != "Unsupported":
+        return False
+    return re.search(r"enter a `R?[lL]ock` context manager", str(error)) is not None
+
+
 def _asks_for_numbers(error: BaseException | None) -> bool:
     """Whether a trace ended because the value of a tensor was asked for."""
     while error is not None:

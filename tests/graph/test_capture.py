@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import resource
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -281,3 +283,111 @@ def test_a_copy_is_independent() -> None:
     last.target = torch.ops.aten.cos.default
     assert copied.fingerprint != joint.fingerprint
     assert all("recompute" not in n.meta for n in joint.graph.nodes)
+
+
+class Locking(nn.Module):
+    """Sets itself up under a lock when it is first called, as models of `transformers` do."""
+
+    lock = threading.Lock()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Net()
+        self.is_set_up = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_set_up:
+            with self.lock:
+                self.inner.register_forward_hook(lambda _, __, out: out["y"] * 3)
+                self.is_set_up = True
+        return self.inner(x).sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_model_that_takes_a_lock_once_is_captured_as_later_calls_run(lower: str) -> None:
+    model = Locking()
+    first = remat.capture(model, (torch.randn(2, 8),), lower=lower)
+    assert not model.is_set_up  # the model is left as it was
+    assert not model.inner._forward_hooks
+    model(torch.randn(2, 8))
+    assert remat.capture(model, (torch.randn(2, 8),), lower=lower).fingerprint == first.fingerprint
+
+
+def test_a_lock_that_is_taken_at_every_call_is_told() -> None:
+    lock = threading.Lock()
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return x @ w
+
+    with pytest.raises(CaptureError, match=r"as one graph.*enter a `lock` context manager"):
+        remat.capture(f, (torch.randn(2, 8), weight(8, 8)))
+    assert not lock.locked()
+
+
+def recording_models() -> list[tuple[nn.Module, Callable[[int], dict[str, torch.Tensor]]]]:
+    """Models that take a lock to set up the recording of hidden states, with what they are called with."""
+    from transformers import (
+        SegformerConfig,
+        SegformerForSemanticSegmentation,
+        Wav2Vec2Config,
+        Wav2Vec2ForSequenceClassification,
+    )
+
+    segmenting = SegformerForSemanticSegmentation(
+        SegformerConfig(
+            num_encoder_blocks=2,
+            depths=[1, 1],
+            sr_ratios=[2, 1],
+            hidden_sizes=[8, 16],
+            patch_sizes=[7, 3],
+            strides=[4, 2],
+            num_attention_heads=[1, 2],
+            mlp_ratios=[2, 2],
+            decoder_hidden_size=16,
+            num_labels=4,
+        )
+    )
+    hearing = Wav2Vec2ForSequenceClassification(
+        Wav2Vec2Config(
+            hidden_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=64,
+            conv_dim=[16, 16],
+            conv_stride=[5, 2],
+            conv_kernel=[10, 3],
+            num_conv_pos_embeddings=8,
+            num_conv_pos_embedding_groups=4,
+            layerdrop=0.0,
+            mask_time_prob=0.0,
+            classifier_proj_size=8,
+            use_weighted_layer_sum=True,
+        )
+    )
+    hearing.freeze_feature_encoder()  # or it has an input require a gradient, which breaks the graph
+    return [
+        (
+            segmenting.train(),
+            lambda batch: {
+                "pixel_values": torch.zeros(batch, 3, 32, 32),
+                "labels": torch.zeros(batch, 32, 32, dtype=torch.long),
+            },
+        ),
+        (
+            hearing.train(),
+            lambda batch: {
+                "input_values": torch.zeros(batch, 400),
+                "labels": torch.zeros(batch, dtype=torch.long),
+            },
+        ),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+@pytest.mark.parametrize("which", [0, 1], ids=["segformer", "wav2vec2"])
+def test_models_that_record_hidden_states_are_captured_and_fitted(which: int) -> None:
+    model, inputs = recording_models()[which]
+    assert remat.plan(remat.capture(model, (), inputs(2), lower="eager"), 0).recomputed
+    fitted = remat.fit(model, inputs, memory="1GiB", batches=[2], lower="eager")
+    assert fitted.largest_batch == 2

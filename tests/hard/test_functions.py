@@ -130,7 +130,9 @@ def test_a_buffer_is_saved_and_then_updated_unmarked(lower: str, times: int) -> 
 
     check(
         lambda: (f, (*pair(), drawn(6, 8, grad=False))),
-        budgets=(0, remat.Peak(0.0), remat.Peak(0.5), 1) if lower == "eager" else (remat.Peak(0.0),),
+        budgets=(0, remat.Peak(0.0), remat.Peak(0.5), 1)
+        if lower == "eager"
+        else (remat.Peak(0.0),),
         lower=lower,
         tolerance=1e-5 if lower == "eager" else 1e-4,
     )

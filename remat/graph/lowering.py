@@ -143,7 +143,16 @@ class Decision:
 
 
 def must_save(node: fx.Node) -> bool:
-    return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE
+    """Tagged to be saved; what is tagged for the host's memory is not recomputed either."""
+    return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or must_offload(node)
+
+
+def must_offload(node: fx.Node) -> bool:
+    """Tagged for the host's memory; preferring it means it, wherever offloading is planned."""
+    return node.meta.get("recompute") in (
+        CheckpointPolicy.MUST_CPU_OFFLOAD,
+        CheckpointPolicy.PREFER_CPU_OFFLOAD,
+    )
 
 
 def must_recompute(node: fx.Node) -> bool:

@@ -77,7 +77,10 @@ class PeakOfGraphs:
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
         best = self._searched(min(fits, key=_cost), peak_bytes)
-        return self._in_ways(best, peak_bytes) if ways else best
+        if not ways:
+            return best
+        pairs = zip(self._planners, self._in_ways(best, peak_bytes), strict=True)
+        return [p.peaks.ways.with_tagged(d, p.peak(d)) for p, d in pairs]
 
     def _split(self, k: int, decided: Decided) -> Halves:
         key = (k, decided)

@@ -115,6 +115,8 @@ class PeakPlanner:
             decided = _on_curve([*decided, (lowest, least)])
         if ways is not None:
             decided += self._in_ways(ways, decided, search.least_possible)
+            tagged = ((ways.with_tagged(d, at), d, at) for d, at in decided)
+            decided = [(new, at if new is d else self._of.peak(new)) for new, d, at in tagged]
         return self._above(line, decided), line
 
     @staticmethod
@@ -186,6 +188,7 @@ class PeakPlanner:
                 raise
         else:
             found = self.ways.within(peak_bytes, without) or without
+        found = self.ways.with_tagged(found, peak_bytes)
         tried = self.search.tried(self._of.saved_of(found))
         bound = self.ways.bound(peak_bytes, self.search.highest(tried))
         return replace(found, choice=replace(found.choice, recompute_bound=bound))

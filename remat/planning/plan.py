@@ -312,7 +312,9 @@ class Plan(Record):
         nodes = () if self._modules is None or not self.ways else self._modules[0].graph.nodes
         lines += ways_lines(self.ways, show_cost, {n.name: source_line(n) for n in nodes})
         if self._modules is not None and self._problem is not None:
-            lines += explain(self.forward, self.backward, self._problem, self.recomputed, show_cost)
+            lines += explain(
+                self.forward, self.backward, self._problem, self.recomputed, show_cost, self.link
+            )
         return "\n".join(lines)
 
     @property

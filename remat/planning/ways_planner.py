@@ -17,7 +17,7 @@ from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager, split
 from remat.planning.ways_copies import Copies
-from remat.planning.ways_prices import Times, ways_problem
+from remat.planning.ways_prices import Times, offloaded_by_tag, ways_problem
 from remat.solvers.schedule_problem import evaluate_schedule
 from remat.solvers.ways_lagrangian import Found, Lives
 from remat.solvers.ways_problem import OFFLOADED, WaysProblem
@@ -321,6 +321,62 @@ class WaysPlanner:
             solver=of.deciding.asked().name,
             items=len(problem),
         )
+        return self._carried_out(
+            Decided(
+                decision=decision,
+                saved_bytes=saved_bytes,
+                cost=found.cost - found.done.waited,
+                choice=choice,
+            ),
+            peak_bytes,
+        )
+
+    def with_tagged(self, decided: Decided, peak_bytes: int) -> Decided:
+        """A decision with all of what is tagged for the host's memory offloaded, where there is a link and it can be.
+
+        Args:
+            decided: a decision within the peak.
+            peak_bytes: the peak.
+        """
+        of, before = self._of, decided.decision.ways
+        if of.request.offload is None:
+            return decided
+        sent = {way.name for way in before if not way.pair}
+        tagged = {
+            name: nbytes
+            for name, nbytes in offloaded_by_tag(of.state, of.lowered)
+            if name in decided.decision.saved and name not in sent
+        }
+        plain_bytes = decided.saved_bytes + sum(way.nbytes - way.packed_bytes for way in before)
+        computing = decided.cost - decided.choice.waited - sum(way.cost for way in before)
+        for _ in range(len(tagged) + 1):
+            tagged = {name: n for name, n in tagged.items() if name not in self._left_out}
+            if not tagged:
+                break
+            ways = [replace(w, freed_after="", fetched_before="") for w in before]
+            ways = [way for way in ways if way.name not in tagged]
+            ways += [Way(name=name, nbytes=nbytes) for name, nbytes in tagged.items()]
+            found, _ = self._carried_out(
+                Decided(
+                    decision=replace(decided.decision, ways=tuple(ways)),
+                    saved_bytes=plain_bytes,
+                    cost=computing + sum(way.cost for way in ways),
+                    choice=decided.choice,
+                ),
+                peak_bytes,
+            )
+            if found is not None:
+                return found
+        return decided
+
+    def _carried_out(self, wanted: Decided, peak_bytes: int) -> tuple[Decided | None, int]:
+        """A decision with its copies placed, and bytes that it is over the peak by; None as in `_placed`.
+
+        Args:
+            wanted: with the bytes that it saves as if all were just kept, and the cost without waiting.
+            peak_bytes: the peak.
+        """
+        of, decision, ways, choice = self._of, wanted.decision, wanted.decision.ways, wanted.choice
         plain = split(replace(of.state, decision=replace(decision, ways=()), choice=choice))
         _, left = sorted_out(plain, ways)
         if left:
@@ -331,11 +387,10 @@ class WaysPlanner:
         )
         copies = Copies(halves.state, decision.ways, of.request.offload, self._times)
         placed, waited, over = copies.placed(peak_bytes)
-        cost = found.cost - found.done.waited + waited
         decided = Decided(
             decision=replace(decision, ways=placed),
-            saved_bytes=saved_bytes - sum(way.nbytes - way.packed_bytes for way in placed),
-            cost=cost,
+            saved_bytes=wanted.saved_bytes - sum(way.nbytes - way.packed_bytes for way in placed),
+            cost=wanted.cost + waited,
             choice=replace(choice, waited=waited),
         )
         return decided, over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx
 from remat.graph.costs.base import node_costs
 from remat.graph.index import inputs_of
 from remat.graph.joint import output_node
-from remat.graph.lowering import Lowered, SavedKind
+from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute
 from remat.graph.replays import is_element
 from remat.graph.step_lowering import LoweredStep
 from remat.graph.storages import Sizes, tensor_bytes
@@ -91,6 +91,8 @@ def ways_problem(
         at = step.of_value.get(name, -1)
         if not _may_have_ways(state, lowered, i) or at < 0 or at in stays or name in left_out:
             continue
+        if state.storages.owner[lowered.position[i]] != lowered.position[i]:
+            continue
         if nbytes * _SMALL < total or problem.size[at] != nbytes:
             continue
         node = state.index.nodes[lowered.position[i]]
@@ -108,7 +110,7 @@ def ways_problem(
 
 
 def _may_have_ways(state: State, lowered: Lowered, i: int) -> bool:
-    """Whether a value may be saved at all, has all of its memory, and nobody writes to that."""
+    """Whether a value may be saved at all, is all of its memory, and nobody writes to that."""
     if lowered.kind[i] is not SavedKind.VALUE or not lowered.problem.size[i]:
         return False
     at, storages = lowered.position[i], state.storages
@@ -117,11 +119,26 @@ def _may_have_ways(state: State, lowered: Lowered, i: int) -> bool:
         lowered.problem.savable[i]
         and isinstance(value, torch.Tensor)
         and value.layout is torch.strided
-        and tensor_bytes(value) == storages.nbytes[at]
-        and storages.owner[at] == at
-        and at not in storages.mutated
+        and tensor_bytes(value) == storages.nbytes[storages.owner[at]]
+        and storages.owner[at] not in storages.mutated
         and all(type(s) is int for s in value.shape)
     )
+
+
+def offloaded_by_tag(state: State, lowered: Lowered) -> Iterator[tuple[str, int]]:
+    """Names and bytes of the values that the user tags for the host's memory and that may go there.
+
+    A tag on a view is one on the memory that it looks at, unless that must be recomputed.
+    """
+    owner, nodes = state.storages.owner, state.index.nodes
+    tagged = {
+        i if must_recompute(nodes[owner[i]]) else owner[i]
+        for i, node in enumerate(nodes)
+        if must_offload(node)
+    }
+    for i, at in enumerate(lowered.position):
+        if at in tagged and _may_have_ways(state, lowered, i):
+            yield lowered.problem.names[i], lowered.problem.size[i]
 
 
 def packing_of(

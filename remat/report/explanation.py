@@ -50,7 +50,7 @@ class KeptStorage:
         nbytes: bytes of the storage.
         price: what recomputing it alone would cost, in the unit of the problem: its chain from what
             else is kept or recomputed. None where it cannot be recomputed.
-        tagged: whether the user said that it must be saved.
+        tagged: the tag by which the user said that it must not be recomputed; empty where there is none.
         undeclared: operators behind it that are not known to be functions of their inputs, and so run
             once.
     """
@@ -60,7 +60,7 @@ class KeptStorage:
     source: str
     nbytes: int
     price: int | None
-    tagged: bool = False
+    tagged: str = ""
     undeclared: tuple[str, ...] = ()
 
 
@@ -99,6 +99,12 @@ def kept(
     handed = [v for v in values[own:] if isinstance(v, fx.Node)]
     there = {index[name] for name in map(_saved_name, handed) if name in index}
     there |= {index[name] for name in recomputed if name in index}
+    tags = {
+        k: node.meta["recompute"].name
+        for node in forward.graph.nodes
+        if must_save(node)
+        for k in sizes.keys(node)
+    }
     found: list[KeptStorage] = []
     for node in handed:
         if node.target is WAIT_COPIED:  # a copy in the host's memory
@@ -115,7 +121,7 @@ def kept(
                 source=source_line(node),
                 nbytes=sum(sizes.nbytes[k] for k in fresh),
                 price=None if i is None else price(problem, there, i),
-                tagged=must_save(node),
+                tagged=next((tags[k] for k in fresh if k in tags), ""),
                 undeclared=_undeclared(node),
             )
         )
@@ -191,6 +197,7 @@ def explain(
     problem: GraphProblem,
     recomputed: Sequence[str],
     show_cost: ShowCost,
+    link: str,
 ) -> list[str]:
     """Both tables, as lines of text.
 
@@ -200,6 +207,7 @@ def explain(
         problem: its graph problem.
         recomputed: names of the nodes that run again, one for each further run.
         show_cost: writes a cost in the unit of the problem.
+        link: the link to the host's memory over which values may be offloaded; empty where none may.
     """
     keeps = kept(forward, problem, recomputed)
     lines = []
@@ -207,7 +215,7 @@ def explain(
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
         lines += _table(_kept_rows(keeps, show_cost), 4)
-        lines += _run_once(keeps)
+        lines += [*_not_offloaded(keeps, link), *_run_once(keeps)]
     runs = again(forward, backward, problem, recomputed)
     costly = [r for r in runs if r.cost]
     if costly:
@@ -223,6 +231,22 @@ def explain(
 def counted(n: int, thing: str) -> str:
     """A number of things, in the singular where it is one."""
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
+
+
+def _not_offloaded(keeps: Iterable[KeptStorage], link: str) -> list[str]:
+    """What is tagged for the host's memory and kept on the device, and why."""
+    tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
+    if not tagged:
+        return []
+    what = f"{format_bytes(sum(k.nbytes for k in tagged))} tagged for the host's memory"
+    if link:
+        return [
+            f"  {what} is saved: it has a symbolic size, is written to, or shares memory with what else is kept"
+        ]
+    return [
+        f"  {what} is saved: offloading is planned only within a peak,",
+        '    and with a link: budget=remat.Peak(…), offload="25GB/s"',
+    ]
 
 
 def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
@@ -249,7 +273,7 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
         nbytes = sum(k.nbytes for k in group if k.price is not None)
         rate = ""
         if any(k.tagged for k in group):
-            cost = "tagged MUST_SAVE"
+            cost = f"tagged {next(k.tagged for k in group if k.tagged)}"
         elif not prices:
             cost = "not declared pure" if any(k.undeclared for k in group) else "cannot be"
         else:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+import remat
 from tests.hard.steps import assert_same, check, compiled, drawn, pair, step
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -82,6 +83,111 @@ def test_tags_hold_at_every_budget(program: Callable[..., Any]) -> None:
             assert again.isdisjoint({"sin", "exp"})
         else:
             assert again >= {"mm", "tanh"}
+
+
+OFFLOADING = (CheckpointPolicy.MUST_CPU_OFFLOAD, CheckpointPolicy.PREFER_CPU_OFFLOAD)
+#: A link, and costs in units of time that are those of the machine tests run on.
+LINK: dict[str, Any] = {"offload": "25GB/s", "cost": "roofline:epyc"}
+
+
+def for_the_host(tag: CheckpointPolicy, op: Any = torch.ops.aten.sin.default) -> Callable[..., Any]:
+    def f(x: T, w: T) -> T:
+        return selected(x, w, {op: tag})
+
+    return f
+
+
+@pytest.mark.parametrize("tag", OFFLOADING)
+def test_what_is_tagged_for_the_host_is_saved_within_any_budget_on_saved_bytes(tag: Any) -> None:
+    for plan in check(lambda: (for_the_host(tag), pair()), captured=True):
+        assert {"sin", "sin_1"} <= {*plan.saved}
+        assert {"sin", "sin_1"}.isdisjoint(plan.recomputed)
+        text = plan.explain()
+        assert f"tagged {tag.name}" in text
+        assert "is saved: offloading is planned only within a peak" in text
+
+
+@pytest.mark.parametrize("tag", OFFLOADING)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_what_is_tagged_for_the_host_is_offloaded_over_a_link(tag: Any, share: float) -> None:
+    def make() -> Any:
+        return for_the_host(tag), (drawn(64, 64), drawn(64, 64))
+
+    f, args = make()
+    expected = step(f, args)
+    torch._dynamo.reset()
+    f, args = make()
+    budget = remat.Peak(share)
+    assert_same(step(compiled(f, budget=budget, **LINK), args), expected)
+    plan = remat.plans()[-1]
+    assert {"sin", "sin_1"} <= {way.name for way in plan.ways if not way.pair}
+    assert plan.peak_bytes <= (plan.peak_limit or plan.peak_bytes)
+    text = plan.explain()
+    assert "tagged for the host's memory is saved" not in text
+    joint = remat.capture(f, args, lower="eager")
+    again = remat.plan(joint, plan=remat.plan(joint, budget, **LINK).to_json())
+    assert {"sin", "sin_1"} <= {way.name for way in again.ways}
+
+
+def test_a_view_that_is_tagged_for_the_host_is_offloaded_itself() -> None:
+    """What it looks at is recomputed, so the view alone is saved."""
+
+    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        viewing = op is torch.ops.aten.view.default
+        return OFFLOADING[0] if viewing else CheckpointPolicy.MUST_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+
+    def block(a: T) -> T:
+        return a.sin().view(-1).exp()
+
+    def f(x: T) -> T:
+        return checkpoint(block, x.cos(), context_fn=contexts).sin()  # type: ignore[no-any-return]
+
+    joint = remat.capture(f, (drawn(64, 64),), lower="eager")
+    for options in ({"budget": 0}, {"budget": remat.Peak(1.0), **LINK}):
+        plan = remat.plan(joint, **options)
+        assert "view" in plan.saved
+        assert ("view" in {way.name for way in plan.ways}) is ("offload" in options)
+        assert "tagged MUST_CPU_OFFLOAD" in plan.explain() or plan.ways
+
+
+def test_what_cannot_go_to_the_host_says_so() -> None:
+    joint = remat.capture(
+        for_the_host(OFFLOADING[0]), (drawn(64, 64), drawn(64, 64)), lower="eager", dynamic=True
+    )
+    plan = remat.plan(joint, remat.Peak(1.0), **LINK)
+    assert {"sin", "sin_1"} <= {*plan.saved}
+    assert not plan.ways
+    assert "tagged for the host's memory is saved: it has a symbolic size" in plan.explain()
+
+
+@pytest.mark.parametrize("tag", OFFLOADING)
+def test_each_graph_of_a_step_offloads_what_is_tagged(tag: Any) -> None:
+    def f(x: T, w: T) -> T:
+        h = for_the_host(tag)(x, w)
+        torch._dynamo.graph_break()
+        return for_the_host(tag)(h, w)
+
+    joints = remat.capture(f, (drawn(64, 64), drawn(64, 64)), lower="eager", fullgraph=False)
+    plans = remat.plan(joints, remat.Peak(1.0), **LINK)
+    assert len(plans) == 2
+    assert all({"sin", "sin_1"} <= {way.name for way in plan.ways} for plan in plans)
+
+
+def test_under_inductor_what_is_tagged_for_the_host_goes_there() -> None:
+    def make() -> Any:
+        return for_the_host(OFFLOADING[0]), (drawn(64, 64), drawn(64, 64))
+
+    f, args = make()
+    expected = step(f, args)
+    torch._dynamo.reset()
+    f, args = make()
+    made = compiled(
+        f, lower="inductor", budget=remat.Peak(1.0), offload="25GB/s", cost="roofline-fused:epyc"
+    )
+    assert_same(step(made, args), expected, 1e-4)
+    assert {"sin", "sin_1"} <= {way.name for way in remat.plans()[-1].ways}
 
 
 def test_under_inductor() -> None:

@@ -13,6 +13,7 @@ from remat.graph import ops
 from remat.graph.index import inputs_of
 from remat.graph.joint import overwritten_after
 from remat.graph.liveness import saved_storages
+from remat.graph.lowering import must_save
 from remat.graph.replays import Replays
 from remat.graph.rules.facts import Facts, Fault, called
 from remat.graph.storages import Memories, Sizes
@@ -26,13 +27,14 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
     replays = Replays(facts.special[0])
     for node in facts.halves[1]:
         if (
-            tags.get(node.name) is CheckpointPolicy.MUST_SAVE
+            node.name in tags
+            and must_save(facts.joint[node.name])
             and node.name in facts.calls
             and node.op == "call_function"
             and not _is_view(node)
             and isinstance(node.meta.get("val"), torch.Tensor)
         ):
-            yield Fault(f"'{node.name}' is tagged MUST_SAVE and recomputed", (node,))
+            yield Fault(f"'{node.name}' is tagged {tags[node.name].name} and recomputed", (node,))
     for node in facts.handed:
         if (
             tags.get(node.name) is CheckpointPolicy.MUST_RECOMPUTE

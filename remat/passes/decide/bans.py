@@ -14,7 +14,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from remat.graph import ops
-from remat.graph.lowering import must_recompute
+from remat.graph.lowering import must_recompute, must_save
 from remat.graph.roles import UNREACHABLE
 from remat.graph.storages import tensor_bytes
 from remat.passes.core.analyses import Distances
@@ -137,7 +137,7 @@ def banned(state: State, rules: BanRules, fusion: Fusion) -> bytearray:
         may_ban[i] = 1
         if not fusion.computes[i]:
             continue
-        if tag in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+        if must_save(node) or tag is CheckpointPolicy.PREFER_SAVE:
             ban[i] = 1
         elif isinstance(index.values[i], (torch.Tensor, tuple, list)):
             ban[i] = (

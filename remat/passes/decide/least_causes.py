@@ -42,7 +42,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
         elif lowered.kind[i] is SavedKind.SNAPSHOT:
             reasons["forward writes to inputs that backward reads as they were"] = ""
         elif at in tagged:
-            reasons["values are tagged MUST_SAVE"] = "loosen what is tagged MUST_SAVE"
+            reasons[f"values are tagged {tagged[at]}"] = f"loosen what is tagged {tagged[at]}"
         elif opaque := ops.opaque_operators(maker):
             undeclared.update(map(purity.name_of, opaque))
         elif ops.is_random(maker):
@@ -89,7 +89,11 @@ def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:
                 yield i
 
 
-def _tagged(state: State) -> frozenset[int]:
-    """Positions of what must be saved: what is tagged, and the memory that a tagged view looks at."""
-    marked = [i for i, node in enumerate(state.index.nodes) if must_save(node)]
-    return frozenset(at for i in marked for at in (i, state.storages.owner[i]))
+def _tagged(state: State) -> dict[int, str]:
+    """Tags by positions of what must be saved: what is tagged, and the memory that a tagged view looks at."""
+    marked = [
+        (i, node.meta["recompute"].name)
+        for i, node in enumerate(state.index.nodes)
+        if must_save(node)
+    ]
+    return {at: tag for i, tag in marked for at in (i, state.storages.owner[i])}

@@ -1,6 +1,6 @@
 """Budgets that the user's code sets itself, by ``torch.autograd.graph.region_activation_memory_budget``.
 
-As in PyTorch, the context is for a whole graph: it must cover its forward and say one share; regions
+As in PyTorch, whose words the errors begin with, the context is for a whole graph: it must cover its forward and say one share; regions
 with different shares are kept apart by graph breaks. What AOTAutograd and Inductor add by themselves
 (the writes to mutated inputs, the seeds of random numbers) nobody can cover, and PyTorch 2.13 refuses
 a batch norm for it; here it does not count.
@@ -51,18 +51,18 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
     if len(shares) > 1:
         lines = [f"  {share!r}: {located(shares[share])}" for share in sorted(shares)]
         raise BudgetError(
-            f"graph '{joint.name}' sets the budgets {', '.join(map(repr, sorted(shares)))} by {_WHAT}, "
-            "but a graph has one budget; keep regions with different budgets apart with "
-            "torch._dynamo.graph_break():\n" + "\n".join(lines)
+            f"{_WHAT}: conflicting budgets within a single joint graph (including nested subgraphs): "
+            f"{sorted(shares)}. Use a graph break to separate regions that need different budgets, "
+            f"torch._dynamo.graph_break(). Graph '{joint.name}' sets\n" + "\n".join(lines)
         )
     if uncovered and _must_cover():
         more = f"\n  and {len(uncovered) - _SHOWN} more" if len(uncovered) > _SHOWN else ""
         raise BudgetError(
-            f"graph '{joint.name}' sets the budget {next(iter(shares))!r} by {_WHAT} for a part of its "
-            f"forward: {len(uncovered)} operators stand outside. Put the whole forward into the "
-            "context, or keep what is to have another budget apart with torch._dynamo.graph_break():\n"
-            + "\n".join(f"  {located(n)}" for n in uncovered[:_SHOWN])
-            + more
+            f"{_WHAT}: must cover the entire forward of a graph (including HOP bodies), but "
+            f"{len(uncovered)} forward op(s) are unannotated. Wrap the whole forward in a single region; "
+            "use a graph break to scope different budgets to different graphs, "
+            f"torch._dynamo.graph_break(). Outside of the budget {next(iter(shares))!r} stand in graph "
+            f"'{joint.name}'\n" + "\n".join(f"  {located(n)}" for n in uncovered[:_SHOWN]) + more
         )
     return next(iter(shares))
 

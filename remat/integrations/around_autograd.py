@@ -21,7 +21,12 @@ from remat.errors import RereadError
 
 
 def around_autograd(
-    compiled: Callable[..., Any], places: Sequence[int], name: str, *, by_inductor: bool
+    compiled: Callable[..., Any],
+    places: Sequence[int],
+    name: str,
+    *,
+    by_inductor: bool,
+    reread_inputs: bool,
 ) -> Callable[..., Any]:
     """A compiled step that may be differentiated several times, and refuses once some of its outputs were written to.
 
@@ -32,7 +37,11 @@ def around_autograd(
         places: of those, what backward reads again.
         name: the step, for people.
         by_inductor: whether Inductor compiled it.
+        reread_inputs: as its plan has it; what backward reads again in spite of False, eager PyTorch reads, too.
     """
+    advice = "Write to a clone of it"
+    if reread_inputs:
+        advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
     met: list[type] = []
 
     def run(*arguments: Any) -> Any:
@@ -44,7 +53,7 @@ def around_autograd(
             if not met:
                 met.append(type(step))
                 _allow_keeping(step, by_inductor=by_inductor)
-            _watch(step, outputs, places, name)
+            _watch(step, outputs, places, name, advice)
         return outputs
 
     return run
@@ -79,7 +88,9 @@ def _copied(value: torch.Tensor) -> torch.Tensor:
     return copy.copy_(value)
 
 
-def _watch(step: Any, outputs: Sequence[Any], places: Sequence[int], name: str) -> None:
+def _watch(
+    step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
+) -> None:
     marks = []
     for k in places:
         value = outputs[k]
@@ -90,7 +101,7 @@ def _watch(step: Any, outputs: Sequence[Any], places: Sequence[int], name: str) 
         shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))
     if marks:
-        step.register_prehook(partial(_check, marks))
+        step.register_prehook(partial(_check, marks, advice))
 
 
 def _step_of(value: Any) -> Any:
@@ -103,11 +114,10 @@ def _step_of(value: Any) -> Any:
     return None
 
 
-def _check(marks: Sequence[tuple[torch.Tensor, int, str]], _: Any) -> None:
+def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
     for mark, version, told in marks:
         if torch_compat.version(mark) != version:
             raise RereadError(
                 f"{told} was written to between forward and backward, which reads it again; expected it "
-                "as it was returned. Write to a clone of it, or say reread_inputs=False: then "
-                "backward reads neither inputs nor outputs again, and keeps more"
+                f"as it was returned. {advice}"
             )

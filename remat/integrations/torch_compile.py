@@ -125,7 +125,11 @@ def backend(
     if lower == "inductor":  # by what it takes as compiled; else the partitioner has guarded it
         guard_sizes(example_inputs, made, saved=partition.applies_saved)
     return around_autograd(
-        compiled, made.reread_outputs, made.graph, by_inductor=lower == "inductor"
+        compiled,
+        made.reread_outputs,
+        made.graph,
+        by_inductor=lower == "inductor",
+        reread_inputs=made.reread_inputs,
     )
 
 

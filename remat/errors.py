@@ -107,6 +107,14 @@ class PeakWarning(UserWarning):
     """A plan under a budget on what is saved peaks higher than the one that may save everything."""
 
 
+def append_message(error: BaseException, text: str) -> None:
+    """Adds a sentence to the message of an error, so that it is seen wherever that is shown."""
+    if error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
+    else:
+        error.add_note(text)
+
+
 #: A warning as it was given: its text and its class.
 Warned = tuple[str, type[Warning]]
 #: The lists that warnings are noted in, innermost last; each thread and each task has its own.

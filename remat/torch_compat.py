@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config
+    from torch._dynamo import lookup_backend
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.eval_frame import explain, innermost_fn
+    from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd import descriptors

@@ -21,6 +21,7 @@ from remat.graph.capture_errors import (
     CapturedError,
     NothingToDifferentiateError,
     explain,
+    raises_alike,
     takes_lock,
 )
 from remat.graph.fakes_of_models import as_fakes
@@ -118,7 +119,21 @@ def capture(
                     fake_model(*fake_args, **fake_kwargs)
                 compiled(*fake_args, **fake_kwargs)
         except Exception as error:
-            explain(error, name, sink, fullgraph, why_not_callable(model, args, kwargs))
+
+            def plainly() -> Any:
+                alone = torch.compile(
+                    fake_model, backend="aot_eager", fullgraph=fullgraph, dynamic=dynamic
+                )
+                return alone(*fake_args, **fake_kwargs)
+
+            explain(
+                error,
+                name,
+                sink,
+                fullgraph,
+                why_not_callable(model, args, kwargs),
+                lambda error: not run and raises_alike(error, plainly),
+            )
     if not sink:
         raise CaptureError(
             f"'{name}' has nothing to differentiate: no output depends on a parameter or input that "

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import fx
 
-from remat.errors import CaptureError
+from remat import torch_compat
+from remat.errors import CaptureError, RematError, append_message
 from remat.graph.joint import JointGraph
 
 
@@ -20,10 +25,65 @@ class NothingToDifferentiateError(Exception):
     """AOTAutograd asked for an inference graph."""
 
 
-def explain(
-    error: Exception, name: str, sink: list[JointGraph], fullgraph: bool, not_callable: str
+#: What is added to an error that PyTorch raises by itself, with the backend that raises it.
+WITHOUT_REMAT = (
+    "PyTorch fails at this program without remat as well: torch.compile(…, backend='{backend}')"
+)
+
+
+def name_plain_failure(
+    error: Exception, module: fx.GraphModule, inputs: Sequence[Any], lower: str
 ) -> None:
-    """Turns what came out of a compilation into one message, or into nothing if it was the end."""
+    """Says in an error of the compilation of a graph that plain PyTorch fails at it as well, where that is so.
+
+    Args:
+        error: what our backend raised. Neither what is an error of ours nor what Dynamo goes on from is looked at.
+        module: the graph, as Dynamo hands it to a backend.
+        inputs: its inputs.
+        lower: the lowering that it is compiled for.
+    """
+    goes_on = isinstance(error, torch_compat.TorchDynamoException)
+    if isinstance(error, RematError) or (goes_on and not hasattr(error, "inner_exception")):
+        return
+    for backend in ("aot_eager", *(["inductor"] if lower == "inductor" else [])):
+        compiler = torch_compat.lookup_backend(backend)
+        if raises_alike(error, partial(compiler, module, list(inputs))):
+            append_message(error, WITHOUT_REMAT.format(backend=backend))
+            return
+
+
+def raises_alike(error: Exception, run: Callable[[], object]) -> bool:
+    """Whether something raises an error of the class of another one."""
+    try:
+        run()
+    except Exception as other:
+        return type(_inner(other)) is type(_inner(error))
+    return False
+
+
+def _inner(error: Exception) -> Exception:
+    """What a compiler raised, where Dynamo or Inductor says so in an error of its own."""
+    return getattr(error, "inner_exception", None) or error
+
+
+def explain(
+    error: Exception,
+    name: str,
+    sink: list[JointGraph],
+    fullgraph: bool,
+    not_callable: str,
+    is_plain: Callable[[Exception], bool] = lambda _: False,
+) -> None:
+    """Turns what came out of a compilation into one message, or into nothing if it was the end.
+
+    Args:
+        error: what came out.
+        name: the program.
+        sink: the graphs that were found.
+        fullgraph: whether one graph is wanted.
+        not_callable: why the program cannot be called like that; empty where it can.
+        is_plain: says whether plain PyTorch fails at the program as well.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, (CapturedError, NothingToDifferentiateError)):
@@ -58,8 +118,11 @@ def explain(
             "Remove the graph break, or pass fullgraph=False for a list of graphs",
             ("fullgraph=False",),
         ) from error
+    raised_by = type(_inner(error)).__name__
+    first = first.split(f"{raised_by}: ", 1)[-1] if _inner(error) is not error else first
     raise CaptureError(
-        f"'{name}' failed while it was traced{where}: {type(error).__name__}: {first[:600]}"
+        f"'{name}' failed while it was traced{where}: {raised_by}: {first[:600].rstrip('.!')}",
+        WITHOUT_REMAT.format(backend="aot_eager") if is_plain(error) else "",
     ) from error
 
 

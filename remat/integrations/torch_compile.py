@@ -18,6 +18,7 @@ from remat import torch_compat
 from remat.errors import PlanError, ProblemError
 from remat.graph import ops
 from remat.graph.capture import LOWERINGS
+from remat.graph.capture_errors import name_plain_failure
 from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import copy_module, outputs_of
 from remat.graph.regions import calls_regions
@@ -100,9 +101,15 @@ def backend(
                 f"lower='eager' does not use Inductor, but {names} is for it; known options of remat: "
                 f"{', '.join(OPTIONS)}"
             )
-        compiled = _compile_eager(gm, example_inputs, partition)
-    elif count == 1:
-        compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
+    if lower == "eager" or count == 1:
+        try:
+            if lower == "eager":
+                compiled = _compile_eager(gm, example_inputs, partition)
+            else:
+                compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
+        except Exception as error:
+            name_plain_failure(error, gm, example_inputs, lower)
+            raise
     else:
         own = {k: v for k, v in ours.items() if k != "lower"}
         partition, compiled = autotune.fastest(

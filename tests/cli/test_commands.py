@@ -81,6 +81,14 @@ def numbers():
         return y.sum()
     return branch, (torch.ones(4, requires_grad=True),)
 
+def overwritten():
+    def f(x):
+        h = x.exp()
+        y = h * 2
+        h.add_(1)
+        return y.sum()
+    return f, (torch.ones(4, requires_grad=True),)
+
 SEVEN = 7
 '''  # fmt: skip
 #: The line that raises.
@@ -264,6 +272,7 @@ def test_wrong_usage_of_lists_is_2() -> None:
         ("no_model", "returned a int as model; expected"),
         ("frozen", "nothing to differentiate"),
         ("fails", "boom in forward"),
+        ("overwritten", "PyTorch fails at this program without remat as well"),
     ],
 )
 def test_a_model_that_cannot_be_planned_is_1(folder: Path, function: str, says: str) -> None:

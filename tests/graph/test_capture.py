@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import remat
 from benchmarks.models import build
 from remat.errors import CaptureError
+from remat.graph import capture
 from tests.graphs import joint_of, weight
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -283,6 +284,44 @@ def test_a_copy_is_independent() -> None:
     last.target = torch.ops.aten.cos.default
     assert copied.fingerprint != joint.fingerprint
     assert all("recompute" not in n.meta for n in joint.graph.nodes)
+
+
+def overwrites_saved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    h = (x @ w).exp()
+    y = h * 2
+    h.add_(1)  # backward reads it
+    return y.sum()
+
+
+def written_leaf(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    w[0].add_(1)
+    return (x @ w).sum()
+
+
+ALONE = r"PyTorch fails at this program without remat as well: .*backend='aot_eager'"
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+@pytest.mark.parametrize(
+    ("f", "message"),
+    [
+        (overwrites_saved, "traced: RuntimeError: .* modified by an inplace operation"),
+        (written_leaf, "a view of a leaf Variable that requires grad"),
+    ],
+)
+def test_what_pytorch_cannot_run_says_so(f: Any, message: str, lower: str) -> None:
+    with pytest.raises(CaptureError, match=f"{message}.*{ALONE}") as caught:
+        remat.capture(f, (torch.randn(4, 4), weight(4, 4)), lower=lower)
+    assert "_Backend" not in str(caught.value)
+
+
+def test_what_fails_in_remat_alone_does_not_blame_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any, **__: Any) -> Any:
+        raise IndexError("nobody thought of this")
+
+    monkeypatch.setattr(capture, "is_region", crash)
+    with pytest.raises(CaptureError, match=r"IndexError: nobody thought of this$"):
+        remat.capture(Net(), (torch.randn(2, 8),), lower="eager")
 
 
 class Locking(nn.Module):

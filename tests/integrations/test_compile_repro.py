@@ -18,6 +18,7 @@ from remat.passes.instruments.crash_reports import folder_for
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import ReorderBackward
 from remat.planning import planner
+from tests.graph.test_capture import ALONE, overwrites_saved
 from tests.passes.instruments.sample import TEXT, step
 from tests.passes.instruments.solvers import Crashes
 
@@ -63,6 +64,23 @@ def test_a_solver_that_crashes(tmp_path: Path) -> None:
     code, told = again(made)
     assert code == 1
     assert told.startswith("reproduced: SolverError: solver 'crashes' raised ZeroDivisionError")
+
+
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_what_pytorch_cannot_compile_says_so_and_leaves_no_reproducer(
+    lower: str, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    f = torch.compile(overwrites_saved, backend="remat", options={"lower": lower})
+    with pytest.raises(Exception, match=f"modified by an inplace operation(.|\n)*{ALONE}"):
+        f(torch.randn(4, 4), torch.randn(4, 4, requires_grad=True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_only_remat_cannot_compile_does_not_blame_pytorch(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="ZeroDivisionError") as caught:
+        train(solver=CRASHES)
+    assert "without remat" not in str(caught.value)
 
 
 def test_the_option_goes_before_the_variable(tmp_path: Path) -> None:

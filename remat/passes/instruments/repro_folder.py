@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from remat.errors import ProblemError, RematError
+from remat.errors import ProblemError, RematError, append_message
 from remat.files import Form, read_as, read_record
 from remat.solvers.instances import Instance, save_instance
 
@@ -150,18 +150,10 @@ def leave_reproducer(
     try:
         written = write_reproducer(folder, describe())
     except Exception as other:
-        tell(error, f"no reproducer was written to '{folder}': {other}")
+        append_message(error, f"no reproducer was written to '{folder}': {other}")
         return None
-    tell(error, f"reproducer: {written} (see it again with: remat repro FOLDER)")
+    append_message(error, f"reproducer: {written} (see it again with: remat repro FOLDER)")
     return written
-
-
-def tell(error: BaseException, text: str) -> None:
-    """Adds a sentence to the message of an error, so that it is seen wherever that is shown."""
-    if error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
-    else:
-        error.add_note(text)
 
 
 def versions() -> dict[str, Any]:

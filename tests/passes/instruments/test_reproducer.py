@@ -11,11 +11,11 @@ import pytest
 
 import remat
 from remat.cli.repro import replay
-from remat.errors import PassError, ProblemError, SolverError
+from remat.errors import PassError, ProblemError, SolverError, append_message
 from remat.graph.text import read_joint
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.instruments import Reproducer, VerifyEach
-from remat.passes.instruments.repro_folder import read_reproducer, tell
+from remat.passes.instruments.repro_folder import read_reproducer
 from remat.passes.joint.dce import DeadCode
 from remat.solvers.graph_problem import GraphProblem
 from tests.passes.instruments.passes import Breaks, Raises, Twice, Wrong, run
@@ -209,10 +209,10 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_an_error_without_text_gets_a_note() -> None:
     error = KeyError(7)
-    tell(error, "look here")
+    append_message(error, "look here")
     assert error.__notes__ == ["look here"]
     assert error.args == (7,)
     os_error = OSError(2, "gone")
-    tell(os_error, "look here")
+    append_message(os_error, "look here")
     assert os_error.args == (2, "gone")
     assert os.strerror(2)

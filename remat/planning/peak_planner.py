@@ -94,7 +94,7 @@ class PeakPlanner:
         if self._is_alone:
             own = [(d, self._of.peak(d)) for d in self._own]
             line = search.bound(self.bounds, cuts)
-            return self._above(line, own), line
+            return self._above(line, self._with_tagged(own)), line
         others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
         found = search.found([*cuts, *others], self._of.on_step)
         self._of.on_step("proving bounds")
@@ -115,9 +115,12 @@ class PeakPlanner:
             decided = _on_curve([*decided, (lowest, least)])
         if ways is not None:
             decided += self._in_ways(ways, decided, search.least_possible)
-            tagged = ((ways.with_tagged(d, at), d, at) for d, at in decided)
-            decided = [(new, at if new is d else self._of.peak(new)) for new, d, at in tagged]
-        return self._above(line, decided), line
+        return self._above(line, self._with_tagged(decided)), line
+
+    def _with_tagged(self, decided: list[tuple[Decided, int]]) -> list[tuple[Decided, int]]:
+        """Decisions with what is tagged for the host's memory offloaded, each with its peak."""
+        found = ((self.ways.with_tagged(d, at), d, at) for d, at in decided)
+        return [(new, at if new is d else self._of.peak(new)) for new, d, at in found]
 
     @staticmethod
     def _above(

@@ -129,6 +129,18 @@ def test_what_is_tagged_for_the_host_is_offloaded_over_a_link(tag: Any, share: f
     assert {"sin", "sin_1"} <= {way.name for way in again.ways}
 
 
+@pytest.mark.parametrize("solver", ["auto", "greedy"])
+def test_every_plan_of_a_frontier_offloads_what_is_tagged(solver: str) -> None:
+    joint = remat.capture(
+        for_the_host(OFFLOADING[1]), (drawn(64, 64), drawn(64, 64)), lower="eager"
+    )
+    found = remat.frontier(joint, solver=solver, by="peak", **LINK)
+    for point in found.points:
+        plan = found.plan(point)
+        assert {"sin", "sin_1"} <= {way.name for way in plan.ways}
+        assert plan.peak_bytes == point.peak_bytes
+
+
 def test_a_view_that_is_tagged_for_the_host_is_offloaded_itself() -> None:
     """What it looks at is recomputed, so the view alone is saved."""
 

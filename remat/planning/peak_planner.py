@@ -175,7 +175,9 @@ class PeakPlanner:
             found = self._within_ways(budget, peak_bytes)
         else:
             found = self._within(budget, peak_bytes)
-        choice = replace(found.choice, elapsed_s=time.perf_counter() - started)
+        own = self._of.state.get(RegionBudget())
+        took = time.perf_counter() - started
+        choice = replace(found.choice, elapsed_s=took, region_budget=own)
         if budget.peak_bytes is None:
             choice = replace(choice, peak_limit=peak_bytes)
         return replace(found, choice=choice)

@@ -221,9 +221,9 @@ def test_a_budget_on_the_peak_tells_what_is_expected_of_compiled_code() -> None:
         (["hf:llama", "num_hidden_layers=many"], "refuses num_hidden_layers=many"),
         (["hf:llama", "64"], "expected key=value"),
         (["hf:vit", "--seq", "64"], "--seq has no meaning for hf:vit"),
-        (["some_models.py:mlp", "--budget", "nan"], "expected a number from 0 to 1"),
-        (["some_models.py:mlp", "--budget", "-1"], "expected a number from 0 to 1"),
-        (["some_models.py:mlp", "--budget", "1.5"], "a share above 1"),
+        (["some_models.py:mlp", "--budget", "nan"], "or a number from 0 to 1"),
+        (["some_models.py:mlp", "--budget", "-1"], "or a number from 0 to 1"),
+        (["some_models.py:mlp", "--budget", "1.5"], "a ratio above 1"),
         (["some_models.py:mlp", "--budget", "8 bananas"], "'bananas' is no unit of bytes"),
         (["some_models.py:mlp", "--solver", "cpsatt"], "did you mean 'cpsat'?"),
         (["some_models.py:mlp", "--cost", "rooflin"], "did you mean 'roofline'?"),
@@ -305,7 +305,7 @@ def test_a_file_that_cannot_be_imported_is_1(folder: Path, source: str, says: st
 
 
 def test_a_budget_below_the_least_is_1_and_names_the_least() -> None:
-    done = run("plan", "hf:gpt2", "n_layer=1", "n_embd=48", "vocab_size=99", "--budget", "2")
+    done = run("plan", "hf:gpt2", "n_layer=1", "n_embd=48", "vocab_size=99", "--budget", "saved:2B")
     assert done.exit_code == 1
     assert "must save at least" in done.stderr
 

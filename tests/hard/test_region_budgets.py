@@ -186,14 +186,23 @@ def test_bytes_hold_beside_it() -> None:
     joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
     own = remat.plan(joint, 0.9).capacity
     assert remat.plan(joint, "saved:1MiB").capacity == own
-    assert remat.plan(joint, own - 1).capacity == own - 1
-    assert "holds beside" in remat.plan(joint, own - 1).explain()
+    assert remat.plan(joint, remat.Saved(own - 1)).capacity == own - 1
+    assert "holds beside" in remat.plan(joint, remat.Saved(own - 1)).explain()
 
 
-def test_a_peak_does_not_go_together_with_it() -> None:
-    joint = remat.capture(covered, (drawn(64, 16),), lower="eager")
-    with pytest.raises(BudgetError, match=r"budget is peak 1 GiB, but the code sets 0.4"):
-        remat.plan(joint, remat.Peak("1GiB"))
+@pytest.mark.parametrize("solver", ["auto", "greedy"])
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_a_peak_holds_beside_it(lower: Any, solver: str) -> None:
+    joint = remat.capture(covered, (drawn(64, 16),), lower=lower)
+    own = remat.plan(joint, 0.9).capacity
+    plainly = remat.plan(joint, 0.9, solver).peak_bytes
+    least = remat.plan(joint, remat.Peak(0.0), solver)
+    for budget in (remat.Peak("1GiB"), (least.peak_bytes + plainly) // 2, least.peak_bytes):
+        plan = remat.plan(joint, budget, solver)
+        assert plan.saved_bytes <= own
+        assert plan.peak_bytes <= (plan.asked.peak_bytes or 0)
+        assert plan.region_budget == "0.4"
+    assert "holds beside" in plan.explain()
 
 
 def test_every_way_to_a_plan_heeds_it() -> None:

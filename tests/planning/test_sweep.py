@@ -33,6 +33,26 @@ def step(width: int = 16) -> Any:
     )
 
 
+@torch.library.custom_op("remat_sweep::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda ctx, gradient: 2 * gradient)
+
+
+class Custom(nn.Module):
+    """Saves what a custom operator returns, where that may not run again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return twice(x).sin().sum()
+
+
+def custom() -> Any:
+    return Custom(), (torch.ones(64, requires_grad=True),), {}
+
+
 def broken() -> Any:
     raise ValueError("no such data")
 
@@ -86,6 +106,19 @@ def test_processes_come_to_the_same(alone: Sweep) -> None:
         MODELS, budgets=(0.3, 0.6), solvers=("auto", "greedy"), costs=("auto", "flops"), executor=2
     )
     assert figures(found) == figures(alone)
+
+
+def test_workers_plan_by_what_is_declared_here() -> None:
+    given: dict[str, Any] = {"models": {"custom": custom}, "budgets": 0.0, "solvers": "greedy"}
+    unknown = remat.sweep(**given)
+    remat.declare_pure(twice)
+    try:
+        here, there = remat.sweep(**given), remat.sweep(**given, executor=1)
+    finally:
+        remat.undeclare_pure(twice)
+    assert unknown.rows[0].row.saved_bytes == 256, "what may not run again is saved"
+    assert here.rows[0].row.saved_bytes == 0
+    assert figures(there) == figures(here)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -152,6 +152,31 @@ def test_tables_read_back(alone: Sweep, tmp_path: Path, suffix: str) -> None:
     assert Sweep.load(path) == alone
 
 
+def test_figures_are_those_of_the_function_as_it_is_now() -> None:
+    """A function that is called the same may return another step, in the next sweep or in this one."""
+
+    class Sized:
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+        def __call__(self) -> Any:
+            return step(self.width)
+
+        def __repr__(self) -> str:
+            return "Sized()"
+
+    def saved(found: Sweep) -> list[int | None]:
+        return [r.row.saved_bytes for r in found.rows]
+
+    model = Sized(16)
+    given: dict[str, Any] = {"budgets": 1, "solvers": "greedy"}
+    first = saved(remat.sweep({"m": model}, **given))
+    model.width = 64
+    second = saved(remat.sweep({"m": model}, **given))
+    assert first < second
+    assert saved(remat.sweep({"a": Sized(16), "b": model}, **given)) == [*first, *second]
+
+
 def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     path, asked = tmp_path / "table.csv", []
     first = remat.sweep(MODELS, budgets=0.3, output=path, on_row=asked.append)

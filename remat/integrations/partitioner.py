@@ -8,7 +8,7 @@ import json
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
@@ -261,6 +261,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
         share = self.request.budget.peak_share is not None
         return share and self.made is not None and self.compiled.is_over(self.made, self.request)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Lists the plan no more where the step that it is for cannot be compiled."""
+        try:
+            yield
+        except BaseException:
+            self.use(None)
+            raise
 
     def use(self, plan: Plan | None) -> None:
         """Lists another plan for the step than its newest, or none."""

@@ -21,6 +21,7 @@ from torch import fx
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import noting_warnings, warn
+from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -184,7 +185,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 warnings=tuple(
                     (kind.__module__, kind.__qualname__, told)
                     for told, kind in warned
-                    if kind is not BudgetWarning
+                    if not issubclass(kind, (BudgetWarning, CostWarning))  # of this process
                 ),
             )
         return halves

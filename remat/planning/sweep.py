@@ -214,10 +214,10 @@ def _questions(
         for name in names:
             PlanRequest.of(solver=name, cost=cost, time_limit=time_limit)
     sources = {name: _source(name, model, executor) for name, model in models.items()}
-    asking = uuid.uuid4().hex
+    token = uuid.uuid4().hex
     return [
         _Question(
-            sweep=asking,
+            sweep=token,
             model=name,
             of=_of(models[name], lower, time_limit),
             source=source,
@@ -353,9 +353,15 @@ class _Journal:
             return
         self.known[row.key] = row
         if self._file is not None:
-            self._file.write(json.dumps(row.as_dict()) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                self._file.write(json.dumps(row.as_dict()) + "\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise ProblemError(
+                    f"'{self._path}' cannot be written: {error.strerror or error}; with room for it the same "
+                    "sweep goes on from the rows that it has"
+                ) from error
 
     def done(self) -> None:
         """The table holds all: the lines go."""
@@ -364,7 +370,8 @@ class _Journal:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # the end of a row that could not be written
+                self._file.close()
         if self._lock is not None:
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()

@@ -61,8 +61,6 @@ class _Group(click.Group):
             return self._invoke(ctx)
 
     def _invoke(self, ctx: click.Context) -> Any:
-        if str(Path.cwd()) not in sys.path:  # for package.module:function and module:Class
-            sys.path.insert(0, str(Path.cwd()))
         with warnings.catch_warnings():
             if not sys.warnoptions:
                 warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
@@ -141,6 +139,7 @@ budget_option = click.option(
 )
 solver_option = click.option(
     "--solver",
+    type=params.SOLVER,
     metavar="SOLVER",
     default="auto",
     show_default=True,

@@ -40,7 +40,7 @@ ROWS = 20
 @ways_options
 @click.option(
     "--solvers",
-    type=params.ListOf(click.STRING),
+    type=params.ListOf(params.SOLVER),
     metavar="SOLVER,…",
     default="auto",
     show_default=True,

@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError
 
@@ -160,8 +161,9 @@ def _find(where: str, name: str, spec: str) -> Any:
 def _import_file(path: Path, spec: str) -> ModuleType:
     if not path.is_file():
         raise click.UsageError(f"MODEL is '{spec}', but there is no file '{path}'")
-    # Like `python file.py`: its neighbours can be imported.
-    sys.path.insert(0, str(path.resolve().parent))
+    # As under `python file.py` its neighbours can be imported, but none in place of what is installed.
+    if str(path.resolve().parent) not in sys.path:
+        sys.path.append(str(path.resolve().parent))
     taken = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
     name = path.stem if taken is None or taken.origin == str(path.resolve()) else f"{path.stem}_py"
     found = importlib.util.spec_from_file_location(name, path)
@@ -175,6 +177,7 @@ def _import_file(path: Path, spec: str) -> ModuleType:
 
 
 def _import(name: str, spec: str) -> ModuleType:
+    params.search_here()
     try:
         with users_code(spec):
             return importlib.import_module(name)

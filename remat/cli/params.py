@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,17 +60,40 @@ def _cost_model(text: str) -> Any:
     return registry().cost_model(text)
 
 
+def search_here() -> None:
+    """Lets an argument name a module in the working directory.
+
+    What is installed comes first: a ``torch.py`` that lies there is never imported in PyTorch's place.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+
+
+def _solver_text(text: str) -> str:
+    if ":" in text:
+        search_here()
+    return text
+
+
 def _solver_name(text: str) -> str:
     from remat.plugins.registry import registry
 
-    registry().solver_class(text)
+    registry().solver_class(_solver_text(text))
     return text
+
+
+def _solver(text: str) -> Any:
+    from remat.plugins.registry import registry
+
+    return registry().solver(_solver_text(text))
 
 
 #: Seconds, above 0.
 SECONDS = Checked("seconds", _seconds)
 #: A registered cost model, with an argument behind a colon.
 COST_MODEL = Checked("cost model", _cost_model)
+#: A solver that the command looks up later.
+SOLVER = Checked("solver", _solver_text)
 #: A registered solver, whether or not it can run here, or ``module:Class``.
 SOLVER_NAME = Checked("solver", _solver_name)
 
@@ -82,9 +106,10 @@ class PipelineType(ParamType):
     def convert(self, value: Any, param: Any, ctx: Any) -> PassManager:
         from remat.passes.core.ordering import check_partitioned
         from remat.planning.pipelines import PassManager
+        from remat.solvers.base import Solver
 
         try:
-            made = PassManager.parse(value)
+            made = PassManager.parse(value, readers={Solver: _solver})
             check_partitioned(made.passes)
             return made
         except RematError as error:

@@ -49,10 +49,12 @@ class Named:
         return example.model, example.args, example.kwargs
 
 
-def _list(default: str, name: str, told: str) -> Callable[[Command], Command]:
+def _list(
+    default: str, name: str, told: str, item: params.ParamType = click.STRING
+) -> Callable[[Command], Command]:
     return click.option(
         f"--{name}",
-        type=params.ListOf(click.STRING),
+        type=params.ListOf(item),
         metavar=f"{name[:-1].upper()},…",
         default=default,
         show_default=True,
@@ -63,7 +65,7 @@ def _list(default: str, name: str, told: str) -> Callable[[Command], Command]:
 @main.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…")
 @_list("0.2,0.5,0.8", "budgets", "budgets, with commas")
-@_list("auto", "solvers", "who decides, with commas")
+@_list("auto", "solvers", "who decides, with commas", params.SOLVER)
 @_list("auto", "costs", "cost models, with commas")
 @click.option(
     "--lower",

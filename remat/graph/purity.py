@@ -8,7 +8,11 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar
@@ -64,6 +68,9 @@ _CALLS_ANYTHING = (
 
 #: What has been declared, by `name_of`.
 _DECLARED: set[str] = set()
+#: What other processes have declared, by how many of their jobs are at work here.
+_SENT: Counter[str] = Counter()
+_SENDING = threading.Lock()
 
 
 def declare_pure(op: Op) -> Op:
@@ -115,12 +122,30 @@ def undeclare_pure(op: object) -> None:
 
 def declared() -> tuple[str, ...]:
     """Names of what has been declared, sorted."""
-    return tuple(sorted(_DECLARED))
+    return tuple(sorted({*_DECLARED, *+_SENT}))
+
+
+@contextlib.contextmanager
+def also_declared(names: Iterable[str]) -> Iterator[None]:
+    """For a job of another process: what was declared there holds here as long as the job runs.
+
+    Args:
+        names: from `declared`; an operator need not be registered here yet.
+    """
+    counted = Counter(names)
+    with _SENDING:
+        _SENT.update(counted)
+    try:
+        yield
+    finally:
+        with _SENDING:
+            _SENT.subtract(counted)
 
 
 def is_declared(target: Any) -> bool:
     """Whether somebody has declared an operator to be a function of its inputs."""
-    return name_of(target) in _DECLARED
+    name = name_of(target)
+    return name in _DECLARED or _SENT[name] > 0
 
 
 @functools.cache

@@ -8,9 +8,12 @@ import torch
 from torch import fx
 
 from remat import torch_compat
+from remat.errors import PlanError
 from remat.graph import ops
 
-#: Bytes of a generator's state, on the devices on which PyTorch can run an operator from one.
+#: Bytes of a generator's state, on the devices on which PyTorch can run an operator from one: on CUDA and XPU
+#: a seed and an offset of 8 bytes each (``CUDAGeneratorImpl::get_state``, ``XPUGeneratorImpl::get_state``).
+#: Of MPS, whose state has 36, it cannot (``torch/_prims/rng_prims.py``); of HPU the size is not known.
 _STATE_BYTES = {"cpu": 5056, "cuda": 16, "xpu": 16}
 
 
@@ -68,8 +71,18 @@ def maker_of(node: fx.Node) -> fx.Node:
 
 
 def state_bytes(node: fx.Node) -> int:
-    """Bytes of the generator state that replaying a random operator needs."""
-    return _STATE_BYTES.get(random_device(node).type, 5056)
+    """Bytes of the generator state that replaying a random operator needs.
+
+    Raises:
+        PlanError: PyTorch cannot replay it on its device.
+    """
+    kind = _dispatched_to(node)
+    if kind not in _STATE_BYTES:
+        raise PlanError(
+            f"'{node.name}' ({node.target}) draws random numbers on {kind or 'no device that it names'}, where "
+            f"PyTorch cannot replay them; expected {', '.join(_STATE_BYTES)}; its result must be saved"
+        )
+    return _STATE_BYTES[kind]
 
 
 def random_device(node: fx.Node) -> torch.device:

@@ -48,8 +48,8 @@ class Kept:
 
 def keep(halves: Sequence[str], kept: Kept) -> None:
     """Writes what was left behind for a step; what cannot be written is not there to be found."""
-    path = _path(halves)
     try:
+        path = _path(halves)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, write_record(kept))
     except OSError:

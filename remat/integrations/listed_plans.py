@@ -41,6 +41,8 @@ def replace(plan: Plan, other: Plan) -> None:
 
 def remove(plan: Plan | None) -> None:
     """Lists a plan no more."""
+    if plan is None:  # as is each whose modules are gone
+        return
     with _LOCK:
         kept = [pair for pair in _PLANS if pair[0]() is not plan]
         _PLANS.clear()

@@ -8,7 +8,7 @@ import json
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
@@ -21,6 +21,7 @@ from torch import fx
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import noting_warnings, warn
+from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -184,7 +185,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 warnings=tuple(
                     (kind.__module__, kind.__qualname__, told)
                     for told, kind in warned
-                    if kind is not BudgetWarning
+                    if not issubclass(kind, (BudgetWarning, CostWarning))  # of this process
                 ),
             )
         return halves
@@ -261,6 +262,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
         share = self.request.budget.peak_share is not None
         return share and self.made is not None and self.compiled.is_over(self.made, self.request)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Lists the plan no more where the step that it is for cannot be compiled."""
+        try:
+            yield
+        except BaseException:
+            self.use(None)
+            raise
 
     def use(self, plan: Plan | None) -> None:
         """Lists another plan for the step than its newest, or none."""

@@ -130,7 +130,8 @@ def backend(
     if made is None:
         return compiled
     if lower == "inductor":  # by what it takes as compiled; else the partitioner has guarded it
-        guard_sizes(example_inputs, made, saved=partition.applies_saved)
+        with partition.compiling():
+            guard_sizes(example_inputs, made, saved=partition.applies_saved)
     return around_autograd(
         compiled,
         made.reread_outputs,
@@ -187,7 +188,8 @@ def _compile_eager(
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
-    return compiled(gm, example_inputs)
+    with partition.compiling():
+        return compiled(gm, example_inputs)
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
@@ -233,7 +235,7 @@ def _compile_inductor(
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
     tried: list[tuple[Plan, Callable[..., Any]]] = []
-    with inductor_kernels.kernels_at_end(example_inputs):
+    with partition.compiling(), inductor_kernels.kernels_at_end(example_inputs):
         while True:
             compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
             made = partition.made

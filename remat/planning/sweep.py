@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -39,6 +40,7 @@ Model = JointGraph | Callable[[], tuple[nn.Module, Sequence[Any], Mapping[str, A
 class _Question:
     """What one job answers: one model under one cost model at one budget, by several solvers."""
 
+    sweep: str  # which sweep asks: what it captures serves no other
     model: str
     of: str
     source: str | Callable[[], Any]  # text of a joint graph, or a function
@@ -110,7 +112,10 @@ def sweep(
         def died(k: int, why: str) -> None:
             note(k, _without_answer(open_questions[k], why))
 
-        run_jobs(answer, open_questions, executor, note, died)
+        try:
+            run_jobs(answer, open_questions, executor, note, died)
+        finally:
+            _NEWEST.clear()
         found = Sweep(rows=tuple(_marked([known[key] for key in order])))
         others = [row for key, row in known.items() if key not in set(order)]
         if path is not None:  # what was known before is kept
@@ -167,25 +172,22 @@ def _without_answer(question: _Question, why: str) -> list[SweepRow]:
     ]
 
 
-#: The newest graph that was captured in this process, with what it was captured of.
-_NEWEST: dict[tuple[str, str, str], JointGraph] = {}
+#: The newest graph that was captured in this process, by its sweep and its model.
+_NEWEST: dict[tuple[str, str], JointGraph] = {}
 
 
 def _captured(question: _Question) -> JointGraph:
-    source = question.source
-    key = (
-        question.model,
-        str(source) if isinstance(source, str) else repr(source),
-        str(question.lower),
-    )
-    if key not in _NEWEST:
+    source, key = question.source, (question.sweep, question.model)
+    found = _NEWEST.get(key)
+    if found is None:
         _NEWEST.clear()
         if isinstance(source, str):
-            _NEWEST[key] = parse_joint(source)
+            found = parse_joint(source)
         else:
             model, args, kwargs = source()
-            _NEWEST[key] = capture(model, tuple(args), dict(kwargs), lower=question.lower)
-    return _NEWEST[key]
+            found = capture(model, tuple(args), dict(kwargs), lower=question.lower)
+        _NEWEST[key] = found
+    return found
 
 
 def _questions(
@@ -212,8 +214,10 @@ def _questions(
         for name in names:
             PlanRequest.of(solver=name, cost=cost, time_limit=time_limit)
     sources = {name: _source(name, model, executor) for name, model in models.items()}
+    token = uuid.uuid4().hex
     return [
         _Question(
+            sweep=token,
             model=name,
             of=_of(models[name], lower, time_limit),
             source=source,
@@ -349,9 +353,15 @@ class _Journal:
             return
         self.known[row.key] = row
         if self._file is not None:
-            self._file.write(json.dumps(row.as_dict()) + "\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                self._file.write(json.dumps(row.as_dict()) + "\n")
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise ProblemError(
+                    f"'{self._path}' cannot be written: {error.strerror or error}; with room for it the same "
+                    "sweep goes on from the rows that it has"
+                ) from error
 
     def done(self) -> None:
         """The table holds all: the lines go."""
@@ -360,7 +370,8 @@ class _Journal:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # the end of a row that could not be written
+                self._file.close()
         if self._lock is not None:
             Path(self._lock.lock_file).unlink(missing_ok=True)
             self._lock.release()

@@ -6,9 +6,11 @@ are handed over as they come; what a worker that dies was at work on is asked ag
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -18,6 +20,8 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
+from functools import partial
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, TypeVar
 
 from remat.errors import ProblemError
@@ -72,6 +76,8 @@ def run_jobs(
 ) -> None:
     """Answers every job once.
 
+    Workers know an operator as a function of its inputs where `remat.declare_pure` was called here.
+
     Args:
         work: answers one job; what it raises ends everything. With an executor it is a function of a module, and
             jobs and answers can be pickled.
@@ -87,7 +93,11 @@ def run_jobs(
     if executor is None:
         for k, job in enumerate(jobs):
             on_answer(k, work(job))
-    elif isinstance(executor, Executor):
+        return
+    from remat.graph.purity import declared
+
+    work = partial(_declaring, work, declared())
+    if isinstance(executor, Executor):
         left = _submitted(executor, work, jobs, range(len(jobs)), on_answer)
         if left:
             raise ProblemError(
@@ -96,6 +106,55 @@ def run_jobs(
             )
     else:
         _in_processes(work, jobs, executor, on_answer, on_death)
+
+
+def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job) -> Answer:
+    """Answers one job under the declarations of the process that asks."""
+    from remat.graph.purity import also_declared
+
+    with also_declared(declared):
+        return work(job)
+
+
+#: Python's variable by which an interpreter leaves the working directory off its path.
+_SAFE_PATH = "PYTHONSAFEPATH"
+
+
+class _Process(SpawnProcess):
+    """A process that imports nothing from the working directory while it starts.
+
+    Python puts that directory first on the path of the new interpreter, before it takes over ours.
+    """
+
+    def start(self) -> None:
+        self._given = os.environ.get(_SAFE_PATH)
+        with _environment(_SAFE_PATH, "1"):
+            super().start()
+
+    def run(self) -> None:
+        with _environment(_SAFE_PATH, self._given):  # the variable is not for what a job starts
+            super().run()
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str | None) -> Iterator[None]:
+    before = os.environ.get(name)
+
+    def put(text: str | None) -> None:
+        if text is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = text
+
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
 
 
 def _in_processes(
@@ -111,11 +170,11 @@ def _in_processes(
     suspects = (
         0  # that many of the first may be what a process died of: they are asked one at a time
     )
-    context = multiprocessing.get_context("spawn")
     while left:
         asked = left[:1] if suspects else left
         before = multiprocessing.active_children()
-        pool = ProcessPoolExecutor(1 if suspects else count, mp_context=context)
+        with _environment(_SAFE_PATH, "1"):  # multiprocessing starts a process for its semaphores
+            pool = ProcessPoolExecutor(1 if suspects else count, mp_context=_Context())
         try:
             lost = _submitted(pool, work, jobs, asked, on_answer)
         except BaseException:  # an interrupt, too: nobody waits for what is not wanted any more

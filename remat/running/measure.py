@@ -27,6 +27,8 @@ from remat.torch_compat import pytree
 _WARM_UP = 5
 _BACKWARD = "remat::backward"
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
+#: Elements of a parameter that are summed up at once.
+_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ def measure_step(
     """Runs forward and backward of one step until nothing more is compiled, and measures one run.
 
     Every output that requires a gradient is given one (of ones), as a loss outside of ``fn`` would.
-    Buffers, gradients and the state of the random number generators are as before when it returns.
+    Buffers, inputs, gradients and the state of the random number generators are as before when it returns.
+    Frozen parameters are checked instead, so that no copy of them is made.
 
     Args:
         fn: a module or function, usually a compiled one; its parameters and buffers count.
@@ -67,7 +70,8 @@ def measure_step(
 
     Raises:
         CaptureError: no output of ``fn`` requires a gradient.
-        ProblemError: ``by`` is something else, or not possible on the device.
+        ProblemError: ``by`` is something else, or not possible on the device; or the step has written to
+            a frozen parameter.
     """
     named = dict(kwargs or {})
     given = [v for v in pytree.tree_leaves((tuple(args), named)) if isinstance(v, torch.Tensor)]
@@ -162,8 +166,15 @@ class _Seed(torch.autograd.Function):
 
 @contextlib.contextmanager
 def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
-    """Puts values of what needs no gradient, gradients and random states back."""
-    values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad]
+    """Puts values of buffers and inputs, gradients and random states back.
+
+    Frozen parameters are not copied, as they may be most of the memory, and a step should only read them.
+
+    Raises:
+        ProblemError: the step has written to a frozen parameter.
+    """
+    frozen = [(t, _checksum(t)) for t in tensors if _is_frozen(t)]
+    values = [(t, t.detach().clone()) for t in tensors if not t.requires_grad and not _is_frozen(t)]
     gradients = [(t, t.grad) for t in tensors if t.requires_grad and t.is_leaf]
     _forget_gradients(tensors)
     try:
@@ -176,6 +187,35 @@ def as_before(tensors: Sequence[torch.Tensor], device: torch.device) -> Iterator
                     tensor.copy_(value)
         for leaf, gradient in gradients:
             leaf.grad = gradient
+    changed = [t for t, before in frozen if _checksum(t) != before]
+    if changed:
+        shapes = ", ".join(str(tuple(t.shape)) for t in changed[:3])
+        raise ProblemError(
+            f"the step has written to {len(changed)} of {len(frozen)} frozen parameters (of shape {shapes}"
+            f"{', …' if len(changed) > 3 else ''}), which are not put back: load them again, and measure the "
+            "step without what updates them, or with buffers in their place"
+        )
+
+
+def _is_frozen(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a frozen parameter whose memory can be read element by element."""
+    return (
+        type(tensor) is torch.nn.Parameter
+        and not tensor.requires_grad
+        and not tensor.is_meta
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """The sum of a tensor's elements as integers, a chunk at a time, so that no copy is large.
+
+    A version counter would not do: writing through ``.data`` leaves it as it is.
+    """
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    read = tensor.detach().reshape(-1).view(integers.get(tensor.itemsize, torch.int64))
+    return sum(int(read[at : at + _CHUNK].sum()) for at in range(0, len(read), _CHUNK))
 
 
 def _forget_gradients(tensors: Iterable[torch.Tensor]) -> None:

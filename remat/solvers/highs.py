@@ -55,7 +55,13 @@ def quiet_stdout() -> Iterator[None]:
     if os.name != "posix":
         yield
         return
-    with _redirect.lock, tempfile.TemporaryFile() as caught:
+    with _redirect.lock, contextlib.ExitStack() as opened:
+        caught = None
+        with contextlib.suppress(OSError):
+            caught = opened.enter_context(tempfile.TemporaryFile())
+        if caught is None:  # no folder for the lines: they are shown
+            yield
+            return
         libc = ctypes.CDLL(None)
         _flush(libc)
         _redirect.true_stdout = true = os.dup(1)

@@ -68,7 +68,7 @@ def available() -> tuple[Candidate, ...]:
 
 def _candidate(name: str, folder: Path) -> Candidate:
     if ":" in name and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # as ``python -m pytest`` does
+        sys.path.append(str(folder))  # behind what is installed
     try:
         kind = registry().solver_class(name)
     except SolverError as error:

@@ -13,6 +13,8 @@ from remat.checkpointing import plan as make_plan
 from remat.cli import main
 from remat.errors import BudgetError, SolverError
 from remat.sac import SACPlan
+from remat.sac.api.checkpointing import read_memory
+from remat.units import Peak
 from tests.cli.models import BLOCK, folder_with
 
 MODELS = BLOCK + '''
@@ -167,8 +169,16 @@ def test_the_door_takes_names() -> None:
     assert make_plan(model, (x,), memory="1GiB", solver="native").modules == ()
     with pytest.raises(SolverError, match="unknown solver 'abacus'"):
         make_plan(model, (x,), memory="1GiB", solver="abacus")
-    with pytest.raises(BudgetError, match="memory is 1; expected bytes"):
-        make_plan(model, (x,), memory=1)
+    with pytest.raises(BudgetError, match="expected bytes, or a number"):
+        make_plan(model, (x,), memory=Peak(0.5))
+
+
+@pytest.mark.parametrize("memory", [1, 1.0, "1", "1.0"])
+def test_one_is_the_ratio_1_however_it_is_written(memory: float | str) -> None:
+    model = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()))
+    assert read_memory(memory) == 1.0
+    assert isinstance(read_memory(memory), float)
+    assert make_plan(model, (torch.randn(8, 4),), memory=memory).modules == ()
 
 
 def test_a_model_of_which_nothing_can_run_again_says_the_least_peak() -> None:

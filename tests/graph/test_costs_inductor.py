@@ -32,6 +32,38 @@ def test_what_is_computed_in_one_kernel_moves_nothing_between() -> None:
     assert found["neg"] == moving(SQUARE), "writes the result"
 
 
+def test_kernels_are_asked_for_again_where_arguments_are_others() -> None:
+    """Although every node is called as it was."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        sin, cos = x.sin(), w.cos()
+        return (sin @ w) + cos
+
+    joint = traced(f, square(), square())
+    graph = joint.graph
+    before = kernels_of(graph)
+    assert before is not None
+    assert kernels_of(graph) is before
+    assert before["cos"] == before["add"] != before["mm"]
+    nodes = {n.name: n for n in graph.nodes}
+    nodes["add"].args = (nodes["mm"], nodes["sin"])
+    nodes["mm"].args = (nodes["cos"], nodes["mm"].args[1])
+    graph.lint()
+    after = kernels_of(graph)
+    assert after is not None
+    assert after["sin"] == after["add"] != after["cos"]
+
+
+def test_kernels_are_asked_for_again_where_sizes_are_others() -> None:
+    joint = traced(lambda x, w: (x.sin() @ w).relu(), square(), square())
+    before = kernels_of(joint.graph)
+    for node in joint.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            node.meta["val"] = value[:4, :4]
+    assert kernels_of(joint.graph) is not before
+
+
 def test_who_saves_what_would_stay_in_registers_pays_for_it() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return ((x + y).sin() * y).sum()

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, noting_warnings, warn
-from remat.integrations import listed_plans
+from remat.integrations import listed_plans, partitioner, torch_compile
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -45,6 +46,35 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
     assert shown == rows.splitlines()[: len(shown)]
     with pytest.raises(PlanError, match="nobody holds the compiled step any more"):
         _ = figures.forward
+
+
+@pytest.mark.parametrize(
+    ("lower", "module", "fails"),
+    [
+        ("eager", partitioner, "plan_graph"),
+        ("eager", torch_compile, "_boxed"),
+        ("inductor", torch_compile, "_compile_as_planned"),
+        ("inductor", torch_compile, "guard_sizes"),
+    ],
+)
+@torch._functorch.config.patch(enable_autograd_cache=False)
+def test_a_plan_whose_step_is_not_compiled_is_not_listed(
+    lower: str, module: Any, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    compiled("eager")  # a plan whose modules are gone stays
+    torch._dynamo.reset()
+    gc.collect()
+    before = remat.plans()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, fails, refuse)
+        with pytest.raises(BackendCompilerFailed, match="no such kernel"):
+            compiled(lower)
+    assert remat.plans() == before
+    compiled(lower)
+    assert remat.plans()[:-1] == before
 
 
 def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,26 @@ def step(width: int = 16) -> Any:
     )
 
 
+@torch.library.custom_op("remat_sweep::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda ctx, gradient: 2 * gradient)
+
+
+class Custom(nn.Module):
+    """Saves what a custom operator returns, where that may not run again."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return twice(x).sin().sum()
+
+
+def custom() -> Any:
+    return Custom(), (torch.ones(64, requires_grad=True),), {}
+
+
 def broken() -> Any:
     raise ValueError("no such data")
 
@@ -88,6 +108,19 @@ def test_processes_come_to_the_same(alone: Sweep) -> None:
     assert figures(found) == figures(alone)
 
 
+def test_workers_plan_by_what_is_declared_here() -> None:
+    given: dict[str, Any] = {"models": {"custom": custom}, "budgets": 0.0, "solvers": "greedy"}
+    unknown = remat.sweep(**given)
+    remat.declare_pure(twice)
+    try:
+        here, there = remat.sweep(**given), remat.sweep(**given, executor=1)
+    finally:
+        remat.undeclare_pure(twice)
+    assert unknown.rows[0].row.saved_bytes == 256, "what may not run again is saved"
+    assert here.rows[0].row.saved_bytes == 0
+    assert figures(there) == figures(here)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.slow
 def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
@@ -117,6 +150,31 @@ def test_dask_comes_to_the_same_although_a_worker_dies(alone: Sweep) -> None:
 def test_tables_read_back(alone: Sweep, tmp_path: Path, suffix: str) -> None:
     path = alone.save(tmp_path / f"table{suffix}")
     assert Sweep.load(path) == alone
+
+
+def test_figures_are_those_of_the_function_as_it_is_now() -> None:
+    """A function that is called the same may return another step, in the next sweep or in this one."""
+
+    class Sized:
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+        def __call__(self) -> Any:
+            return step(self.width)
+
+        def __repr__(self) -> str:
+            return "Sized()"
+
+    def saved(found: Sweep) -> list[int | None]:
+        return [r.row.saved_bytes for r in found.rows]
+
+    model = Sized(16)
+    given: dict[str, Any] = {"budgets": 1, "solvers": "greedy"}
+    first = saved(remat.sweep({"m": model}, **given))
+    model.width = 64
+    second = saved(remat.sweep({"m": model}, **given))
+    assert first < second
+    assert saved(remat.sweep({"a": Sized(16), "b": model}, **given)) == [*first, *second]
 
 
 def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:

@@ -6,17 +6,28 @@ import multiprocessing
 import os
 import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import remat
 from remat.errors import ProblemError
+from remat.graph import purity
 from remat.running.jobs import AnyExecutor, run_jobs
 
 
 def square(job: int) -> int:
     return job * job
+
+
+def declared(job: int) -> tuple[str, ...]:
+    return purity.declared()
+
+
+def variable(job: str) -> str | None:
+    return os.environ.get(job)
 
 
 def dying(job: tuple[int, str]) -> int:
@@ -49,6 +60,32 @@ def test_all_are_answered_wherever_they_run() -> None:
     with ThreadPoolExecutor(2) as threads:
         for executor in (None, 2, threads):
             assert answers(square, jobs, executor) == (expected, {})
+
+
+def test_workers_know_what_is_declared_here_as_long_as_they_work_for_it() -> None:
+    before = purity.declared()
+    with ProcessPoolExecutor(1) as pool:
+        assert answers(declared, [0], pool)[0] == {0: before}  # its process starts now
+        remat.declare_pure("aten::sin.out")
+        try:
+            now = tuple(sorted({*before, "aten::sin.out"}))
+            for executor in (1, pool):
+                assert answers(declared, [0], executor)[0] == {0: now}
+        finally:
+            remat.undeclare_pure("aten::sin.out")
+        for executor in (1, pool):
+            assert answers(declared, [0], executor)[0] == {0: before}
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_jobs_see_the_variables_that_are_set_here(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    if given is not None:
+        monkeypatch.setenv("PYTHONSAFEPATH", given)
+    assert answers(variable, ["PYTHONSAFEPATH"], 1)[0] == {0: given}
+    assert os.environ.get("PYTHONSAFEPATH") == given
 
 
 @pytest.mark.parametrize("ends", ["once", "always"])
@@ -102,7 +139,6 @@ def test_who_is_interrupted_leaves_no_process_behind() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_jobs(slow, [0, 1], 2, interrupt, lambda k, why: None)
     left = [p for p in multiprocessing.active_children() if p not in before]
-    for process in left:
-        process.join(10)
-    assert not any(p.is_alive() for p in left)
+    # The pool's own thread may be reaping them: `is_alive` would be True until it has written that down.
+    assert all(connection.wait([p.sentinel], 10) for p in left)
     assert time.perf_counter() - start < 50, "nobody waited for the job that was not done"

@@ -14,7 +14,7 @@ import remat
 from benchmarks.models import build
 from remat.errors import CaptureError, ProblemError
 from remat.graph.storages import Sizes
-from remat.running.measure import Measured, StorageTracker, measure_step
+from remat.running.measure import Measured, StorageTracker, as_before, measure_step
 from tests.passes.programs import SIZE, Model, Program, programs
 
 
@@ -110,6 +110,54 @@ def test_measuring_leaves_the_model_as_it_was() -> None:
     assert torch.equal(gradient, kept)
     assert all(torch.equal(b, buffers[k]) for k, b in model.named_buffers())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Adapted(nn.Module):
+    """A frozen weight with an adapter, as in LoRA."""
+
+    def __init__(self, dtype: torch.dtype, update: str = "") -> None:
+        super().__init__()
+        self.frozen = nn.Parameter(torch.ones(64, 64).to(dtype), requires_grad=False)
+        self.up = nn.Parameter(torch.ones(64, 2))
+        self.down = nn.Parameter(torch.ones(2, 64))
+        self.register_buffer("calls", torch.zeros(3))
+        self.update = update
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        if self.update == "data":
+            self.frozen.data.add_(1)
+        elif self.update:
+            with torch.no_grad():
+                self.frozen.add_(1)
+        return (x @ self.frozen.float() + x @ self.up @ self.down).sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_frozen_parameters_are_not_copied(dtype: torch.dtype) -> None:
+    model = Adapted(dtype)
+    inputs = [*model.parameters(), *model.buffers()]
+    tracker = StorageTracker()
+    tracker.add(model.frozen)
+    with torch.no_grad(), tracker, as_before(inputs, torch.device("cpu")):
+        assert tracker.current < 2 * model.frozen.nbytes, "no copy is alive while the step runs"
+        model.calls.add_(1)
+    assert model.calls.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("update", ["data", "no_grad"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_that_writes_to_a_frozen_parameter_is_refused(
+    dtype: torch.dtype, update: str
+) -> None:
+    model, x = Adapted(dtype, update), torch.ones(4, 64)
+    with pytest.raises(
+        ProblemError, match=r"written to 1 of 1 frozen parameters \(of shape \(64, 64"
+    ):
+        measure_step(model, (x,))
+    assert model.calls.tolist() == [0, 0, 0], "all else is put back"
+    model.update = ""
+    measure_step(model, (x,))
 
 
 def test_what_is_resident_counts() -> None:

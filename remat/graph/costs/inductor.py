@@ -114,7 +114,7 @@ def _together(kernels: Kernels) -> Fuse:
     return share
 
 
-#: The newest answer for a graph, with what it was then: its operators, by name.
+#: The newest answer for a graph, with a hash of what the graph was then.
 _KNOWN: weakref.WeakKeyDictionary[fx.Graph, tuple[int, Kernels | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -126,11 +126,20 @@ def kernels_of(graph: fx.Graph) -> Kernels | None:
     Operators that Inductor calls, as products and convolutions, are kernels of their own. A node whose result
     is not written is computed by each kernel that reads it.
     """
-    now = hash(tuple((n.name, n.target) for n in graph.nodes))
+    now = hash((str(graph), *map(_layouts, graph.nodes)))
     known = _KNOWN.get(graph)
     if known is None or known[0] != now:
         known = _KNOWN[graph] = (now, _asked(graph))
     return known[1]
+
+
+def _layouts(node: fx.Node) -> tuple[str, ...]:
+    """Shapes, strides, types and devices of what a node returns."""
+    return tuple(
+        f"{v.shape} {v.stride() if v.layout is torch.strided else v.layout} {v.dtype} {v.device}"
+        for v in torch_compat.pytree.tree_leaves(node.meta.get("val"))
+        if isinstance(v, torch.Tensor)
+    )
 
 
 def _asked(graph: fx.Graph) -> Kernels | None:

@@ -20,6 +20,10 @@ VERSION = 1
 #: Seconds to wait for another process's lock before going on without.
 LOCK_S = 2.0
 
+#: Picoseconds beyond which a time is no time: 2.5 hours.
+_MOST_PS = 2**53
+_REMEDY = "If it happens again, point REMAT_CACHE to another folder, which can be written"
+
 Times = dict[str, dict[str, int]]
 
 
@@ -43,7 +47,7 @@ class Store:
         self.path = path
         self.times: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.unmeasured: defaultdict[str, dict[str, str]] = defaultdict(dict)
-        self._warned: set[str] = set()
+        self._warned = False
 
     def lacks(self, environment: str, key: str) -> bool:
         """Whether a call was neither measured nor given up."""
@@ -71,8 +75,7 @@ class Store:
         except OSError as error:
             self._warn(
                 f"the cache of measured costs '{self.path}' cannot be written "
-                f"({error.strerror or error}): times are kept for this process only. Point "
-                "REMAT_CACHE to a folder that can be written"
+                f"({error.strerror or error}): times are kept for this process only. {_REMEDY}"
             )
             self.times[environment] = {**fresh, **self.times[environment]}
             return
@@ -93,7 +96,7 @@ class Store:
         except OSError as error:
             self._warn(
                 f"the cache of measured costs '{self.path}' cannot be read "
-                f"({error.strerror or error}): what it holds is measured again"
+                f"({error.strerror or error}): what it holds is measured again. {_REMEDY}"
             )
             return {}
         try:
@@ -106,14 +109,14 @@ class Store:
                 kept = f"it is kept as '{aside.name}'"
             self._warn(
                 f"the cache of measured costs '{self.path}' is corrupt ({error}): it is rebuilt, "
-                f"and {kept}"
+                f"and {kept}. {_REMEDY}"
             )
             return {}
 
     def _warn(self, message: str) -> None:
-        """Warns once about each thing."""
-        if message not in self._warned:
-            self._warned.add(message)
+        """Warns once: what is wrong with a folder shows again and again, and its remedy is one."""
+        if not self._warned:
+            self._warned = True
             warn(message, CostWarning, stacklevel=2)
 
 
@@ -140,7 +143,7 @@ def _parse(text: bytes) -> Times:
         raise ValueError("'times' is no object of objects")
     for entries in times.values():
         for key, value in entries.items():
-            if type(value) is not int or value < 1:
+            if type(value) is not int or not 1 <= value <= _MOST_PS:
                 raise ValueError(f"'{key}' takes {value!r}, which is no time in picoseconds")
     return times
 

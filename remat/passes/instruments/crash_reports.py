@@ -35,7 +35,7 @@ def is_unexpected(error: BaseException) -> bool:
 
 
 def folder_for(given: object) -> Path | None:
-    """The folder for reproducers: as given, by the environment, or one for temporary files.
+    """The folder for reproducers: as given, by the environment, or one for temporary files; None for none.
 
     Args:
         given: a path; None for the default; False for none.
@@ -47,7 +47,10 @@ def folder_for(given: object) -> Path | None:
         named = os.environ.get(VARIABLE)
         if named is not None:
             return Path(named) if named else None
-        return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
+        try:
+            return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
+        except OSError:  # no folder can be written, or the disk is full
+            return None
     if given is False:
         return None
     if isinstance(given, (str, Path)) and str(given):

@@ -89,7 +89,7 @@ def plan(
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
         memory: what the step may take at its peak, parameters and gradients included: ``"12GiB"``,
-            an int of bytes, or a float from 0 to 1: that share of the peak without checkpointing.
+            an int of bytes, or a number from 0 to 1: that ratio of the peak without checkpointing.
         solver: a registered knapsack solver, by name, to decide within modules; None or
             ``"auto"``: every best choice is computed.
         backend: who solves the program over the modules; see `plan_modules`.
@@ -132,7 +132,7 @@ def plan(
 
 
 def read_memory(memory: object) -> int | float:
-    """Bytes, or a share of the peak as a float.
+    """Bytes, or a ratio of the peak as a float; 1 is the ratio, as in every budget.
 
     Raises:
         BudgetError: it is neither.
@@ -140,8 +140,8 @@ def read_memory(memory: object) -> int | float:
     budget = Budget.parse(memory)
     if budget.peak_bytes is not None:
         return budget.peak_bytes
-    if budget.share is None or isinstance(memory, int):
-        raise BudgetError(f"memory is {memory!r}; expected bytes, or a float from 0 to 1")
+    if budget.share is None:
+        raise BudgetError(f"memory is {memory!r}; expected bytes, or a number from 0 to 1")
     return float(budget.share)
 
 

@@ -1,0 +1,126 @@
+"""What lies in the working directory is imported where an argument names it, and in nobody's place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Modules that commands import, one of which is not installed.
+NAMES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "filelock",
+    "click",
+    "rich",
+    "socket",
+    "secrets",
+    "multiprocessing",
+    "remat_missing_backend",
+)
+HOSTILE = 'from pathlib import Path\n\nPath(__file__).with_suffix(".ran").touch()\n'
+MODEL = '''
+import torch
+from neighbour import WIDTH
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(WIDTH, 8), torch.nn.Tanh()), (torch.ones(2, WIDTH),)
+'''  # fmt: skip
+SOLVER = '''
+import remat
+
+class FirstFit(remat.Solver):
+    name = "first-fit"
+
+    def solve(self, problem, *, time_limit=None):
+        chosen, left = [], problem.capacity
+        for k, weight in enumerate(problem.weights):
+            if weight <= left:
+                chosen.append(k)
+                left -= weight
+        return remat.Answer(chosen)
+'''  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with files that are named as installed modules are, and with modules of the user's."""
+    made = tmp_path / "downloads"
+    made.mkdir()
+    for name in NAMES:
+        (made / f"{name}.py").write_text(HOSTILE)
+    (made / "net.py").write_text(MODEL)
+    (made / "neighbour.py").write_text("WIDTH = 4\n")
+    (made / "my.py").write_text(SOLVER)
+    script = tmp_path / "bin" / "command.py"  # as the command remat is installed
+    script.parent.mkdir()
+    script.write_text('from remat.cli import main\n\nif __name__ == "__main__":\n    main()\n')
+    return made
+
+
+def run(folder: Path, *args: str) -> list[str]:
+    """Runs a command there; returns what of the others' files was run."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [sys.executable, *args],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT), "REMAT_CACHE": str(folder.parent / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return sorted(p.stem for p in folder.glob("*.ran"))
+
+
+def commands(folder: Path) -> dict[str, tuple[str, ...]]:
+    return {"script": (str(folder.parent / "bin" / "command.py"),), "module": ("-m", "remat")}
+
+
+@pytest.mark.parametrize("started", ["script", "module"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("costs",),
+        ("solvers",),
+        ("plan", "net.py:net", "--solver", "my:FirstFit", "--json"),
+        ("frontier", "net:net", "--solvers", "my:FirstFit,greedy", "--json"),
+        ("sweep", "net.py:net", "--solvers", "my:FirstFit", "--budgets", "0.5", "--jobs", "1"),
+    ],
+    ids=lambda args: args[0],
+)
+def test_no_command_runs_what_is_named_as_an_installed_module(
+    folder: Path, started: str, args: tuple[str, ...]
+) -> None:
+    assert run(folder, *commands(folder)[started], *args) == []
+
+
+def test_what_no_argument_names_is_not_looked_for_there(folder: Path) -> None:
+    """Neither by the command nor by a back end that is not installed."""
+    code = "import sys; from remat.cli import main; main(standalone_mode=False); import remat_missing_backend"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "solvers"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'remat_missing_backend'" in done.stderr
+
+
+def test_a_solver_in_a_process_of_its_own_imports_what_the_parent_does(folder: Path) -> None:
+    code = (
+        "import sys; sys.path.append('.')\n"
+        "import my, remat\n"
+        "from remat.solvers.isolation import isolated\n"
+        "from remat.solvers.run import run\n"
+        "problem = remat.KnapsackProblem([1, 2], [3, 4], 2)\n"
+        "assert run(isolated(my.FirstFit()), problem).saved == (0,)\n"
+    )
+    assert run(folder, "-P", "-c", code) == []

@@ -1,0 +1,272 @@
+"""Folders that are damaged, read-only or full: a step compiles and trains, and says so at most once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.errors import ProblemError
+from remat.graph.costs import CostWarning
+from remat.graph.costs import store as stores
+from remat.integrations import kept_steps
+from remat.integrations.kept_steps import Kept
+from remat.integrations.partitioner import Partitioner
+from remat.passes.instruments.crash_reports import folder_for
+from remat.planning.sweep_table import Sweep
+
+NAME = "profile-v1.json"
+#: How opening, writing to and renaming a draft fail.
+FAULTS = [
+    ("open", errno.EROFS),
+    ("open", errno.EACCES),
+    ("write", errno.ENOSPC),
+    ("replace", errno.EACCES),
+    ("mkdir", errno.EROFS),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for measured costs; it is not there yet."""
+    made = tmp_path / "costs"
+    monkeypatch.setenv("REMAT_CACHE", str(made))
+    stores.store.cache_clear()
+    return made
+
+
+def train() -> list[torch.Tensor]:
+    """Gradients of a step that is planned by measured costs."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    options = {"budget": 0.0, "lower": "eager", "cost": "profile"}
+    step = torch.compile(model, backend="remat", options=options)
+    return list(torch.autograd.grad(step(torch.ones(2, 4)).sum(), list(model.parameters())))
+
+
+def warned_of() -> list[str]:
+    """What two steps warn of; they train as they do without remat."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    expected = torch.autograd.grad(model(torch.ones(2, 4)).sum(), list(model.parameters()))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            for gradient, other in zip(train(), expected, strict=True):
+                torch.testing.assert_close(gradient, other)
+    return [str(w.message) for w in caught if issubclass(w.category, CostWarning)]
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, what: str, code: int) -> None:
+    """Has the file system refuse: as of a folder that is read-only, or of a disk that is full."""
+    refusal = OSError(code, os.strerror(code))
+    real = Path.open
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise refusal
+
+    def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = real(path, mode, *args, **kwargs)
+        if "x" in mode:
+            file.write(b"some")
+            file.flush()
+            file.close()  # what is written to it now, raises
+            file = Full(refusal)
+        return file
+
+    monkeypatch.setattr(
+        Path, {"write": "open"}.get(what, what), opened if what == "write" else refuse
+    )
+
+
+class Full:
+    """A file on a disk that has just become full."""
+
+    def __init__(self, refusal: OSError) -> None:
+        self._refusal = refusal
+
+    def __enter__(self) -> Full:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def write(self, data: bytes) -> int:
+        raise self._refusal
+
+
+def garbage(folder: Path) -> None:
+    folder.mkdir()
+    (folder / NAME).write_bytes(b"\x00\xff")
+
+
+def truncated(folder: Path) -> None:
+    folder.mkdir()
+    (folder / NAME).write_text('{"version": 1, "times": {"x": {"a')
+
+
+def of_another_version(folder: Path) -> None:
+    folder.mkdir()
+    (folder / NAME).write_text('{"version": 9, "times": {}}')
+
+
+def a_folder_in_its_place(folder: Path) -> None:
+    (folder / NAME).mkdir(parents=True)
+
+
+def a_file_in_the_folder_s_place(folder: Path) -> None:
+    folder.write_text("mine")
+
+
+def a_folder_in_the_lock_s_place(folder: Path) -> None:
+    (folder / f".{NAME}.lock").mkdir(parents=True)
+
+
+def a_folder_where_it_is_put_aside(folder: Path) -> None:
+    garbage(folder)
+    (folder / f"{NAME}.corrupt").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "warned"),
+    [
+        (garbage, 1),
+        (truncated, 1),
+        (of_another_version, 1),
+        (a_folder_in_its_place, 1),
+        (a_file_in_the_folder_s_place, 1),
+        (a_folder_in_the_lock_s_place, 0),
+        (a_folder_where_it_is_put_aside, 1),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_damaged_cache_of_costs_is_in_nobody_s_way(
+    folder: Path, damage: Callable[[Path], None], warned: int
+) -> None:
+    damage(folder)
+    messages = warned_of()
+    assert len(messages) == warned
+    assert all(str(folder) in m and "point REMAT_CACHE to another folder" in m for m in messages)
+    assert not list(folder.parent.rglob("*.part"))
+
+
+@pytest.mark.parametrize(("what", "code"), FAULTS)
+@pytest.mark.parametrize("damaged", [False, True])
+def test_where_the_cache_of_costs_cannot_be_written_a_step_trains(
+    folder: Path, what: str, code: int, damaged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if damaged:
+        garbage(folder)
+    with monkeypatch.context() as broken:
+        breaking(broken, what, code)
+        (message,) = warned_of()
+    assert str(folder) in message
+    assert "point REMAT_CACHE to another folder" in message
+    assert not list(folder.parent.rglob("*.part"))
+
+
+def test_what_is_wrong_with_a_folder_is_not_kept_with_a_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process that finds the step has a folder of its own."""
+    folder.write_text("no folder")
+    joint = remat.capture(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), (torch.ones(2, 4),))
+    partition = Partitioner(budget=0.0, cost="profile")
+    partition.keeps = True
+    with pytest.warns(CostWarning, match="cannot be read"):
+        partition(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
+    assert partition.kept is not None
+    assert partition.kept.warnings == ()
+
+
+@pytest.mark.parametrize(("what", "code"), FAULTS)
+def test_a_step_that_cannot_be_kept_is_not_there(
+    tmp_path: Path, what: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    keys = ["a", "b"]
+    with monkeypatch.context() as broken:
+        breaking(broken, what, code)
+        kept_steps.keep(keys, Kept(joint="text"))
+    assert kept_steps.find(keys) is None
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    kept_steps.keep(keys, Kept(joint="text"))
+    assert kept_steps.find(keys) == Kept(joint="text")
+
+
+def test_where_there_is_no_folder_for_kept_steps_none_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "caches"))
+    kept_steps.keep(["a", "b"], Kept())
+    assert kept_steps.find(["a", "b"]) is None
+    there = tmp_path / "caches"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(there))
+    kept_steps.keep(["a", "b"], Kept())
+    (file,) = (p for p in there.rglob("*.json"))
+    file.unlink()
+    file.mkdir()
+    kept_steps.keep(["a", "b"], Kept())
+    assert kept_steps.find(["a", "b"]) is None
+
+
+def nowhere(*_: Any, **__: Any) -> Any:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+
+def test_without_a_folder_for_temporary_files_a_step_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("REMAT_REPRO_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert folder_for(None) is None, "a failure leaves no reproducer"
+    assert warned_of() == []
+
+
+def test_without_a_folder_for_temporary_files_highs_decides(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = remat.KnapsackProblem([1, 2, 3], [3, 4, 5], 4)
+    expected = remat.solve(problem, "milp")
+    monkeypatch.setattr(tempfile, "TemporaryFile", nowhere)
+    assert remat.solve(problem, "milp").saved == expected.saved
+
+
+def model() -> Any:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)), (torch.ones(2, 4),), {}
+
+
+def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "table.json"
+    given: dict[str, Any] = {"models": {"m": model}, "solvers": "greedy", "output": output}
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        monkeypatch.context() as broken,
+        pytest.raises(ProblemError, match=r"cannot be written: No space.*goes on from"),
+    ):
+        remat.sweep(
+            **given,
+            budgets=(0.3, 0.6),
+            on_row=lambda _: broken.setattr("remat.planning.sweep.os.fsync", full),
+        )
+    assert not output.exists()
+    assert not list(tmp_path.glob("*.lock"))
+    assert len(remat.sweep(**given, budgets=(0.3, 0.6)).rows) == 2
+    assert len(Sweep.load(output).rows) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["table.json"]

@@ -135,6 +135,12 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
         return torch_compat.make_graph_module(owner, graph)
 
 
+def primal_place(name: str) -> int | None:
+    """The place of a primal among all, by the name that AOTAutograd gives it; None: it is something else."""
+    head, _, number = name.partition("primals_")
+    return int(number) - 1 if not head and number.isdigit() else None
+
+
 def role_of(node: fx.Node) -> Role:
     """The role of a placeholder, by the names and values that AOTAutograd gives it."""
     name = str(node.target)

@@ -89,6 +89,7 @@ def backend(
     def partitioner_for(changed: Mapping[str, Any]) -> Partitioner:
         made = Partitioner(**{**changed, "lower": lower})
         made.siblings, made.watched = siblings, True
+        made.join_step(gm, example_inputs)
         return made
 
     partition = partitioner_for({k: v for k, v in ours.items() if k != "lower"})
@@ -125,7 +126,11 @@ def backend(
     if lower == "inductor":  # by what it takes as compiled; else the partitioner has guarded it
         guard_sizes(example_inputs, made, saved=partition.applies_saved)
     return around_autograd(
-        compiled, made.reread_outputs, made.graph, by_inductor=lower == "inductor"
+        compiled,
+        made.reread_outputs,
+        made.graph,
+        by_inductor=lower == "inductor",
+        count=partition.count_runs(gm, example_inputs),
     )
 
 
@@ -230,8 +235,8 @@ def _compile_inductor(
                 tried.append((made, compiled))
             if partition.replans():
                 continue
-            if len(tried) > 1 and made is not None and made.asked.peak_share is not None:
-                # A share of the peak is held as nearly as can be: what was planned again may take more.
+            if len(tried) > 1 and made is not None and partition.takes_least:
+                # The budget is held as nearly as can be: what was planned again may take more.
                 best, compiled = min(tried, key=lambda pair: pair[0].peak_bytes)
                 if best is not made:
                     partition.use(best)

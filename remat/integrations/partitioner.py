@@ -274,11 +274,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if self.made is not None and self.applies_saved:
             warn_of_saved(self.made)
             return False
-        alone = self.agree is None or other_ranks() is None
-        if self.made is None or self.over:
+        if self.made is None or (self.over and not self._with_others):
             return False
         try:
-            if not self.compiled.replans(self.made, self._asked, alone=alone):
+            if not self.compiled.replans(
+                self.made, self._asked, largest=self._largest, can_hold=not self.over
+            ):
                 return False
         except BudgetError:
             if not self.beside[1]:
@@ -290,6 +291,24 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return True
 
     @property
+    def _with_others(self) -> bool:
+        """Whether other ranks may run on the same plan."""
+        return self.agree is not None and other_ranks() is not None
+
+    def _largest(self, number: int) -> int:
+        """The largest of a number on all ranks that run on the newest plan."""
+        ranks = None if self.agree is None else other_ranks()
+        return (
+            number
+            if ranks is None or self.agree is None
+            else ranks.largest(number, self.agree.wait_s)
+        )
+
+    def by_peak(self, made: Plan) -> int:
+        """What of several compiled plans is least for the one that runs; all ranks have the same figures."""
+        return self.compiled.over if self._with_others else made.peak_bytes
+
+    @property
     def is_share_over(self) -> bool:
         """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
         share = self._asked.budget.peak_share is not None
@@ -298,7 +317,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     @property
     def takes_least(self) -> bool:
         """Whether of several compiled plans the one with the least peak runs, as the budget can be held nearly only."""
-        return self.over or self.request.budget.peak_share is not None
+        return (self.over and not self._with_others) or self.request.budget.peak_share is not None
 
     def use(self, plan: Plan | None) -> None:
         """Lists another plan for the step than its newest, or none."""
@@ -352,11 +371,16 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return self._plan(joint, self._asked)
 
     def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
+        agree = self.agree
+        if agree is not None and (self.compiled.times or self.beside[0]):
+            # A decision of its own for each time: ranks come to it at the same point of the program.
+            nth = f"after {self.beside[0]} graphs of the step, planned again {self.compiled.times} times"
+            agree = replace(agree, asked=f"{agree.asked}, {nth}")
         if not self.watched:
-            return plan_unwatched(joint, asked, self.agree)
+            return plan_unwatched(joint, asked, agree)
         if self.lower == "inductor":
-            return self.compiled.plan(joint, asked, self.agree)
-        return plan_graph(joint, asked, in_place=True, agree=self.agree)
+            return self.compiled.plan(joint, asked, agree)
+        return plan_graph(joint, asked, in_place=True, agree=agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
@@ -447,9 +471,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """
         if not self.cacheable or self.request.pipeline is not None:
             return False
-        if self.agree is not None and other_ranks() is not None:
-            return False
-        return is_known_elsewhere(self._options())
+        return not self._with_others and is_known_elsewhere(self._options())
 
 
 def partitioner(

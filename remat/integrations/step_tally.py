@@ -301,8 +301,11 @@ class StepTally:
             if run.keys is None:  # backward runs once more, of what was kept for that
                 return
             if self._runs > 1:
-                taken = run.backward_bytes + run.parameters.fleeting_bytes - run.held
-                self._note(taken, run, self._held - run.held, self._waiting - 1)
+                others = self._waiting - 1
+                # FSDP gathers the parameters of the next backward meanwhile, into a buffer that it copies.
+                gathered = run.parameters.fleeting_bytes * (3 if others else 1)
+                taken = run.backward_bytes + gathered - run.held
+                self._note(taken, run, self._held - run.held, others)
             for key, nbytes in run.parameters.gradients.items():
                 if key not in self._gradients:
                     self._gradients[key] = nbytes

@@ -226,18 +226,19 @@ def _compile_inductor(
         functorch["donated_buffer"] = False
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
-    tried: list[tuple[Plan, Callable[..., Any]]] = []
+    tried: list[tuple[int, Plan, Callable[..., Any]]] = []
     with inductor_kernels.kernels_at_end(example_inputs):
         while True:
             compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
             made = partition.made
+            again = partition.replans()
             if made is not None:
-                tried.append((made, compiled))
-            if partition.replans():
+                tried.append((partition.by_peak(made), made, compiled))
+            if again:
                 continue
             if len(tried) > 1 and made is not None and partition.takes_least:
                 # The budget is held as nearly as can be: what was planned again may take more.
-                best, compiled = min(tried, key=lambda pair: pair[0].peak_bytes)
+                _, best, compiled = min(tried, key=lambda one: one[0])
                 if best is not made:
                     partition.use(best)
             return compiled

@@ -244,7 +244,7 @@ def parse_joint(text: str) -> JointGraph:
             not known; the message says where, what was found, and what was expected.
     """
     name, fields, module = _parse(text, "joint")
-    fields["turns"] = tuple(map(Turn._make, fields.get("turns", ())))
+    fields["turns"] = tuple(Turn(*turn) for turn in fields.get("turns", ()))
     return JointGraph(graph_module=module, name=name, **fields)
 
 

@@ -248,10 +248,10 @@ def case_replans(rank: int) -> Any:
     known, more = partitioner.compiled_timeline, 60_000 * rank
     times = 0
 
-    def taking_more(*halves: Any) -> Any:
+    def taking_more(*compiled_pair: Any) -> Any:
         nonlocal times
         times += 1
-        found = known(*halves)
+        found = known(*compiled_pair)
         extra = Lifetime(
             node="workspace",
             nbytes=more,

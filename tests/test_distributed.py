@@ -179,8 +179,8 @@ def test_replans(by_rank: Ranks) -> None:
 def test_late(by_rank: Ranks) -> None:
     first, second = decisions(by_rank)
     assert first == second
-    (told,) = by_rank[0]["told"]
-    assert "as compiled on rank 1, which has not said so within 1 s" in told
+    (text,) = by_rank[0]["told"]
+    assert "as compiled on rank 1, which has not said so within 1 s" in text
 
 
 @pytest.mark.parametrize("case", ["ddp_peak", "fsdp2_peak"])

@@ -180,7 +180,7 @@ class StepTally:
         self.limit = limit
         self._lock = threading.RLock()  # a run may be collected at any moment
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        self._told: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
+        self._warned: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
         self._values: dict[int, list[int]] = {}  # by storage: its bytes, and how many hold it
         self._bytes = 0  # of those storages, of gradients, and what runs hold beside them
         self._held = 0  # what runs hold beside inputs and outputs
@@ -313,7 +313,7 @@ class StepTally:
             if not torch_compat.keeps_graph():
                 self.release(run)
             if not self._waiting:
-                self._tell(run, done=True)
+                self._warn(run, done=True)
 
     def release(self, run: _Run) -> None:
         """A run holds nothing more: its backward has begun, or never will."""
@@ -366,7 +366,7 @@ class StepTally:
         self._peak = taken
         if taken > self.limit:
             self._each = (self.limit - (taken - held)) // others if others else 0
-            self._tell(run, done=False)
+            self._warn(run, done=False)
 
     def _forget_others(self) -> None:
         """Counts parameters no more that this step has not read, and shards of those that were freed after their graph ran."""
@@ -379,13 +379,13 @@ class StepTally:
                 parameters.shard()
                 self._count(key, parameters)
 
-    def _tell(self, run: _Run, *, done: bool) -> None:
+    def _warn(self, run: _Run, *, done: bool) -> None:
         """Warns of a step that takes more than its budget: at once, and at its end if it came to far more."""
-        told = max((self._told.get(graph, 0) for graph in self._graphs), default=0)
-        if (told and not done) or self._peak <= max(self.limit, told + told // _MORE):
+        warned = max((self._warned.get(graph, 0) for graph in self._graphs), default=0)
+        if (warned and not done) or self._peak <= max(self.limit, warned + warned // _MORE):
             return
         for graph in self._graphs:
-            self._told[graph] = self._peak
+            self._warned[graph] = self._peak
         taken, limit = format_apart(self._peak, self.limit)
         so_far, saved = ("", "") if done else (" so far", "")
         if done and self._each > 0:

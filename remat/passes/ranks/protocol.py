@@ -113,9 +113,7 @@ class Ranks:
         self._shared: Any = PrefixStore("remat-1", store)
         self._compiled: Counter[str] = Counter()
         self._missed: str | None = None  # where rank 0 was waited for in vain
-        self._absent: set[int] = (
-            set()
-        )  # ranks that were waited for in vain, and have not come since
+        self._absent: set[int] = set()  # ranks that did not answer in time, and have not come since
         self._settled: tuple[str, str] | None = None  # where, and what
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
@@ -149,7 +147,7 @@ class Ranks:
 
         Args:
             number: what this rank came to.
-            wait_s: seconds for which ranks are waited for that may run on that decision too.
+            wait_s: seconds for ranks to answer that may run on that decision too.
         """
         settled, self._settled = self._settled, None
         if settled is None:

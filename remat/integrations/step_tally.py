@@ -24,7 +24,7 @@ from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import hint
 from remat.integrations.compiled_budget import BudgetWarning
 from remat.planning.plan import Plan
-from remat.units import format_apart, format_bytes
+from remat.units import format_apart
 
 #: A step that was warned of is warned of again if it takes more by this part, as one over it.
 _MORE = 20
@@ -389,8 +389,7 @@ class StepTally:
         taken, limit = format_apart(self._peak, self.limit)
         so_far, saved = ("", "") if done else (" so far", "")
         if done and self._each > 0:
-            each = format_bytes(self._each)
-            saved = f". About {each} saved for backward by each run would be within it"
+            saved = f", or give each graph about remat.Saved({self._each})"
         warn(
             f"a step takes {taken} ({self._peak} bytes){so_far}, in {self._runs} runs of compiled graphs, '{run.name}' "
             f"the last of them, above the {limit} ({self.limit} bytes) of the budget on its peak. Graphs that are "

@@ -98,7 +98,9 @@ def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
     compiled = torch.compile(
         model, backend="remat", options={"budget": "saved:30KiB", "lower": "eager"}
     )
-    with pytest.warns(BudgetWarning, match="a second graph is compiled under the budget 30720B"):
+    with pytest.warns(
+        BudgetWarning, match="a second graph is compiled under the budget saved:30720B"
+    ):
         compiled(x).backward()
     torch._dynamo.reset()
     with warnings.catch_warnings():
@@ -281,7 +283,7 @@ def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
     for a, b in zip(got, torch.autograd.grad(model(x), list(model.parameters())), strict=True):
         torch.testing.assert_close(a, b)
     used = {p.fingerprint: p.budget for p in remat.plans()[before:]}
-    assert [used[j.fingerprint] for j in joints] == ["20480B", "20480B", "0.5"]
+    assert [used[j.fingerprint] for j in joints] == ["saved:20480B", "saved:20480B", "0.5"]
 
 
 def test_a_budget_beside_plans_of_another_lowering_does_not_hide_that(step) -> None:
@@ -400,7 +402,7 @@ def test_a_graph_that_runs_several_times_counts_as_often() -> None:
     full = remat.plan(joints, budget=1.0)
     each = [p.saved_bytes * j.runs for p, j in zip(full, joints, strict=True)]
     assert full.saved_bytes == sum(each) + full.passed_bytes
-    half = remat.plan(joints, budget=full.saved_bytes // 2)
+    half = remat.plan(joints, budget=remat.Saved(full.saved_bytes // 2))
     assert half.saved_bytes <= full.saved_bytes // 2
     assert remat.PlanSet.from_json(half.to_json()).saved_bytes == half.saved_bytes
     unordered = [replace(joint, turns=()) for joint in joints]

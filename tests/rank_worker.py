@@ -11,6 +11,8 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,8 +23,11 @@ from torch import fx, nn
 
 import remat
 from remat.graph.costs import CostModel
+from remat.graph.liveness import Lifetime, StorageKind
+from remat.integrations.compiled_budget import BudgetWarning
 from remat.passes.core.control import Group
 from remat.passes.ranks import protocol as ranks
+from remat.running.measure import measure_step
 from tests.rank_cases import Case, outcome, run_all
 
 WORLD = 2
@@ -146,6 +151,17 @@ def compile_one(kind: type[Mlp] = Mlp, rows: int = 64, **options: Any) -> dict[s
     return {**figures(plan), "gradients_equal": same(found, expected)}
 
 
+def compile_by_inductor(kind: type[Mlp], rows: int, **options: Any) -> dict[str, Any]:
+    """As `compile_one`, by Inductor, whose numbers are nearly those of eager PyTorch."""
+    model = made(kind).eval()
+    expected = step(model, model, rows)
+    found: list[torch.Tensor] = []
+    torch._dynamo.reset()
+    f = compiled(model, **options, lower="inductor")
+    plan = plan_of(lambda: found.extend(step(model, f, rows)))
+    return {**figures(plan), "gradients_equal": apart(found, expected) < 1e-5}
+
+
 # The cases -----------------------------------------------------------------------------------------
 
 
@@ -223,6 +239,117 @@ def case_dynamic(rank: int) -> Any:
     f = torch.compile(model, backend="remat", dynamic=True, options=options)
     plan = plan_of(lambda: found.extend(step(model, f, rows)))
     return {**figures(plan), "gradients_equal": same(found, expected)}
+
+
+def case_replans(rank: int) -> Any:
+    """On rank 1 what Inductor writes takes more than on rank 0: the first plan is above the budget there alone."""
+    from remat.integrations import partitioner
+
+    known, more = partitioner.compiled_timeline, 60_000 * rank
+    times = 0
+
+    def taking_more(*compiled_pair: Any) -> Any:
+        nonlocal times
+        times += 1
+        found = known(*compiled_pair)
+        extra = Lifetime(
+            node="workspace",
+            nbytes=more,
+            kind=StorageKind.TEMPORARY,
+            source="",
+            first=0,
+            last=len(found.moments) - 1,
+        )
+        return replace(found, lifetimes=(*found.lifetimes, extra))
+
+    partitioner.compiled_timeline = taking_more
+    try:
+        options = {"budget": remat.Peak(330_000), "solver": "auto", "cost": "flops"}
+        plan = compile_by_inductor(Uneven, 256, **options)
+    finally:
+        partitioner.compiled_timeline = known
+    return {**plan, "times": times, "budget": 330_000, "more": more}
+
+
+def case_late(rank: int) -> Any:
+    """Rank 1 dies between deciding and saying what its step takes: rank 0 goes on after a while."""
+    options = {"budget": remat.Peak("1GiB"), "solver": "auto", "cost": "flops"}
+    if rank == 1:
+        ranks.Ranks.largest, known = (lambda self, number, wait_s: number), ranks.Ranks.largest
+    try:
+        return compile_by_inductor(Mlp, 32, **options, rank_wait_s=1.0)
+    finally:
+        if rank == 1:
+            ranks.Ranks.largest = known
+
+
+def _called(model: nn.Module, x: torch.Tensor) -> Any:
+    return model(x)
+
+
+def peaks(kind: Callable[[], Any], x: torch.Tensor) -> Any:
+    """A step under a peak above what it takes, and under one below, with what was measured and said."""
+    found: list[dict[str, Any]] = []
+    for part in (0.0, 1.15, 0.7):
+        budget = int(part * found[0]["taken"]) if found else 1 << 30
+        torch._dynamo.reset()
+        model, f = kind()
+        f(remat.Peak(budget))
+        resident = [getattr(p, "to_local", lambda p=p: p)() for p in model.parameters()]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            taken = measure_step(partial(_called, model), (x,), resident=resident, by="allocator")
+        said = [str(w.message) for w in caught if issubclass(w.category, BudgetWarning)]
+        found.append({"budget": budget, "taken": taken.peak_bytes, "said": said})
+    return found
+
+
+class WideBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)).sin())
+
+
+class Wide(nn.Module):
+    """Blocks of which each is a bucket of DDP's by itself, or sharded by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(WideBlock() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def case_ddp_peak(rank: int) -> Any:
+    def kind() -> Any:
+        model = nn.parallel.DistributedDataParallel(Wide(), bucket_cap_mb=1)
+        return model, lambda budget: model.compile(
+            backend="remat", options={"lower": "eager", "budget": budget}
+        )
+
+    return peaks(kind, torch.randn(512, 256))
+
+
+def case_fsdp2_peak(rank: int) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    def kind() -> Any:
+        mesh, model = init_device_mesh("cpu", (WORLD,)), Wide()
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, lambda budget: model.compile(
+            backend="remat", options={"lower": "eager", "budget": budget}
+        )
+
+    return peaks(kind, torch.randn(512, 256))
 
 
 def case_ddp(rank: int) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -161,6 +162,37 @@ def test_order(by_rank: Ranks) -> None:
     for kind in ("Mlp", "Taller"):
         first, second = decisions(by_rank, kind)
         assert first == second
+
+
+def test_replans(by_rank: Ranks) -> None:
+    """The first plan is above the budget as compiled on rank 1 alone; both are planned again, and run the same."""
+    first, second = decisions(by_rank)
+    assert first == second
+    assert all(r["gradients_equal"] for r in results(by_rank))
+    times = results(by_rank, "times")
+    assert times[0] == times[1] > 1
+    peak, of_rank_1 = results(by_rank, "peak_bytes")
+    assert of_rank_1 == peak + by_rank[1]["result"]["more"] <= by_rank[1]["result"]["budget"]
+    assert [r["told"] for r in by_rank] == [[], []]
+
+
+def test_late(by_rank: Ranks) -> None:
+    first, second = decisions(by_rank)
+    assert first == second
+    (text,) = by_rank[0]["told"]
+    assert "as compiled on rank 1, which has not said so within 1 s" in text
+
+
+@pytest.mark.parametrize("case", ["ddp_peak", "fsdp2_peak"])
+def test_a_peak_over_several_graphs_is_held_or_said(folder: Path, case: str) -> None:
+    for _, above, below in results(load(folder, case)):
+        assert above["taken"] <= above["budget"]
+        assert not above["said"]
+        assert below["taken"] <= below["budget"] or below["said"]
+        figures = [re.search(r"a step takes [^(]*\((\d+) bytes\)", text) for text in below["said"]]
+        assert figures
+        assert figures[-1]
+        assert 0.93 * below["taken"] <= int(figures[-1][1]) <= 1.1 * below["taken"]
 
 
 def test_dynamic(by_rank: Ranks) -> None:

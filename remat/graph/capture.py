@@ -25,7 +25,7 @@ from remat.graph.capture_errors import (
     takes_lock,
 )
 from remat.graph.fakes_of_models import as_fakes
-from remat.graph.joint import JointGraph, Role, role_of
+from remat.graph.joint import JointGraph, Role, Turn, role_of
 from remat.graph.regions import is_region, split_region
 from remat.torch_compat import pytree
 
@@ -110,14 +110,14 @@ def capture(
         compiled = torch.compile(fake_model, backend=backend, fullgraph=fullgraph, dynamic=dynamic)
         try:
             try:
-                backend.note_returned(compiled(*fake_args, **fake_kwargs))
+                backend.finish(compiled(*fake_args, **fake_kwargs))
             except Exception as error:
                 if not takes_lock(error):
                     raise
                 # A first call sets something up under the lock, later ones do not take it.
                 with contextlib.suppress(Exception):  # what else is wrong is found below
                     fake_model(*fake_args, **fake_kwargs)
-                compiled(*fake_args, **fake_kwargs)
+                backend.finish(compiled(*fake_args, **fake_kwargs))
         except Exception as error:
 
             def plainly() -> Any:
@@ -162,8 +162,9 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
-        self._made: dict[int, tuple[int, int]] = {}  # by id: which graph's which output
-        self._given: dict[int, tuple[int, int]] = {}  # by id: which graph's which input, at first
+        self._made: dict[int, tuple[int, int]] = {}  # by id: which run's which output
+        self._given: dict[int, tuple[int, int]] = {}  # by id: which run's which input, at first
+        self._turns: list[tuple[int, Turn]] = []  # the runs so far, each with its graph
         self._kept: list[Any] = []  # ids are only good while their objects live
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -174,46 +175,54 @@ class _Backend:
         return self._noting_inputs(compiled, len(self._sink) - 1)
 
     def _noting_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
-        """Notes at the first call which inputs are outputs of earlier graphs, or inputs of theirs."""
-
-        runs = 0
+        """Notes at each call which inputs are outputs of earlier runs, or inputs of theirs."""
 
         def run(*args: Any) -> Any:
-            nonlocal runs
-            runs += 1
-            if runs > 1:
-                self._sink[graph] = replace(self._sink[graph], runs=runs)
             received = [(i, *self._made[id(a)]) for i, a in enumerate(args) if id(a) in self._made]
             shared = [(i, *self._given[id(a)]) for i, a in enumerate(args) if id(a) in self._given]
-            joint = self._sink[graph]
-            primals = sum(
-                n.op == "placeholder" and role_of(n) is Role.PRIMAL for n in joint.graph.nodes
-            )
-            if (received or shared) and runs == 1 and primals == len(args):
-                self._sink[graph] = replace(joint, received=tuple(received), shared=tuple(shared))
+            nodes = self._sink[graph].graph.find_nodes(op="placeholder")
+            turn = Turn(at=len(self._turns))
+            if sum(role_of(n) is Role.PRIMAL for n in nodes) == len(args):
+                turn = turn._replace(received=tuple(received), shared=tuple(shared))
+            self._turns.append((graph, turn))
             for i, value in enumerate(args):
                 if isinstance(value, torch.Tensor) and id(value) not in self._made:
-                    self._given.setdefault(id(value), (graph, i))
+                    self._given.setdefault(id(value), (turn.at, i))
                     self._kept.append(value)
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
             with nothing_kept if self._really else contextlib.nullcontext():
                 out = compiled(*args)
             for k, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
                 if isinstance(value, torch.Tensor):
-                    self._made[id(value)] = (graph, k)
+                    self._made[id(value)] = (turn.at, k)
                     self._kept.append(value)
             return out
 
         return run
 
-    def note_returned(self, result: Any) -> None:
-        """Notes which outputs of graphs the step returns that later graphs receive."""
-        received = {(j, k) for joint in self._sink for _, j, k in joint.received}
+    def finish(self, result: Any) -> None:
+        """Notes what graphs hand to one another, given what the step returns."""
+        received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
         leaves = pytree.tree_leaves(result)
         found = {self._made[id(v)] for v in leaves if id(v) in self._made}
-        for graph, output in sorted(found & received):
-            joint = self._sink[graph]
-            self._sink[graph] = replace(joint, returned=(*joint.returned, output))
+        turns: list[list[Turn]] = [[] for _ in self._sink]
+        for graph, turn in self._turns:
+            returned = tuple(k for at, k in sorted(found & received) if at == turn.at)
+            turns[graph].append(turn._replace(returned=returned))
+        graph_of = [graph for graph, _ in self._turns]
+        repeats = len(self._turns) > len(set(graph_of))
+        for graph, joint in enumerate(self._sink):
+            if not turns[graph]:
+                continue
+            first = turns[graph][0]
+            self._sink[graph] = replace(
+                joint,
+                received=tuple((i, graph_of[at], k) for i, at, k in first.received),
+                shared=tuple((i, graph_of[at], k) for i, at, k in first.shared),
+                returned=tuple(dict.fromkeys(k for t in turns[graph] for k in t.returned)),
+                runs=len(turns[graph]),
+                turns=tuple(turns[graph]) if repeats else (),
+            )
 
     def _compiled(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self._lower == "inductor":

@@ -6,7 +6,7 @@ import enum
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -34,6 +34,22 @@ class Role(enum.Enum):
         return self not in (Role.PRIMAL, Role.FORWARD_SEED)
 
 
+class Turn(NamedTuple):
+    """One run of a graph in a step of which some graph runs several times.
+
+    Attributes:
+        at: its place among all runs of the step.
+        received: as `JointGraph.received`, by places of runs instead of graphs.
+        shared: as `JointGraph.shared`, likewise.
+        returned: as `JointGraph.returned`, of this run.
+    """
+
+    at: int
+    received: tuple[tuple[int, int, int], ...] = ()
+    shared: tuple[tuple[int, int, int], ...] = ()
+    returned: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JointGraph:
     """Forward and backward of one training step in one FX graph, as AOTAutograd traces it.
@@ -52,6 +68,7 @@ class JointGraph:
             (position of the primal, index of the first such graph, position of its primal).
         returned: forward outputs that a later graph receives and the step returns besides.
         runs: how often the graph runs in one step: equal layers may be compiled once.
+        turns: each of its runs, where some graph of the step runs several times; else empty.
         memories: the memory behind the fake values, as far as somebody has asked for it.
     """
 
@@ -64,6 +81,7 @@ class JointGraph:
     shared: tuple[tuple[int, int, int], ...] = ()
     returned: tuple[int, ...] = ()
     runs: int = 1
+    turns: tuple[Turn, ...] = ()
     memories: Memories = field(default_factory=Memories, repr=False)
 
     @property
@@ -90,6 +108,7 @@ class JointGraph:
             shared=self.shared,
             returned=self.returned,
             runs=self.runs,
+            turns=self.turns,
             memories=self.memories.copy(),
         )
 
@@ -114,6 +133,12 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
     """
     with torch_compat.use_lazy_graph_module(True):
         return torch_compat.make_graph_module(owner, graph)
+
+
+def primal_place(name: str) -> int | None:
+    """The place of a primal among all, by the name that AOTAutograd gives it; None: it is something else."""
+    head, _, number = name.partition("primals_")
+    return int(number) - 1 if not head and number.isdigit() else None
 
 
 def role_of(node: fx.Node) -> Role:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 from torch import fx
 
-from remat.graph.joint import JointGraph, Role, outputs_of, role_of, split_outputs
+from remat.graph.joint import JointGraph, Role, Turn, outputs_of, role_of, split_outputs
 from remat.graph.liveness import StepWalk, sums_of
 
 
@@ -37,23 +38,45 @@ def highest_of_graphs(graphs: Sequence[Halves]) -> tuple[tuple[int, int], ...]:
     returns are there from the beginning of backward. What runs between the graphs is not known here.
 
     Args:
-        graphs: in the order in which their forwards run.
+        graphs: in the order in which their forwards run. One that runs several times counts as often, and is
+            as high as the highest of its runs.
     """
-    step = _Step(graphs)
+    runs = _in_turns(graphs)
+    step = _Step([graph for _, graph in runs])
     alive = sums_of(step.spans(), step.end + 1)
-    return tuple(
-        (max(alive[f : f + walk.boundary]), max(alive[b : b + len(walk.moments) - walk.boundary]))
-        for walk, f, b in zip(step.walks, step.forward_at, step.backward_at, strict=True)
-    )
+    found = [(0, 0)] * len(graphs)
+    for (k, _), walk, f, b in zip(runs, step.walks, step.forward_at, step.backward_at, strict=True):
+        forward = max(alive[f : f + walk.boundary])
+        backward = max(alive[b : b + len(walk.moments) - walk.boundary])
+        found[k] = (max(found[k][0], forward), max(found[k][1], backward))
+    return tuple(found)
+
+
+def _in_turns(graphs: Sequence[Halves]) -> list[tuple[int, Halves]]:
+    """The runs of a step in their order, each with the place of its graph."""
+    turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
+    if not turns:
+        return list(enumerate(graphs))
+    return [
+        (k, replace(graphs[k], joint=replace(graphs[k].joint, **_of_run(turn))))
+        for turn, k in sorted(turns)
+    ]
+
+
+def _of_run(turn: Turn) -> dict[str, Any]:
+    return {"received": turn.received, "shared": turn.shared, "returned": turn.returned}
 
 
 class _Step:
     def __init__(self, graphs: Sequence[Halves]) -> None:
         self._graphs = graphs
-        self.walks = [
-            StepWalk(g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories)
-            for g in graphs
-        ]
+        known: dict[int, StepWalk] = {}  # equal for all runs of a graph
+        for g in graphs:
+            if id(g.forward) not in known:
+                known[id(g.forward)] = StepWalk(
+                    g.forward, g.backward, g.joint.num_fwd_outputs, g.joint.memories
+                )
+        self.walks = [known[id(g.forward)] for g in graphs]
         lengths = [w.boundary for w in self.walks]
         lengths += [len(w.moments) - w.boundary for w in reversed(self.walks)]
         starts = [0, *accumulate(lengths)]

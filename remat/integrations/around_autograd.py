@@ -27,6 +27,7 @@ def around_autograd(
     *,
     by_inductor: bool,
     reread_inputs: bool,
+    count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None = None,
 ) -> Callable[..., Any]:
     """A compiled step that may be differentiated several times, and refuses once some of its outputs were written to.
 
@@ -38,6 +39,7 @@ def around_autograd(
         name: the step, for people.
         by_inductor: whether Inductor compiled it.
         reread_inputs: as its plan has it; what backward reads again in spite of False, eager PyTorch reads, too.
+        count: is given the arguments and outputs of each run, and the node of autograd's graph that differentiates it.
     """
     advice = "Write to a clone of it"
     if reread_inputs:
@@ -46,7 +48,7 @@ def around_autograd(
 
     def run(*arguments: Any) -> Any:
         outputs = compiled(*arguments)
-        if met and not places:
+        if met and not places and count is None:
             return outputs
         step = next(filter(None, map(_step_of, outputs)), None)
         if step is not None:  # there is something to differentiate
@@ -54,6 +56,8 @@ def around_autograd(
                 met.append(type(step))
                 _allow_keeping(step, by_inductor=by_inductor)
             _watch(step, outputs, places, name, advice)
+            if count is not None:
+                count(arguments, outputs, step)
         return outputs
 
     return run

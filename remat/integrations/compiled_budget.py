@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from remat.errors import BudgetError, warn
@@ -41,6 +42,8 @@ class CompiledBudget:
             its expectation, and at least twice the last excess.
         tighter: what is planned within instead of a budget in bytes or a share of them.
         peaks: the peaks of the decisions that were compiled, and are above it.
+        over: bytes by which what was compiled last is above its budget, on the rank where it takes the most.
+        times: how often the step was planned again.
     """
 
     excess: int = 0
@@ -49,7 +52,8 @@ class CompiledBudget:
     _chosen: Decision | None = None
     _capacity: int = 0
     _limit: int = 0
-    _times: int = 0
+    over: int = 0
+    times: int = 0
 
     @property
     def key(self) -> str:
@@ -78,7 +82,7 @@ class CompiledBudget:
         return replace(made, budget=str(budget), capacity=self._capacity, _asked=budget)
 
     def _within_peak(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
-        budget, last = request.budget, self._times == _most(request.budget)
+        budget, last = request.budget, self.times == _most(request.budget)
         if last and budget.peak_bytes is None:
             # Copies may begin so early in compiled code that steps without any are lower.
             request = replace(request, offload=None, pack=())
@@ -100,25 +104,43 @@ class CompiledBudget:
             )
         return planner.finish(found.decided, budget, agree)
 
-    def replans(self, made: Plan, request: PlanRequest, *, alone: bool) -> bool:
+    def replans(
+        self,
+        made: Plan,
+        request: PlanRequest,
+        *,
+        largest: Callable[[int], int] = int,
+        can_hold: bool = True,
+    ) -> bool:
         """Whether a step is to be planned again, since as compiled it takes more than its budget.
 
         Args:
             made: its plan, with the figures of what was compiled.
             request: what was asked for.
-            alone: whether no other rank plans the same step, which would have to plan again too.
+            largest: by how much the step takes more than its budget on the rank where it takes the most, given
+                that of this rank: all ranks that run on a plan plan again together.
+            can_hold: whether there may be a plan within the budget; else it is planned again for other ranks alone.
 
         Raises:
             BudgetError: it takes more, is not planned again, and the budget is a peak in bytes.
         """
+        if not _decides(request):
+            return False
         asked = request.budget
         taken, limit = self._taken(made, request)
-        if taken <= limit:
+        own = taken - limit if can_hold else 0
+        self.over = largest(own)
+        if max(own, self.over) <= 0:
             return False
+        limit = limit or asked.peak_bytes or self._limit or made.capacity
+        taken = max(taken, limit + self.over)
         if self._chosen is not None:
             self.peaks[self._chosen] = taken
-        if self._times == _most(asked) or not alone:
-            self._tell(made, asked, min(self.peaks.values(), default=taken), limit)
+        most = _most(asked) if can_hold else MOST_REPLANS
+        if self.times == most or self.over <= 0:
+            if can_hold:
+                least = min(self.peaks.values(), default=taken)
+                self._tell(made, asked, least, limit, elsewhere=own <= 0)
             return False
         if asked.on_peak:
             excess = taken - (made.predicted_peak_bytes or limit)
@@ -126,7 +148,7 @@ class CompiledBudget:
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self._capacity = made.capacity
-        self._times += 1
+        self.times += 1
         return True
 
     def is_over(self, made: Plan, request: PlanRequest) -> bool:
@@ -151,7 +173,7 @@ class CompiledBudget:
                 return 0, 0
         return (taken, limit) if limit else (0, 0)
 
-    def _tell(self, made: Plan, asked: Budget, taken: int, limit: int) -> None:
+    def _tell(self, made: Plan, asked: Budget, taken: int, limit: int, *, elsewhere: bool) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak, if it is far more."""
         what = "has a peak of" if asked.on_peak else "keeps"
         more, most = format_apart(taken, limit)
@@ -160,9 +182,10 @@ class CompiledBudget:
             least = "; remat.Peak(0.0) asks for the least peak" if asked.on_peak else ""
             instead = f"Raise the budget{least}"
         told = (
-            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it, "
-            f"{f'the least of {self._times + 1} plans tried, ' if self._times and asked.on_peak else ''}"
-            f"above the {most} ({limit} bytes) of its budget, and was planned again {self._times} times. "
+            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it"
+            f"{' on another rank' if elsewhere else ''}, "
+            f"{f'the least of {self.times + 1} plans tried, ' if self.times and asked.on_peak else ''}"
+            f"above the {most} ({limit} bytes) of its budget, and was planned again {self.times} times. "
             f"{instead}"
         )
         if asked.peak_bytes is not None:

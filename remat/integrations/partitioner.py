@@ -8,7 +8,7 @@ import json
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
-from remat.errors import noting_warnings, warn
+from remat.errors import BudgetError, noting_warnings, warn
 from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
@@ -40,6 +40,7 @@ from remat.integrations.compiled_memory import (
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.integrations.listed_plans import plans as plans
 from remat.integrations.size_guards import guard_sizes
+from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.integrations.unwatched import plan_unwatched
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
@@ -62,14 +63,17 @@ from remat.planning.request import (
 )
 from remat.planning.saved_plans import SavedPlan
 from remat.plugins.identity import described, identity, is_known_elsewhere, surroundings
-from remat.units import format_bytes
+from remat.units import Budget, format_bytes
 from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
 #: Attributes of a partitioner that are about the steps that it was called for.
 _IN_FLIGHT = frozenset(
-    ("siblings", "traces", "keeps", "halves_only", "called", "kept", "made", "compiled", "_asked")
+    (
+        *("siblings", "traces", "keeps", "halves_only", "called", "kept", "made", "compiled"),
+        *("_asked", "_tally"),
+    )
 )
 #: Attributes that have no part in what it decides, or have parts of their own in its key.
 _DECIDES_NOTHING = _IN_FLIGHT.union(("request", "agree", "repro"))
@@ -115,6 +119,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
         self.watched = False  # whether whoever compiles the step looks for writes to its outputs
+        self.beside = (0, 0)  # what other graphs of the step hold: their runs, and bytes
+        self.over = False  # whether no plan was found within what they leave
         self._begin()
 
     def _begin(self) -> None:
@@ -130,6 +136,25 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.kept: Kept | None = None
         self.made: Plan | None = None  # the newest plan: who holds this object holds its modules
         self._asked = self.request  # for the graph at hand
+        self._tally: StepTally | None = None
+
+    def join_step(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Has the graph that is about to be compiled share a peak in bytes with the step's others."""
+        request = self.request
+        decides = request.plan is None and request.pipeline is None and request.hooks is None
+        if decides and request.budget.peak_bytes is not None:
+            self._tally = tally_of(request.budget.peak_bytes)
+            self.beside = (self._tally.runs, self._tally.beside(gm, inputs))
+
+    def count_runs(
+        self, gm: fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
+        """What is to be called after each run of the graph that was compiled; see `around_autograd`."""
+        if self._tally is None or self.made is None:
+            return None
+        memory = GraphMemory.of(self.made, gm, inputs)
+        self._tally.add(memory, inputs)
+        return partial(self._tally.forward, memory)
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies have. AOTAutograd makes them for its keys, in which the steps planned so far have no part."""
@@ -250,18 +275,50 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if self.made is not None and self.applies_saved:
             warn_of_saved(self.made)
             return False
-        alone = self.agree is None or other_ranks() is None
-        if self.made is None or not self.compiled.replans(self.made, self.request, alone=alone):
+        if self.made is None or (self.over and not self._with_others):
+            return False
+        try:
+            if not self.compiled.replans(
+                self.made, self._asked, largest=self._largest, can_hold=not self.over
+            ):
+                return False
+        except BudgetError:
+            if not self.beside[1]:
+                raise
+            self.over = True
             return False
         self.use(None)
         self.called, self.kept, self.halves_only = False, None, False
         return True
 
     @property
+    def _with_others(self) -> bool:
+        """Whether other ranks may run on the same plan."""
+        return self.agree is not None and other_ranks() is not None
+
+    def _largest(self, number: int) -> int:
+        """The largest of a number on all ranks that run on the newest plan."""
+        ranks = None if self.agree is None else other_ranks()
+        return (
+            number
+            if ranks is None or self.agree is None
+            else ranks.largest(number, self.agree.wait_s)
+        )
+
+    def by_peak(self, made: Plan) -> int:
+        """What of several compiled plans is least for the one that runs; all ranks have the same figures."""
+        return self.compiled.over if self._with_others else made.peak_bytes
+
+    @property
     def is_share_over(self) -> bool:
         """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
-        share = self.request.budget.peak_share is not None
-        return share and self.made is not None and self.compiled.is_over(self.made, self.request)
+        share = self._asked.budget.peak_share is not None
+        return share and self.made is not None and self.compiled.is_over(self.made, self._asked)
+
+    @property
+    def takes_least(self) -> bool:
+        """Whether of several compiled plans the one with the least peak runs, as the budget can be held nearly only."""
+        return (self.over and not self._with_others) or self.request.budget.peak_share is not None
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -294,7 +351,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         primals = [node.meta.get("val") for node in _primals(joint)]
-        made = self._plan(joint, asked)
+        made = self._plan_beside(joint) if self.beside[1] else self._plan(joint, asked)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
         # What Inductor makes of it, the backend knows once it is compiled.
@@ -309,12 +366,31 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether the plan of the graph at hand is a saved one."""
         return isinstance(self._asked.plan, Plan)
 
+    def _plan_beside(self, joint: JointGraph) -> Plan:
+        """Plans within what the step's other graphs leave of a peak in bytes; at the least peak if none is found there."""
+        asked = self.request
+        assert asked.budget.peak_bytes is not None
+        left = Budget(peak_bytes=max(1, asked.budget.peak_bytes - self.beside[1]))
+        if not self.over:
+            self._asked = replace(asked, budget=left)
+            try:
+                return self._plan(joint.copy(), self._asked)
+            except BudgetError:
+                self.over = True
+        self._asked = replace(asked, budget=Budget(peak_share=0.0))
+        return self._plan(joint, self._asked)
+
     def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
+        agree = self.agree
+        if agree is not None and (self.compiled.times or self.beside[0]):
+            # A decision of its own for each time: ranks come to it at the same point of the program.
+            nth = f"after {self.beside[0]} graphs of the step, planned again {self.compiled.times} times"
+            agree = replace(agree, asked=f"{agree.asked}, {nth}")
         if not self.watched:
-            return plan_unwatched(joint, asked, self.agree)
+            return plan_unwatched(joint, asked, agree)
         if self.lower == "inductor":
-            return self.compiled.plan(joint, asked, self.agree)
-        return plan_graph(joint, asked, in_place=True, agree=self.agree)
+            return self.compiled.plan(joint, asked, agree)
+        return plan_graph(joint, asked, in_place=True, agree=agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
@@ -357,7 +433,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         known = kind in planned
         planned.add(kind)
         budget = self.request.budget
-        each_its_own = budget.share is None and budget.peak_share is None
+        each_its_own = budget.share is None and budget.peak_share is None and self._tally is None
         if not known and len(planned) == 2 and each_its_own:
             warn(
                 f"a second graph is compiled under the budget {budget}: each graph gets it by "
@@ -405,9 +481,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """
         if not self.cacheable or self.request.pipeline is not None:
             return False
-        if self.agree is not None and other_ranks() is not None:
-            return False
-        return is_known_elsewhere(self._options())
+        return not self._with_others and is_known_elsewhere(self._options())
 
 
 def partitioner(

@@ -90,6 +90,7 @@ def backend(
     def partitioner_for(changed: Mapping[str, Any]) -> Partitioner:
         made = Partitioner(**{**changed, "lower": lower})
         made.siblings, made.watched = siblings, True
+        made.join_step(gm, example_inputs)
         return made
 
     partition = partitioner_for({k: v for k, v in ours.items() if k != "lower"})
@@ -138,6 +139,7 @@ def backend(
         made.graph,
         by_inductor=lower == "inductor",
         reread_inputs=made.reread_inputs,
+        count=partition.count_runs(gm, example_inputs),
     )
 
 
@@ -234,18 +236,19 @@ def _compile_inductor(
         functorch["donated_buffer"] = False
     # Backward too is compiled before forward runs: what the step takes is known in time.
     functorch["force_non_lazy_backward_lowering"] = True
-    tried: list[tuple[Plan, Callable[..., Any]]] = []
+    tried: list[tuple[int, Plan, Callable[..., Any]]] = []
     with partition.compiling(), inductor_kernels.kernels_at_end(example_inputs):
         while True:
             compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
             made = partition.made
+            again = partition.replans()
             if made is not None:
-                tried.append((made, compiled))
-            if partition.replans():
+                tried.append((partition.by_peak(made), made, compiled))
+            if again:
                 continue
-            if len(tried) > 1 and made is not None and made.asked.peak_share is not None:
-                # A share of the peak is held as nearly as can be: what was planned again may take more.
-                best, compiled = min(tried, key=lambda pair: pair[0].peak_bytes)
+            if len(tried) > 1 and made is not None and partition.takes_least:
+                # The budget is held as nearly as can be: what was planned again may take more.
+                _, best, compiled = min(tried, key=lambda one: one[0])
                 if best is not made:
                     partition.use(best)
             return compiled

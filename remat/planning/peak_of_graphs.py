@@ -39,11 +39,13 @@ class PeakOfGraphs:
     """Decides the prepared graphs of a step by the peak of the whole step.
 
     Args:
-        planners: one for each graph, in the order in which their forwards run.
+        planners: one for each graph, in the order in which their forwards run. A graph that runs several
+            times has one decision for all of its runs.
     """
 
     def __init__(self, planners: Sequence[Planner]) -> None:
         self._planners = planners
+        self._runs = [p.state.joint.runs for p in planners]
         self._halves: dict[tuple[int, Decided], Halves] = {}
 
     def highest(self, decided: Sequence[Decided]) -> tuple[int, ...]:
@@ -76,7 +78,7 @@ class PeakOfGraphs:
                 f"{format_bytes(least)} ({least} bytes): weights, gradients and what one operator needs at "
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
-        best = self._searched(min(fits, key=_cost), peak_bytes)
+        best = self._searched(min(fits, key=self._cost), peak_bytes)
         if not ways:
             return best
         pairs = zip(self._planners, self._in_ways(best, peak_bytes), strict=True)
@@ -123,28 +125,37 @@ class PeakOfGraphs:
 
     @cached_property
     def _others(self) -> list[int]:
-        """For each graph, the bytes beside its own peak and what earlier graphs save: about the same always."""
+        """For each graph, the bytes beside its own peak and what earlier runs save: about the same always."""
         full = [p.peaks.full for p in self._planners]
         saved, others = 0, []
-        for planner, decided, highest in zip(self._planners, full, self.highest(full), strict=True):
-            others.append(highest - planner.peak(decided) - saved)
-            saved += decided.saved_bytes
+        highest = self.highest(full)
+        for k, (planner, decided) in enumerate(zip(self._planners, full, strict=True)):
+            saved += self._runs[k] * decided.saved_bytes
+            others.append(highest[k] - planner.peak(decided) - (saved - decided.saved_bytes))
         return others
 
-    def _choices(self, score: Callable[[int, int, _Way], int | None]) -> list[_Choice]:
+    def _choices(self, score: Callable[[int, int, int], int | None]) -> list[_Choice]:
         """Choices of one way for each graph of which none saves less and has a better score.
 
         Args:
             score: of a choice that is extended by a way: its score so far, the peak of the step while
-                that graph runs, and the way; None: it cannot be extended by that.
+                that graph runs, and the cost of its runs; None: it cannot be extended by that.
         """
         best: list[_Choice] = [(0, 0, ())]
-        for ways, beside in zip(self._ways, self._others, strict=True):
+        for k, (ways, beside) in enumerate(zip(self._ways, self._others, strict=True)):
+            runs = self._runs[k]
             more = (
-                (saved + w.decided.saved_bytes, value, (*chosen, w))
+                (saved + runs * w.decided.saved_bytes, value, (*chosen, w))
                 for saved, so_far, chosen in best
                 for w in ways
-                if (value := score(so_far, saved + beside + w.peak_bytes, w)) is not None
+                if (
+                    value := score(
+                        so_far,
+                        saved + (runs - 1) * w.decided.saved_bytes + beside + w.peak_bytes,
+                        runs * w.decided.cost,
+                    )
+                )
+                is not None
             )
             best = pareto(more, lambda choice: choice[:2])
             every = max(1, len(best) // _CHOICES)
@@ -178,7 +189,7 @@ class PeakOfGraphs:
         aim = peak_bytes
         for _ in range(_ROUNDS):
             found = self._choices(
-                lambda so_far, peak, w: so_far + w.decided.cost if peak <= aim else None  # noqa: B023
+                lambda so_far, peak, cost: so_far + cost if peak <= aim else None  # noqa: B023
             )
             if not found:
                 return None
@@ -194,7 +205,7 @@ class PeakOfGraphs:
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
             # What another graph's peak has no room for is found out below; less is asked for then.
-            for part in dict.fromkeys((room, 0)):
+            for part in dict.fromkeys((room // self._runs[k], 0)):
                 found = planner.peaks.ways.within(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
                     break
@@ -214,10 +225,13 @@ class PeakOfGraphs:
             before = chosen
             at = highest.index(max(highest))
             # The graph where the peak is; else those that save while it runs, the most first.
-            others = sorted(range(len(chosen)), key=lambda k: -chosen[k].saved_bytes)
+            others = sorted(
+                range(len(chosen)), key=lambda k: -self._runs[k] * chosen[k].saved_bytes
+            )
             for k in dict.fromkeys((at, *others)):
                 planner = self._planners[k]
-                found = planner.peaks.ways.within(planner.peak(chosen[k]) - over, None)
+                less = -(-over // self._runs[k])
+                found = planner.peaks.ways.within(planner.peak(chosen[k]) - less, None)
                 other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
                 if max(self.highest(other)) < max(highest):
                     chosen = other
@@ -228,12 +242,12 @@ class PeakOfGraphs:
 
     def _searched(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
         """Searches a cheaper decision for one graph after the other, within what the rest leaves."""
-        dearest = sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k))[:_SEARCHED]
-        for k in dearest:
+        dearest = sorted(range(len(chosen)), key=lambda k: (-self._runs[k] * chosen[k].cost, k))
+        for k in dearest[:_SEARCHED]:
             if not chosen[k].cost or chosen[k].decision.ways:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
-            room = [peak_bytes - h for h in highest]
+            room = [(peak_bytes - h) // self._runs[k] for h in highest]
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=planner.full_bytes)
             within = planner.peak(chosen[k]) + room[k]
             found = planner.peaks.searched(within, chosen[k], capacity=capacity)
@@ -242,6 +256,5 @@ class PeakOfGraphs:
                 chosen = other if max(self.highest(other)) <= peak_bytes else chosen
         return chosen
 
-
-def _cost(decided: Sequence[Decided]) -> int:
-    return sum(d.cost for d in decided)
+    def _cost(self, decided: Sequence[Decided]) -> int:
+        return sum(runs * d.cost for runs, d in zip(self._runs, decided, strict=True))

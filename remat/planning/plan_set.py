@@ -102,16 +102,19 @@ def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Pas
             "tensors: how much they hold between the graphs is not known; leave the hooks out, or give the "
             "budget in bytes or as a share"
         )
-    again = _repeats([p.state.joint for p in planners])
-    if again:
+    joints = [p.state.joint for p in planners]
+    if not _is_known(joints):
+        again = next(joint for joint in joints if joint.runs > 1)
         raise BudgetError(
-            f"budget is {request.budget.label}, one peak over {len(planners)} graphs, of which '{again[0].name}' "
-            f"runs {again[0].runs} times in a step; a peak is planned over graphs that run once. Take the graph "
-            "break out of what repeats, or give the budget in bytes or as a share"
+            f"budget is {request.budget.label}, one peak over {len(planners)} graphs, of which '{again.name}' "
+            f"runs {again.runs} times in a step, and the graphs do not say in which order they run; capture "
+            "them again, or give the budget in bytes or as a share"
         )
     best = PeakOfGraphs(planners).within(request.budget)
-    saved = sum(d.saved_bytes for d in best) + passed.kept(best)
-    full = sum(p.full_bytes for p in planners) + passed.all_bytes
+    saved = _saved(joints, best) + passed.kept(best)
+    full = (
+        sum(j.runs * p.full_bytes for j, p in zip(joints, planners, strict=True)) + passed.all_bytes
+    )
     return _finished(planners, best, request, passed, max(saved, full))
 
 
@@ -127,14 +130,14 @@ def _finished(
         Halves(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
         for p, plan in zip(planners, plans, strict=True)
     ]
-    once = not _repeats([h.joint for h in halves])
+    in_order = _is_known([h.joint for h in halves])
     without = [p.without for p in planners]
-    known = once and request.hooks is None and all(w.peak_bytes for w in without)
+    known = in_order and request.hooks is None and all(w.peak_bytes for w in without)
     made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),
         capacity=capacity,
-        peak_bytes=max(map(max, highest_of_graphs(halves))) if once else 0,
+        peak_bytes=max(map(max, highest_of_graphs(halves))) if in_order else 0,
         budget=str(request.budget),
         runs=tuple(h.joint.runs for h in halves),
         without_peak_bytes=max(PeakOfGraphs(planners).highest([p.full for p in planners]))
@@ -152,8 +155,9 @@ def _finished(
     return made
 
 
-def _repeats(joints: Iterable[JointGraph]) -> list[JointGraph]:
-    return [joint for joint in joints if joint.runs > 1]
+def _is_known(joints: Iterable[JointGraph]) -> bool:
+    """Whether it is known in which order the graphs run, those that run several times included."""
+    return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
 
 def _saved(joints: Sequence[JointGraph], decided: Sequence[Decided]) -> int:
@@ -169,8 +173,18 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
     """Refuses graphs that are not those of one step in their order.
 
     Raises:
-        PlanError: one receives what none before it makes.
+        PlanError: one receives what none before it makes, or a run is not there.
     """
+    turns = sorted((turn, k) for k, joint in enumerate(joints) for turn in joint.turns)
+    made = [joints[k].num_fwd_outputs for _, k in turns]
+    for place, (turn, k) in enumerate(turns):
+        earlier = all(at < place and output < made[at] for _, at, output in turn.received)
+        if turn.at != place or not earlier:
+            raise PlanError(
+                f"run {turn.at} of the step, of graph {k} of {len(joints)}, '{joints[k].name}', has place {place} among "
+                "those that are there, or receives what no run before it makes; expected all graphs of one step as "
+                "remat.capture(…, fullgraph=False) returns them"
+            )
     for k, joint in enumerate(joints):
         for _, producer, output in joint.received:
             if producer >= k or output >= joints[producer].num_fwd_outputs:

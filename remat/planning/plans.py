@@ -29,8 +29,7 @@ class PlanSet(Record, Sequence[Plan]):
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, then their
             backwards, last to first; parameters and inputs included. 0 in files written before it was recorded.
         budget: the budget as it was asked for; empty in such files.
-        runs: how often each graph runs in a step; empty in such files. Where one runs several times, the peak
-            of the step is not known: 0.
+        runs: how often each graph runs in a step; empty in such files.
         without_peak_bytes: simulated peak of the step without remat, every graph planned at budget 1; 0
             where it is not known.
     """

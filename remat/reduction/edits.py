@@ -139,6 +139,7 @@ def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
         static_inputs=tuple(place[k] for k in joint.static_inputs if k in place),
         received=tuple((place[k], i, j) for k, i, j in joint.received if k in place),
         shared=tuple((place[k], i, j) for k, i, j in joint.shared if k in place),
+        turns=(),  # of other graphs, which are not there
     )
 
 

@@ -112,7 +112,7 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
         return search(*args, **kwargs)
 
     def taken(self: CompiledBudget, made: remat.Plan, request: Any) -> tuple[int, int]:
-        over = self._limit and not self._times
+        over = self._limit and not self.times
         return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
 
     monkeypatch.setattr(compiled_budget, "within_fused_peak", searched)

@@ -12,6 +12,7 @@ from torch import nn
 
 import remat
 from remat.errors import BudgetError, PlanError
+from remat.graph.text import parse_joint, print_joint
 from remat.integrations.partitioner import BudgetWarning
 from remat.running.measure import measure_step
 
@@ -97,7 +98,9 @@ def test_a_second_graph_under_a_byte_budget_draws_a_warning(step) -> None:
     compiled = torch.compile(
         model, backend="remat", options={"budget": "saved:30KiB", "lower": "eager"}
     )
-    with pytest.warns(BudgetWarning, match="a second graph is compiled under the budget 30720B"):
+    with pytest.warns(
+        BudgetWarning, match="a second graph is compiled under the budget saved:30720B"
+    ):
         compiled(x).backward()
     torch._dynamo.reset()
     with warnings.catch_warnings():
@@ -280,7 +283,7 @@ def test_a_budget_beside_saved_plans_is_for_graphs_without_one(step) -> None:
     for a, b in zip(got, torch.autograd.grad(model(x), list(model.parameters())), strict=True):
         torch.testing.assert_close(a, b)
     used = {p.fingerprint: p.budget for p in remat.plans()[before:]}
-    assert [used[j.fingerprint] for j in joints] == ["20480B", "20480B", "0.5"]
+    assert [used[j.fingerprint] for j in joints] == ["saved:20480B", "saved:20480B", "0.5"]
 
 
 def test_a_budget_beside_plans_of_another_lowering_does_not_hide_that(step) -> None:
@@ -399,11 +402,74 @@ def test_a_graph_that_runs_several_times_counts_as_often() -> None:
     full = remat.plan(joints, budget=1.0)
     each = [p.saved_bytes * j.runs for p, j in zip(full, joints, strict=True)]
     assert full.saved_bytes == sum(each) + full.passed_bytes
-    half = remat.plan(joints, budget=full.saved_bytes // 2)
+    half = remat.plan(joints, budget=remat.Saved(full.saved_bytes // 2))
     assert half.saved_bytes <= full.saved_bytes // 2
     assert remat.PlanSet.from_json(half.to_json()).saved_bytes == half.saved_bytes
-    with pytest.raises(BudgetError, match="runs 3 times in a step"):
-        remat.plan(joints, budget=remat.Peak(0.5))
+    unordered = [replace(joint, turns=()) for joint in joints]
+    with pytest.raises(BudgetError, match="runs 3 times in a step, and the graphs do not say"):
+        remat.plan(unordered, budget=remat.Peak(0.5))
+
+
+class Torn(Layer):
+    """A layer of two graphs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = nn.functional.gelu(self.inner(x)).sin()
+        torch._dynamo.graph_break()
+        return x + self.outer(h).tanh()
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).exp().sum()
+
+
+class Turns(nn.Module):
+    """Two graphs that run in turn."""
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(layers), Head()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_peak_of_graphs_that_run_in_turn_is_what_is_measured(tied: bool) -> None:
+    """Equal layers, and one layer that is called several times."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [Torn()] * 4 if tied else [Torn() for _ in range(4)]
+    model, x = Turns(layers), torch.randn(128, 32)
+    joints = remat.capture(model, (x,), lower="eager", fullgraph=False)
+    assert [j.runs for j in joints] == [1, 1, 3, 3, 1]
+    expected = torch.autograd.grad(model(x), list(model.parameters()))
+    figures = []
+    for share in (0.0, 0.5, 1.0):
+        plans = remat.plan([parse_joint(print_joint(j)) for j in joints], remat.Peak(share))
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="remat", options={"plan": plans, "lower": "eager"})
+        assert measure_step(compiled, (x,), by="storages").peak_bytes == plans.peak_bytes
+        got = torch.autograd.grad(compiled(x), list(model.parameters()))
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b)
+        figures.append((plans.peak_bytes, -plans.recompute_cost))
+    assert figures == sorted(figures)
+    assert figures[0][0] < figures[-1][0] == plans.without_peak_bytes
+    within = remat.plan(joints, remat.Peak(figures[1][0]))
+    assert within.peak_bytes <= figures[1][0]
+
+
+def test_runs_that_are_not_there_are_refused() -> None:
+    joints = remat.capture(Turns([Torn()] * 3), (torch.randn(8, 32),), fullgraph=False)
+    with pytest.raises(PlanError, match="receives what no run before it makes"):
+        remat.plan([replace(j, received=(), shared=()) for j in joints[1:]], budget=0.5)
 
 
 def test_graphs_out_of_order_are_refused(tied) -> None:

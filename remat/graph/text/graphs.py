@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.joint import JointGraph, Role, make_module, output_node, role_of
+from remat.graph.joint import JointGraph, Role, Turn, make_module, output_node, role_of
 from remat.graph.structure import attribute_of
 from remat.graph.text.annotations import (
     PARTS,
@@ -80,6 +80,7 @@ def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
         "shared": joint.shared,
         "returned": joint.returned,
         "runs": joint.runs if joint.runs > 1 else (),
+        "turns": tuple(map(tuple, joint.turns)),
     }
     return _print("joint", joint.name, joint.graph_module, fields, sources)
 
@@ -243,6 +244,7 @@ def parse_joint(text: str) -> JointGraph:
             not known; the message says where, what was found, and what was expected.
     """
     name, fields, module = _parse(text, "joint")
+    fields["turns"] = tuple(Turn(*turn) for turn in fields.get("turns", ()))
     return JointGraph(graph_module=module, name=name, **fields)
 
 

@@ -31,10 +31,19 @@ def _is_list_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: type(value) is tuple and all(map(is_item, value))
 
 
-_TRIPLES = (
-    "a list of three numbers each",
-    _is_list_of(lambda value: _is_list_of(_is_count)(value) and len(value) == 3),
-)
+def _is_triples(value: Any) -> bool:
+    return _is_list_of(lambda item: _is_list_of(_is_count)(item) and len(item) == 3)(value)
+
+
+def _is_turn(value: Any) -> bool:
+    if type(value) is not tuple or len(value) != 4:
+        return False
+    at, received, shared, returned = value
+    is_positions = _is_list_of(_is_count)(returned)
+    return _is_count(at) and _is_triples(received) and _is_triples(shared) and is_positions
+
+
+_TRIPLES = ("a list of three numbers each", _is_triples)
 
 #: Fields of a joint graph: what is expected of each, and whether a value is that.
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -48,9 +57,13 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "shared": _TRIPLES,
     "returned": ("a list of positions", _is_list_of(_is_count)),
     "runs": ("a number of 1 or more", lambda value: _is_count(value) and value > 0),
+    "turns": (
+        "a list of turns, each a number, two tuples of three numbers each, and a tuple of positions",
+        _is_list_of(_is_turn),
+    ),
 }
 
-_OPTIONAL = frozenset(("static_inputs", "received", "shared", "returned", "runs"))
+_OPTIONAL = frozenset(("static_inputs", "received", "shared", "returned", "runs", "turns"))
 
 
 def write_header(

@@ -113,6 +113,8 @@ class Ranks:
         self._shared: Any = PrefixStore("remat-1", store)
         self._compiled: Counter[str] = Counter()
         self._missed: str | None = None  # where rank 0 was waited for in vain
+        self._absent: set[int] = set()  # ranks that did not answer in time, and have not come since
+        self._settled: tuple[str, str] | None = None  # where, and what
 
     def settle(self, question: Question, own: Verdict, wait_s: float) -> Verdict:
         """The decision that counts: the first that any rank made for this question.
@@ -123,7 +125,9 @@ class Ranks:
             wait_s: seconds for which rank 0 is given the chance to be first.
         """
         place = self._next_place()
+        self._settled = (place, question.key)
         try:
+            self._shared.set(f"here/{place}/{self.rank}", question.key)
             if self.rank == 0:
                 self._announce(f"at/{place}", question)
             else:
@@ -132,13 +136,69 @@ class Ranks:
             return Verdict(**_tuples(_unpacked(claim)))
         # Stores raise RuntimeErrors; what is too large for them is our own error.
         except (RuntimeError, PlanError) as error:
-            self.lost = True
-            tell(
-                "lost",
-                f"rank {self.rank} cannot compare decisions with the other ranks and goes on with its "
-                f"own: {type(error).__name__}: {error}",
-            )
+            self._lose(error)
             return own
+
+    def largest(self, number: int, wait_s: float) -> int:
+        """The largest of the numbers that the ranks came to which run on the decision settled last.
+
+        All of them get the same answer: the first that was claimed. A rank that comes after that has to take it,
+        whatever its own number.
+
+        Args:
+            number: what this rank came to.
+            wait_s: seconds for ranks to answer that may run on that decision too.
+        """
+        settled, self._settled = self._settled, None
+        if settled is None:
+            return number
+        place, key = settled
+        claim = f"{key}/largest"
+        try:
+            if not self._has(claim):
+                self._shared.set(f"{key}/number/{self.rank}", str(number))
+                self._await_numbers(place, key, wait_s)
+            ranks = range(torch.distributed.get_world_size())
+            places = [f"{key}/number/{rank}" for rank in ranks]
+            numbers = [int(self._shared.get(at)) for at in places if self._has(at)]
+            return int(self._shared.compare_set(claim, "", str(max(numbers, default=number))))
+        except RuntimeError as error:
+            self._lose(error)
+            return number
+
+    def _await_numbers(self, place: str, key: str, wait_s: float) -> None:
+        """Waits until every rank that runs on a decision has said its number, or somebody has claimed the largest."""
+        pending = {*range(torch.distributed.get_world_size())} - {self.rank}
+        deadline, pause = time.monotonic() + wait_s, 0.002
+        while pending and not self._has(f"{key}/largest"):
+            for rank in sorted(pending):
+                here = f"here/{place}/{rank}"
+                if self._has(here):
+                    self._absent.discard(rank)
+                elsewhere = self._has(here) and self._shared.get(here).decode() != key
+                if elsewhere or rank in self._absent or self._has(f"{key}/number/{rank}"):
+                    pending.discard(rank)
+            left = deadline - time.monotonic()
+            if pending and left <= 0:
+                self._absent |= pending
+                names = ", ".join(f"rank {rank}" for rank in sorted(pending))
+                tell(
+                    "late",
+                    f"rank {self.rank} goes on without knowing what a step takes as compiled on {names}, which has "
+                    f"not said so within {wait_s:g} s. If it takes more there than its budget, it is not planned again",
+                )
+                return
+            if pending:
+                time.sleep(min(pause, left))
+                pause = min(2 * pause, 0.25)
+
+    def _lose(self, error: Exception) -> None:
+        self.lost = True
+        tell(
+            "lost",
+            f"rank {self.rank} cannot compare decisions with the other ranks and goes on with its "
+            f"own: {type(error).__name__}: {error}",
+        )
 
     def _next_place(self) -> str:
         """Where in the course of the program a graph is compiled, in words that ranks have in common.
@@ -179,6 +239,7 @@ class Ranks:
                     return
             left = deadline - time.monotonic()
             if left <= 0:
+                self._absent.add(0)
                 if self._missed is None:
                     self._missed = None if seen else at
                     tell("alone", self._alone(question, wait_s, seen))

@@ -46,6 +46,7 @@ def read_back(joint: remat.JointGraph) -> remat.JointGraph:
     assert parsed.received == joint.received
     assert parsed.shared == joint.shared
     assert (parsed.returned, parsed.runs) == (joint.returned, joint.runs)
+    assert parsed.turns == joint.turns
     assert_same_graph(parsed.graph_module, joint.graph_module)
     return parsed
 

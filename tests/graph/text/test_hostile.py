@@ -173,6 +173,10 @@ def test_a_line_is_refused_with_its_place(
             "static_inputs as '[-1]'; expected a list",
         ),
         (JOINT.replace("=1)", "=1, received=[1])"), "received as '[1]'; expected a list of three"),
+        (
+            JOINT.replace("=1)", "=1, turns=[(0, 1)])"),
+            "turns as '[(0, 1)]'; expected a list of turns",
+        ),
         (JOINT.replace("=1)", "=1, **{})"), "a head with None, device, lower"),
         (JOINT + "symbols(1)", "'1'; expected name=symbol(…)"),
         (JOINT + "symbols(x0=symbol(1))", "a symbol called 'x0'; expected a name such as s77"),

@@ -1,0 +1,213 @@
+"""A peak in bytes over all graphs of a step that is compiled piece by piece: held in the allocator, or said."""
+
+from __future__ import annotations
+
+import gc
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.integrations import step_tally
+from remat.integrations.compiled_budget import BudgetWarning
+from remat.running.measure import measure_step
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.torch.jit:DeprecationWarning", "ignore:The .grad attribute of a Tensor"
+)
+LOWERINGS = ["eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, wide: int = 256) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, wide), nn.Linear(wide, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))).sin())
+
+
+class Blocks(nn.Module):
+    def __init__(self, blocks: list[Block]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Broken(Blocks):
+    """Three graphs, no two of which are equal."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](x)
+        torch._dynamo.graph_break()
+        x = self.blocks[1](x)
+        torch._dynamo.graph_break()
+        return self.blocks[2](x)
+
+
+def by_block(model: Blocks, options: dict[str, Any]) -> Callable[..., Any]:
+    """Regional compilation, with options of its own for each block."""
+    for block in model.blocks:
+        block.compile(backend="remat", options=dict(options))
+    return model
+
+
+def whole(model: nn.Module, options: dict[str, Any]) -> Callable[..., Any]:
+    return torch.compile(model, backend="remat", options=options)  # type: ignore[no-any-return]
+
+
+def measured(
+    model: nn.Module, compiled: Callable[..., Any], x: torch.Tensor
+) -> tuple[int, list[int]]:
+    """The peak of a step in the allocator, and the figures that warnings gave."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = measure_step(compiled, (x,), by="allocator", resident=model.parameters())
+    said = [str(w.message) for w in caught if issubclass(w.category, BudgetWarning)]
+    figures = [re.search(r"a step takes [^(]*\((\d+) bytes\)", text) for text in said]
+    return found.peak_bytes, [int(f[1]) for f in figures if f]
+
+
+def made(how: str) -> nn.Module:
+    torch.manual_seed(0)
+    if how == "breaks":
+        return Broken([Block(256), Block(320), Block(384)])
+    return Blocks([Block()] * 5 if how == "tied" else [Block() for _ in range(8)])
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+@pytest.mark.parametrize("how", ["blocks", "tied", "breaks"])
+def test_a_peak_is_held_over_all_graphs_or_said(how: str, lower: str) -> None:
+    """Eight equal blocks, one that is called five times, and graph breaks; each below and above what it takes."""
+    compiling = whole if how == "breaks" else by_block
+    model, x = made(how), torch.randn(1024, 64)
+    options = {"budget": remat.Peak("1GiB"), "lower": lower}
+    most, said = measured(model, compiling(model, options), x)
+    assert not said
+    above, below = most + most // 100, most - most // 3
+    for budget in (above, below):
+        torch.compiler.reset()
+        model = made(how)
+        options["budget"] = remat.Peak(budget)
+        taken, said = measured(model, compiling(model, options), x)
+        if budget == above:
+            assert not said
+        if taken > budget:
+            assert said
+            assert 0.94 * taken <= said[-1] <= 1.02 * taken
+
+
+def test_the_figure_is_that_of_the_allocator_and_is_said_once() -> None:
+    model, x = made("blocks"), torch.randn(1024, 64)
+    f = by_block(model, {"budget": remat.Peak("12MiB"), "lower": "eager"})
+    taken, said = measured(model, f, x)
+    assert len(said) == 2  # as soon as it is above the budget, and at the end of that step
+    assert said[-1] == taken
+    assert 12 * 2**20 < said[0] < said[1]
+    assert measured(model, f, x) == (taken, [])
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_a_later_graph_is_planned_within_what_the_others_leave(lower: str) -> None:
+    model, x = made("breaks"), torch.randn(1024, 64)
+    options = {"budget": remat.Peak("1GiB"), "lower": lower}
+    most, _ = measured(model, whole(model, options), x)
+    alone = remat.plans()[-1].peak_bytes
+    torch.compiler.reset()
+    model = made("breaks")
+    budget = most - 700_000
+    before = len(remat.plans())
+    options["budget"] = remat.Peak(budget)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    f = whole(model, options)
+    taken, said = measured(model, f, x)
+    assert (taken <= budget, said) == (True, [])
+    plans = remat.plans()[before:]
+    assert len(plans) == 3
+    left = [plan.asked.peak_bytes or 0 for plan in plans]
+    assert left == sorted(left, reverse=True)
+    assert left[0] == budget
+    assert plans[-1].peak_bytes <= left[-1] < alone
+    assert plans[-1].recompute_cost > 0
+    for a, b in zip(torch.autograd.grad(f(x).sum(), [*model.parameters()]), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-4)
+
+
+def test_a_graph_that_finds_no_room_runs_on_its_least_peak() -> None:
+    model, x = made("breaks"), torch.randn(1024, 64)
+    before = len(remat.plans())
+    f = whole(model, {"budget": remat.Peak("7MiB"), "lower": "eager"})
+    taken, said = measured(model, f, x)
+    assert remat.plans()[-1].budget == "peak:0"
+    assert len(remat.plans()) == before + 3
+    assert taken == said[-1] > 7 * 2**20
+
+
+def tally(budget: int) -> step_tally.StepTally:
+    return step_tally.tally_of(budget)
+
+
+def test_what_never_runs_backward_is_counted_no_more() -> None:
+    model, x = made("blocks"), torch.randn(64, 64)
+    f = by_block(model, {"budget": remat.Peak(12_345_678), "lower": "eager"})
+    counted = tally(12_345_678)
+    kept = f(x)
+    assert counted._waiting == 8
+    again = f(x)
+    assert counted._waiting == 16
+    del again
+    gc.collect()
+    assert counted._waiting == 8
+    loss = kept.sum()
+    loss.backward(retain_graph=True)
+    assert counted._waiting == 8, "it may run backward again"
+    loss.backward()
+    assert counted._waiting == 0
+    assert counted._held == 0
+    with torch.no_grad():
+        f(x)
+    assert counted._waiting == 0
+    with torch.autograd.graph.saved_tensors_hooks(lambda v: None, lambda v: v):
+        del loss, kept
+        f(x)
+    assert counted._waiting == 0
+
+
+def test_another_model_under_the_same_budget_does_not_count() -> None:
+    """Two models that train one after the other, both still alive."""
+    x, budget = torch.randn(1024, 64), 32_500_000  # less than with the weights of both
+    models = [made("blocks") for _ in range(2)]
+    for model in models:
+        f = by_block(model, {"budget": remat.Peak(budget), "lower": "eager"})
+        taken, said = measured(model, f, x)
+        assert taken < budget < taken + sum(4 * p.numel() for p in model.parameters())
+        assert not said
+
+
+def test_longer_batches_count_at_their_sizes() -> None:
+    model = made("blocks")
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(
+            backend="remat", dynamic=True, options={"budget": remat.Peak("20MiB"), "lower": "eager"}
+        )
+    for rows, over in ((256, False), (512, False), (1024, True)):
+        taken, said = measured(model, model, torch.randn(rows, 64))
+        assert (taken > 20 * 2**20) == over
+        assert bool(said) == over
+        assert not said or 0.94 * taken <= said[-1] <= 1.1 * taken

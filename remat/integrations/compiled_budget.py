@@ -24,7 +24,7 @@ _NEARLY = 200
 #: What takes more than a share by this part of it, as one over it, is warned of.
 _FAR = 20
 _UNSHRUNK = (
-    "weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
+    "Weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
     "or make the model or the batch smaller"
 )
 
@@ -100,7 +100,7 @@ class CompiledBudget:
             raise BudgetError(
                 f"budget {budget.label} ({found.limit} bytes): the step has a peak of {format_bytes(least)} "
                 f"({least} bytes) as Inductor compiled it, the least of the plans tried "
-                f"({len(self.peaks)}): {_UNSHRUNK}"
+                f"({len(self.peaks)}). {_UNSHRUNK}. To run that plan, give budget={least}"
             )
         return planner.finish(found.decided, budget, agree)
 
@@ -179,8 +179,8 @@ class CompiledBudget:
         more, most = format_apart(taken, limit)
         instead = "A share is held as nearly as can be; a peak in bytes is held or refused"
         if asked.peak_share is None:
-            least = "; remat.Peak(0.0) asks for the least peak" if asked.on_peak else ""
-            instead = f"Raise the budget{least}"
+            least = f". To run that plan, give budget={taken}" if asked.on_peak else ""
+            instead = f"{_UNSHRUNK}{least}"
         told = (
             f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it"
             f"{' on another rank' if elsewhere else ''}, "

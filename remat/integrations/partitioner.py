@@ -20,7 +20,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
-from remat.errors import BudgetError, noting_warnings, warn
+from remat.errors import BudgetError, ProblemError, noting_warnings, warn
 from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
@@ -72,7 +72,7 @@ _LOG = logging.getLogger(__name__)
 _IN_FLIGHT = frozenset(
     (
         *("siblings", "traces", "keeps", "halves_only", "called", "kept", "made", "compiled"),
-        *("_asked", "_tally"),
+        *("_asked", "_kind", "_tally", "_trains"),
     )
 )
 #: Attributes that have no part in what it decides, or have parts of their own in its key.
@@ -87,10 +87,12 @@ class Siblings:
         planned: their codes or fingerprints, of those that no saved plan was for.
         met: how often each fingerprint was met; of several saved plans for one fingerprint, as equal
             layers have it, each graph takes the next.
+        over: the codes of graphs that run although their budget cannot be held.
     """
 
     planned: set[str] = field(default_factory=set)
     met: Counter[str] = field(default_factory=Counter)
+    over: set[str] = field(default_factory=set)
 
 
 class Partitioner(torch_compat.CustomPartitionerFn):
@@ -107,6 +109,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         lower: str = "eager",
         rank_wait_s: float | None = WAIT_S,
         repro: str | Path | bool | None = None,
+        strict: bool = False,
         **options: Any,
     ) -> None:
         """Takes the options of `partitioner`, and the lowering of the graphs."""
@@ -118,9 +121,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.lower = lower
         self.agree = None if rank_wait_s is None else self._agreement(rank_wait_s)
         self.repro = folder_for(repro)
+        if type(strict) is not bool:
+            raise ProblemError(
+                f"strict is {strict!r}; expected False (a later recompilation whose budget cannot be held runs at the "
+                "least peak, with a warning) or True (it is refused)"
+            )
+        self.strict = strict
         self.watched = False  # whether whoever compiles the step looks for writes to its outputs
         self.beside = (0, 0)  # what other graphs of the step hold: their runs, and bytes
-        self.over = False  # whether no plan was found within what they leave
+        self.over = False  # whether the step runs although its budget cannot be held
         self._begin()
 
     def _begin(self) -> None:
@@ -136,6 +145,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.kept: Kept | None = None
         self.made: Plan | None = None  # the newest plan: who holds this object holds its modules
         self._asked = self.request  # for the graph at hand
+        self._kind: str | None = None  # of the graph at hand, once it was planned
+        self._trains = False  # whether the code of the graph at hand was compiled before
         self._tally: StepTally | None = None
 
     def join_step(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
@@ -226,6 +237,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if not kept.plan:
             return
         plan = Plan.from_json(kept.plan)
+        self._meet(_code_of(kept.parameters))
         if self.request.plan is None and self.request.pipeline is None:
             self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
         again = partial(
@@ -282,10 +294,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 self.made, self._asked, largest=self._largest, can_hold=not self.over
             ):
                 return False
-        except BudgetError:
-            if not self.beside[1]:
+        except BudgetError as error:
+            if not self._runs_anyway:
                 raise
-            self.over = True
+            self._exceed(error)
             return False
         self.use(None)
         self.called, self.kept, self.halves_only = False, None, False
@@ -350,8 +362,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
+        self._meet(kind)
         primals = [node.meta.get("val") for node in _primals(joint)]
-        made = self._plan_beside(joint) if self.beside[1] else self._plan(joint, asked)
+        if self.beside[1]:
+            left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
+            self._asked = asked = replace(asked, budget=Budget(peak_bytes=left))
+        made = self._plan_anyway(joint) if self._runs_anyway else self._plan(joint, asked)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
         # What Inductor makes of it, the backend knows once it is compiled.
@@ -366,18 +382,46 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether the plan of the graph at hand is a saved one."""
         return isinstance(self._asked.plan, Plan)
 
-    def _plan_beside(self, joint: JointGraph) -> Plan:
-        """Plans within what the step's other graphs leave of a peak in bytes; at the least peak if none is found there."""
+    def _meet(self, kind: str) -> None:
+        """Note whether the code of the graph at hand was compiled before; the first of several plans tells."""
+        if self._kind is None:
+            self._kind, self._trains = kind, kind != "" and kind in self.siblings.planned
+
+    @property
+    def _runs_anyway(self) -> bool:
+        """Whether the graph at hand runs although its budget in bytes cannot be held.
+
+        Refusing it would end a training that has begun, or a step whose other graphs are compiled.
+        """
         asked = self.request
-        assert asked.budget.peak_bytes is not None
-        left = Budget(peak_bytes=max(1, asked.budget.peak_bytes - self.beside[1]))
+        if self.strict or asked.plan is not None or asked.pipeline is not None:
+            return False
+        in_bytes = asked.budget.share is None and asked.budget.peak_share is None
+        return in_bytes and (self._trains or bool(self.beside[1]))
+
+    def _exceed(self, error: BudgetError) -> None:
+        """Run the step at the least peak from now on; warn once for each piece of code."""
+        self.over = True
+        # What several graphs take together is said as they run, see `StepTally`.
+        if not self.beside[1] and self._kind not in self.siblings.over:
+            self.siblings.over.add(self._kind or "")
+            warn(
+                f"a step that has run before is compiled again, and its budget cannot be held: {error}. The plan with "
+                "the least peak runs instead; options={'strict': True} refuses it",
+                BudgetWarning,
+                stacklevel=2,
+            )
+
+    def _plan_anyway(self, joint: JointGraph) -> Plan:
+        """Plan within the budget; at the least peak, or the fewest saved bytes, if there is no plan within it."""
         if not self.over:
-            self._asked = replace(asked, budget=left)
             try:
                 return self._plan(joint.copy(), self._asked)
-            except BudgetError:
-                self.over = True
-        self._asked = replace(asked, budget=Budget(peak_share=0.0))
+            except BudgetError as error:
+                self._exceed(error)
+        on_peak = self.request.budget.on_peak
+        least = Budget(peak_share=0.0) if on_peak else Budget(share=0.0)
+        self._asked = replace(self._asked, budget=least)
         return self._plan(joint, self._asked)
 
     def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
@@ -498,6 +542,7 @@ def partitioner(
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
     pack: PackOption = (),
+    strict: bool = False,
 ) -> Partitioner:
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
 
@@ -520,6 +565,9 @@ def partitioner(
             temporary files.
         offload: as in `remat.plan`.
         pack: as in `remat.plan`.
+        strict: whether a budget in bytes that cannot be held is refused at every compilation. By default only the
+            first compilation of a step refuses it; a later one, for a longer batch in the middle of training, runs
+            the plan with the least peak and warns once.
 
     Raises:
         RematError: an option that cannot be meant, at once and not at the first compilation.
@@ -537,6 +585,7 @@ def partitioner(
         repro=repro,
         offload=offload,
         pack=pack,
+        strict=strict,
     )
 
 

@@ -1,0 +1,74 @@
+"""Budgets that cannot be held: refused before the first step, run at the least peak at a later recompilation."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat.integrations.partitioner import BudgetWarning
+
+pytestmark = pytest.mark.slow
+LOWERINGS = ("eager", "inductor")
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    blocks = (nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)) for _ in range(4))
+    return nn.Sequential(*blocks)
+
+
+def steps(budget: Any, lower: str, *batches: int, **options: Any) -> list[str]:
+    """Run a step of each batch size; return the warnings about the budget."""
+    torch._dynamo.reset()
+    model, plainly = net(), net()
+    options = {"budget": budget, "lower": lower, **options}
+    compiled = torch.compile(model, backend="remat", dynamic=False, options=options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", BudgetWarning)
+        for batch in batches:
+            x = torch.randn(batch, 64)
+            for module, run in ((model, compiled), (plainly, plainly)):
+                module.zero_grad()
+                run(x).sum().backward()
+            for one, other in zip(model.parameters(), plainly.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad)
+    return [str(w.message) for w in caught if w.category is BudgetWarning]
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_a_longer_batch_in_the_middle_of_training_runs_at_the_least_peak(lower: str) -> None:
+    (warned,) = steps("1100KiB", lower, 64, 512, 512, 1024)
+    assert "compiled again, and its budget cannot be held: budget" in warned
+    assert "bytes" in warned
+    least = remat.plans()[-1].peak_bytes
+    steps(remat.Peak(0.0), lower, 1024)
+    assert least <= 1.05 * remat.plans()[-1].peak_bytes
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_the_first_step_and_strict_options_refuse(lower: str) -> None:
+    refused = "BudgetError.*budget"
+    with pytest.raises(Exception, match=f"(?s){refused}"):
+        steps("1100KiB", lower, 512)
+    with pytest.raises(Exception, match=f"(?s){refused}"):
+        steps("1100KiB", lower, 64, 512, strict=True)
+
+
+@pytest.mark.parametrize("lower", LOWERINGS)
+def test_the_budget_that_an_error_names_is_held(lower: str) -> None:
+    with pytest.raises(Exception, match="give budget=") as raised:
+        steps("1300KiB", lower, 512)
+    named = str(raised.value).split("give budget=")[1].split()[0].rstrip(".")
+    assert steps(int(named), lower, 512) == []
+    assert remat.plans()[-1].peak_bytes <= int(named)
+
+
+@pytest.mark.parametrize("value", ["yes", 1, None])
+def test_strict_is_a_truth_value(value: Any) -> None:
+    with pytest.raises(remat.RematError, match="strict is .*; expected False"):
+        remat.partitioner(0.5, strict=value)

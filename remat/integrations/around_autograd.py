@@ -21,7 +21,12 @@ from remat.errors import RereadError
 
 
 def around_autograd(
-    compiled: Callable[..., Any], places: Sequence[int], name: str, *, by_inductor: bool
+    compiled: Callable[..., Any],
+    places: Sequence[int],
+    name: str,
+    *,
+    by_inductor: bool,
+    look: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> Callable[..., Any]:
     """A compiled step that may be differentiated several times, and refuses once some of its outputs were written to.
 
@@ -32,12 +37,13 @@ def around_autograd(
         places: of those, what backward reads again.
         name: the step, for people.
         by_inductor: whether Inductor compiled it.
+        look: called after each run that may be differentiated, with its arguments and its node.
     """
     met: list[type] = []
 
     def run(*arguments: Any) -> Any:
         outputs = compiled(*arguments)
-        if met and not places:
+        if met and not places and look is None:
             return outputs
         step = next(filter(None, map(_step_of, outputs)), None)
         if step is not None:  # there is something to differentiate
@@ -45,6 +51,8 @@ def around_autograd(
                 met.append(type(step))
                 _allow_keeping(step, by_inductor=by_inductor)
             _watch(step, outputs, places, name)
+            if look is not None and type(step) is met[0]:
+                look(arguments, step)
         return outputs
 
     return run

@@ -331,6 +331,8 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.SymInt):  # read from data, to be a size
+            torch._check(out >= 0)  # type: ignore[no-untyped-call]
         if func is OFFLOAD:
             storage = out.untyped_storage()
             key = torch_compat.storage_id(storage)
@@ -428,6 +430,10 @@ class _Ticking(ast.NodeTransformer):
             ast.Call(ast.Name("__ran__", ast.Load()), [ast.Constant(label)], keywords=[])
         )
         return [statement, tick]
+
+    def visit_If(self, node: ast.If) -> Any:
+        """What refuses numbers of a run is left out: here they are none."""
+        return None if all(isinstance(s, ast.Raise) for s in node.body) else node
 
     def visit_With(self, node: ast.With) -> Any:
         """A guard of a device: what it guards runs without."""

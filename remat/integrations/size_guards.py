@@ -271,7 +271,9 @@ def guard_sizes(
     # Of what the data tells, and of what was declared, no guard may bound anything.
     sizes = [*inputs.values(), *learned]
     given = {s.name: (s.least, s.most) for s in sizes}
-    fixed = {s.name: (s.least, s.number) for s in sizes if s.place is None or s.declared}
+    fixed: dict[str, tuple[int, int | None]] = {
+        s.name: (s.least, s.number) for s in sizes if s.place is None or s.declared
+    }
     free = {s.name: s for s in sizes if s.name not in fixed}
     if bytes_at(given) <= limit:
         return None

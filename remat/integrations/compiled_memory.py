@@ -206,7 +206,7 @@ class _Sizes:
             return size
         return self.fakes.size(size_of(expression.xreplace(self._there)))
 
-    def told(self, size: Any) -> Any:
+    def of_step(self, size: Any) -> Any:
         """A number of bytes in the symbols of the step.
 
         A size that backward learns is one of forward's, as it runs again what forward ran. One of forward's that is
@@ -305,7 +305,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 first=min(x.first, end),
                 last=end if x.last is None else x.last,
                 saved_as=x.saved_as,
-                size=None if self._sizes is None else self._sizes.told(x.size),
+                size=None if self._sizes is None else self._sizes.of_step(x.size),
             )
             for x in self._lives
         ]

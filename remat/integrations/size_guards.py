@@ -30,7 +30,7 @@ from remat.graph.storages import (
 )
 from remat.integrations.compiled_budget import BudgetWarning
 from remat.planning.plan import Plan
-from remat.units import format_apart, format_bytes
+from remat.units import Budget, format_apart, format_bytes
 
 #: Sizes are not guarded beyond this, as no memory holds them.
 _LARGEST = 2**50
@@ -150,9 +150,9 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
     except BudgetError as error:
         if not largest or _DECLARED in str(error):
             raise
-        told = ", ".join(f"{size.source} = {size.number}" for size in largest.values())
+        named = ", ".join(f"{size.source} = {size.number}" for size in largest.values())
         raise BudgetError(
-            f"{error}. {_DECLARED}, {told}: declare smaller ones, with mark_dynamic(…, max=…), or mark none"
+            f"{error}. {_DECLARED}, {named}: declare smaller ones, with mark_dynamic(…, max=…), or mark none"
         ) from None
 
 
@@ -262,7 +262,7 @@ def guard_sizes(
         raise PlanError(
             f"the saved plan for '{made.graph}' was made under the budget {budget.label}, and takes "
             f"{format_bytes(bytes_at.taken)} ({bytes_at.taken} bytes) at these sizes; expected sizes at which it "
-            f"takes at most {limit} bytes. Plan again at the largest sizes, or under a share, which grows with them"
+            f"takes at most {limit} bytes. Plan again at the largest sizes, or under a ratio, which grows with them"
         )
     if bytes_at.taken > limit:
         return None
@@ -290,7 +290,7 @@ def guard_sizes(
     if watched and not look.unseen:
         return look
     warn(
-        f"'{made.graph}' holds its budget {budget.label} for {look.told()}. Larger sizes, at which it takes more, are "
+        f"'{made.graph}' holds its budget {budget.label} for {look.shown()}. Larger sizes, at which it takes more, are "
         "known from the data alone, and nobody looks at them as it runs. Keep them smaller, or give a smaller budget",
         BudgetWarning,
         stacklevel=4,
@@ -382,16 +382,17 @@ class _Look:
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
         more, most = format_apart(taken, self._limit)
         less = self._limit * self._bytes_at.taken // taken
+        instead = Budget(peak_bytes=less) if self._peak else Budget(nbytes=less)
         warn(
             f"'{self._graph}' {'has a peak of' if self._peak else 'keeps'} {more} ({taken} bytes) at "
-            f"{self.told(seen)}, above the {most} ({self._limit} bytes) of its budget {self._label}. It was planned "
-            f"for {self.told()}, and is not planned again. A budget of {less} bytes makes up for it; or keep these "
+            f"{self.shown(seen)}, above the {most} ({self._limit} bytes) of its budget {self._label}. It was planned "
+            f"for {self.shown()}, and is not planned again. budget='{instead}' makes up for it; or keep these "
             "sizes smaller. Nothing more is said of this step",
             BudgetWarning,
             stacklevel=4,
         )
 
-    def told(self, numbers: Mapping[str, int] | None = None) -> str:
+    def shown(self, numbers: Mapping[str, int] | None = None) -> str:
         """The sizes that no guard bounds, for people; without numbers, those that were planned for."""
         found = {n: self._sizes[n].number for n in self._shown} if numbers is None else numbers
         return ", ".join(f"{self._sizes[n].source or n} = {found[n]}" for n in self._shown)

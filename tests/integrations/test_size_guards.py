@@ -74,7 +74,7 @@ def test_the_partitioner_by_itself_guards_its_plans_too(
     by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    model, partition = net(), remat.partitioner("40KiB")
+    model, partition = net(), remat.partitioner(remat.Saved("40KiB"))
     backend = "inductor" if by == "inductor" else aot(partition)
     planned = []
     told = {"custom_partitioner_fn": partition} if by == "inductor" else {}
@@ -204,7 +204,7 @@ def pairs(x: T, y: T, mem: T, w: T) -> T:
     return (x.sin() @ y.cos().mT).exp().sin().tanh().sum(0)
 
 
-def halved(x: T, w: T) -> T:
+def two_parts(x: T, w: T) -> T:
     n = x.shape[0] // 2
     return ((x[:n] @ w).sin() * (x[n : 2 * n] @ w).exp()).tanh().cumsum(0).cos()
 
@@ -226,7 +226,7 @@ PROGRAMS: dict[str, tuple[Callable[..., T], Callable[..., Any], Any, int, int]] 
         300_000,
         1_100_000,
     ),
-    "halved": (halved, lambda n: (drawn(n, 16), drawn(16, 16)), (6, 9, 33, 128, 127), 9_000, 70_000),
+    "parts": (two_parts, lambda n: (drawn(n, 16), drawn(16, 16)), (6, 9, 33, 128, 127), 9_000, 70_000),
     "batches": (
         batches,
         lambda n, m: (drawn(n, m, 8), drawn(8, 24)),

@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._sympy import functions as sympy_functions
     from torch.utils._sympy.numbers import int_oo
-    from torch.utils._sympy.value_ranges import ValueRanges
+    from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
     from torch.utils._traceback import CapturedTraceback
     from torch.xpu import _is_compiled as xpu_is_compiled
 
@@ -249,6 +249,11 @@ def function_of(definition: Any) -> Any:
 def autograd_function(node: Any) -> Any:
     """The autograd function that a node of autograd's graph is one call of; None where it is none of Python's."""
     return getattr(node, "_forward_cls", None)
+
+
+def handed_numbers(step: Any) -> tuple[Any, ...]:
+    """The numbers that the forward of a compiled step has handed to its backward."""
+    return tuple(getattr(step, "symints", None) or ())
 
 
 def storage_id(storage: Any) -> int:

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from torch import fx
 
@@ -69,6 +70,7 @@ class Lifetime:
         first: moment at which it is there for the first time.
         last: moment at which it is there for the last time.
         saved_as: name of the value on it that forward hands to backward; empty where it hands none.
+        size: ``nbytes`` as an expression of symbols; None where it depends on none.
     """
 
     node: str
@@ -78,6 +80,7 @@ class Lifetime:
     first: int
     last: int
     saved_as: str = ""
+    size: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +168,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
             first=first,
             last=last,
             saved_as=saved_as[key].name if key in saved_as else "",
+            size=step.sizes.symbolic.get(key),
         )
         for key, node, nbytes, first, last in step.lifetimes()
     ]
@@ -394,7 +398,7 @@ class StepWalk:
             return key
         own = -1 - len(self._twin)  # keys are addresses, so no other is negative
         self._twin[own] = key
-        sizes.nbytes[own] = sizes.nbytes[key]
+        sizes.copy(own, key)
         sizes.rename(node, key, own)
         return own
 

@@ -5,10 +5,12 @@ Bytes are counted per storage, not per tensor: a view costs nothing beyond its b
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import optimization_hint
@@ -18,6 +20,9 @@ from remat.torch_compat import pytree
 
 #: Stands in for a symbolic size that nothing is known about.
 UNBACKED_HINT = 4096
+
+#: Numbers that stand in for symbols, by name, instead of the sizes that a step was traced with.
+_SIZES: ContextVar[Mapping[str, int] | None] = ContextVar("_SIZES", default=None)
 
 #: Key of the storage behind a value and the storage, None where there is none, and the value itself,
 #: which is kept alive, so that nothing else takes its address.
@@ -60,35 +65,58 @@ def tensor_bytes(value: Any) -> int:
 
 
 def hint(size: Any) -> int:
-    """A size as an int, symbolic ones by their hint."""
-    return size if type(size) is int else int(optimization_hint(size, fallback=UNBACKED_HINT))
+    """A size as an int, symbolic ones by their hint, or by what `sizes_at` puts in its place."""
+    if type(size) is int:
+        return size
+    sizes = _SIZES.get()
+    expression = expression_of(size) if sizes else None
+    if sizes and expression is not None:
+        known = {
+            s: sympy.Integer(sizes[s.name]) for s in expression.free_symbols if s.name in sizes
+        }
+        if known:
+            left = expression.xreplace(known)
+            if left.is_number:
+                return int(left)
+            size = size.node.shape_env.create_symintnode(left, hint=None)
+    return int(optimization_hint(size, fallback=UNBACKED_HINT))
 
 
-def growth(values: Iterable[Any]) -> float:
-    """The power of symbolic sizes with which the fastest of some values grows; 0 where no size is a symbol.
+@contextlib.contextmanager
+def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
+    """Has `hint` take symbols, by name, for these numbers: plans and their figures are then for these sizes."""
+    token = _SIZES.set(sizes)
+    try:
+        yield
+    finally:
+        _SIZES.reset(token)
 
-    Measured from the sizes of now to twice those: 1 for activations of a batch, 2 for attention scores over a
-    length. Sizes of ragged dimensions have no number, and do not count.
-    """
-    known: dict[Any, int] = {}
-    counts: dict[Any, int] = {}
-    for value in values:
-        sizes = value.size() if isinstance(value, torch.Tensor) else (value,)
-        if not any(isinstance(size, torch.SymInt) for size in sizes):
-            continue
-        for size in (*sizes, value.numel()) if isinstance(value, torch.Tensor) else sizes:
-            if (
-                isinstance(size, torch.SymInt)
-                and size.node.has_hint()
-                and not size.node.is_nested_int()
-            ):
-                (known if size.node.expr.is_Symbol else counts)[size.node.expr] = hint(size)
-    grown = [1.0] if known else []
-    for expression, now in counts.items():
-        twice = expression.subs({symbol: 2 * size for symbol, size in known.items()})
-        if now > 0 and twice.is_number and twice > 0:
-            grown.append(math.log2(float(twice) / now))
-    return max(grown, default=0.0)
+
+def planned_sizes() -> Mapping[str, int]:
+    """What `sizes_at` puts in the place of symbols here."""
+    return _SIZES.get() or {}
+
+
+def expression_of(size: Any) -> Any:
+    """The expression of a symbolic size in symbols; None for an int, and for a ragged dimension."""
+    if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
+        return None
+    expression = size.node.expr
+    return expression if expression.free_symbols else None
+
+
+def numbers_of(value: Any) -> tuple[Any, ...]:
+    """The sizes of a tensor; another value by itself."""
+    return tuple(value.size()) if isinstance(value, torch.Tensor) else (value,)
+
+
+def has_symbols(values: Iterable[Any], *, learned: bool = False) -> bool:
+    """Whether a size of some values is a symbol: one that inputs have, or one that is ``learned`` from the data."""
+    return any(
+        expression_of(size) is not None and size.node.has_hint() is not learned
+        for value in values
+        for size in numbers_of(value)
+    )
 
 
 class Memories:
@@ -130,10 +158,12 @@ class Sizes:
 
     Attributes:
         nbytes: bytes of each storage that was asked for.
+        symbolic: the same as expressions of symbols, of those that depend on any.
     """
 
     def __init__(self, memories: Memories | None = None) -> None:
         self.nbytes: dict[int, int] = {}
+        self.symbolic: dict[int, Any] = {}
         self._memories = Memories() if memories is None else memories
         self._known: dict[fx.Node, tuple[int, ...]] = {}
 
@@ -164,10 +194,25 @@ class Sizes:
                 key = id(value) if isinstance(value, torch.Tensor) else None
                 if key is not None:
                     self.nbytes[key] = tensor_bytes(value)
+                    self._note(key, value.numel() * value.element_size())
             elif key not in self.nbytes:
-                self.nbytes[key] = hint(storage.nbytes())
+                nbytes = storage.nbytes()
+                self.nbytes[key] = hint(nbytes)
+                self._note(key, nbytes)
             keys.append(key)
         return keys
+
+    def copy(self, key: int, other: int) -> None:
+        """Gives a storage the bytes of another."""
+        self.nbytes[key] = self.nbytes[other]
+        if other in self.symbolic:
+            self.symbolic[key] = self.symbolic[other]
+
+    def _note(self, key: int, nbytes: Any) -> None:
+        if type(nbytes) is not int:
+            expression = expression_of(nbytes)
+            if expression is not None:
+                self.symbolic[key] = expression
 
     def first_of(self, nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
         """For each storage of the values of nodes, the first node that has it."""

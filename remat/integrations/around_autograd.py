@@ -28,6 +28,7 @@ def around_autograd(
     by_inductor: bool,
     reread_inputs: bool,
     count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None = None,
+    look: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> Callable[..., Any]:
     """A compiled step that may be differentiated several times, and refuses once some of its outputs were written to.
 
@@ -40,6 +41,7 @@ def around_autograd(
         by_inductor: whether Inductor compiled it.
         reread_inputs: as its plan has it; what backward reads again in spite of False, eager PyTorch reads, too.
         count: is given the arguments and outputs of each run, and the node of autograd's graph that differentiates it.
+        look: called after each run that may be differentiated, with its arguments and its node.
     """
     advice = "Write to a clone of it"
     if reread_inputs:
@@ -48,7 +50,7 @@ def around_autograd(
 
     def run(*arguments: Any) -> Any:
         outputs = compiled(*arguments)
-        if met and not places and count is None:
+        if met and not places and count is None and look is None:
             return outputs
         step = next(filter(None, map(_step_of, outputs)), None)
         if step is not None:  # there is something to differentiate
@@ -58,6 +60,8 @@ def around_autograd(
             _watch(step, outputs, places, name, advice)
             if count is not None:
                 count(arguments, outputs, step)
+            if look is not None and type(step) is met[0]:
+                look(arguments, step)
         return outputs
 
     return run

@@ -199,7 +199,7 @@ def warn_of_saved(made: Plan) -> None:
 
     One with symbolic sizes is refused at those at which it does.
     """
-    if not made.planned_peak_bytes or made.growth:
+    if not made.planned_peak_bytes or made.symbolic:
         return
     asked = made.asked
     if asked.on_peak:

@@ -8,13 +8,15 @@ from the statement that makes it to the one after which nobody holds it.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
@@ -22,7 +24,10 @@ from remat import torch_compat
 from remat.graph.host_copies import OFFLOAD
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
-from remat.graph.storages import hint
+from remat.graph.storages import expression_of, hint, planned_sizes
+from remat.graph.text.expressions import read_size, size_of, write_expression
+from remat.graph.text.fakes import Fakes
+from remat.graph.text.header import symbols_of
 from remat.running.workspace import may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 
@@ -39,6 +44,7 @@ class CompiledHalf:
     Attributes:
         given: what it was compiled for: the name of each input, with a fake tensor, a number or a symbol.
         returned: name of each output; empty where it is no node.
+        values: the fake value of each output.
         own: how many of the outputs are forward's own.
         code: the Python code that Inductor wrote.
         constants: tensors that the code reads by name.
@@ -46,6 +52,7 @@ class CompiledHalf:
 
     given: Sequence[tuple[str, Any]]
     returned: Sequence[str]
+    values: Sequence[Any]
     own: int
     code: str = ""
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -54,27 +61,37 @@ class CompiledHalf:
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledHalf:
         """A half that is about to be compiled."""
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]
+        outputs = outputs_of(module.graph)
         return cls(
             given=tuple(zip(names, inputs, strict=True)),
-            returned=[v.name if isinstance(v, fx.Node) else "" for v in outputs_of(module.graph)],
+            returned=[v.name if isinstance(v, fx.Node) else "" for v in outputs],
+            values=[v.meta.get("val") if isinstance(v, fx.Node) else None for v in outputs],
             own=own_outputs(module),
         )
 
 
-def compiled_timeline(forward: CompiledHalf, backward: CompiledHalf) -> Timeline:
+def compiled_timeline(
+    forward: CompiledHalf, backward: CompiledHalf, *, symbolic: bool = False
+) -> Timeline:
     """Lifetimes of all storages of one compiled step; a moment is the run of one kernel.
 
     Args:
         forward: returns its own outputs, then what it hands to backward.
         backward: takes that and the tangents; returns gradients.
+        symbolic: whether to tell how bytes depend on sizes that are symbols, which takes longer.
 
     Raises:
         Exception: the code is of a kind that is not known here, or asks for numbers.
     """
-    step = _Step()
-    with torch_compat.FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    sizes = _Sizes.of(forward, backward) if symbolic else None
+    step = _Step(sizes)
+    guards: Any = contextlib.nullcontext() if sizes is None else sizes.fakes.without_guards()
+    plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
+    with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
         given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
         outputs = step.run(forward, [*given])
+        if sizes is not None:
+            sizes.learn(forward.values, outputs, step.nbytes)
         step.begin_backward()
         own = outputs[: forward.own]
         step.mark(own, StorageKind.OUTPUT)
@@ -100,7 +117,8 @@ def held_bytes(timeline: Timeline) -> int:
 def write_timeline(timeline: Timeline) -> str:
     """A timeline as JSON, for what is kept beside a compiled step."""
     rows = [
-        [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as] for x in timeline.lifetimes
+        [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as, _text_of(x.size)]
+        for x in timeline.lifetimes
     ]
     return json.dumps([timeline.moments, timeline.boundary, rows])
 
@@ -121,10 +139,94 @@ def read_timeline(text: str) -> Timeline:
             first=first,
             last=last,
             saved_as=saved_as,
+            size=read_size(size) if size else None,
         )
-        for node, nbytes, kind, first, last, saved_as in rows
+        for node, nbytes, kind, first, last, saved_as, size in rows
     )
     return Timeline(moments=tuple(moments), boundary=boundary, lifetimes=tuple(lifetimes))
+
+
+def _text_of(size: Any) -> str:
+    return "" if size is None else write_expression(size, set())
+
+
+class _Sizes:
+    """Symbols for the sizes of a step whose code is run.
+
+    What the code learns from the data, as from ``nonzero``, are symbols of its own there.
+
+    Attributes:
+        fakes: makes numbers of symbols.
+    """
+
+    def __init__(self, fakes: Fakes) -> None:
+        self.fakes = fakes
+        self._there: dict[Any, Any] = {}  # what the code has for symbols of the step
+        self._learned: set[Any] = set()  # by forward
+
+    @classmethod
+    def of(cls, forward: CompiledHalf, backward: CompiledHalf) -> _Sizes:
+        """The symbols of what a step is given.
+
+        Raises:
+            NotImplementedError: symbols of the code could not be told from these.
+        """
+        sizes = [n for half in (forward, backward) for _, v in half.given for n in _numbers(v)]
+        backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
+        found = {s for n in backed for s in expression_of(n).free_symbols}
+        unbacked = [
+            n for _, v in forward.given for n in _numbers(v) if expression_of(n) is not None
+        ]
+        if any(not n.node.has_hint() for n in unbacked):
+            raise NotImplementedError("an input has sizes without a hint")
+        at = planned_sizes()
+        known = symbols_of(found, backed[0].node.shape_env if backed else None)
+        return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in known]))
+
+    def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
+        """Takes from what forward returned which symbols of the code are which of the step's.
+
+        Args:
+            values: what it was traced to return.
+            outputs: what its code returned.
+            nbytes: of the storages that there were.
+        """
+        for value, output in zip(values, outputs, strict=True):
+            for size, found in zip(_numbers(value), _numbers(output), strict=False):
+                expression = expression_of(size)
+                if expression is not None and expression.is_Symbol:
+                    self._there.setdefault(expression, size_of(found))
+        sizes = [e for e in map(expression_of, nbytes) if e is not None]
+        self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
+
+    def at(self, size: Any) -> Any:
+        """A size of the step as the code takes it."""
+        expression = expression_of(size)
+        if expression is None:
+            return size
+        return self.fakes.size(size_of(expression.xreplace(self._there)))
+
+    def of_step(self, size: Any) -> Any:
+        """A number of bytes in the symbols of the step.
+
+        A size that backward learns is one of forward's, as it runs again what forward ran. One of forward's that is
+        not handed over is marked, as it has no name in the step.
+        """
+        expression = expression_of(size)
+        if expression is None:
+            return None
+        own = {*self.fakes.symbols.values()}
+        back = {s: mine for mine, s in self._there.items() if s in self._learned}
+        back |= {s: sympy.Symbol(f"{s.name}?", integer=True) for s in self._learned - back.keys()}
+        again = expression.free_symbols - own - back.keys()
+        back |= dict.fromkeys(again, sympy.Max(*back.values()) if back else sympy.Symbol("u?"))
+        return expression.xreplace(back)
+
+
+def _numbers(value: Any) -> tuple[Any, ...]:
+    return (
+        tuple(value.size()) + tuple(value.stride()) if isinstance(value, torch.Tensor) else (value,)
+    )
 
 
 @dataclass(slots=True)
@@ -135,6 +237,7 @@ class _Life:
     first: int
     last: int | None = None
     saved_as: str = ""
+    size: Any = None
 
 
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -146,8 +249,9 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: _Sizes | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes = sizes
         self._moments: list[str] = []
         self._boundary = 1
         self._alive: dict[int, _Life] = {}
@@ -156,9 +260,10 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
         """An input: a tensor like another, on a storage of its own."""
+        number = hint if self._sizes is None else self._sizes.at
         if not isinstance(like, torch.Tensor):
-            return hint(like) if isinstance(like, torch.SymInt) else like
-        size, stride = (tuple(map(hint, numbers)) for numbers in (like.size(), like.stride()))
+            return number(like) if isinstance(like, torch.SymInt) else like
+        size, stride = (tuple(map(number, numbers)) for numbers in (like.size(), like.stride()))
         made = torch.empty_strided(size, stride, dtype=like.dtype, device=like.device)
         self._note(made, name, kind)
         return made
@@ -168,6 +273,11 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = _call_of(half, self._moments.append)
         with self:
             return list(call(arguments))
+
+    @property
+    def nbytes(self) -> list[Any]:
+        """Bytes of all storages so far."""
+        return [x.size for x in self._lives]
 
     def begin_backward(self) -> None:
         if not self._moments:
@@ -195,6 +305,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                 first=min(x.first, end),
                 last=end if x.last is None else x.last,
                 saved_as=x.saved_as,
+                size=None if self._sizes is None else self._sizes.of_step(x.size),
             )
             for x in self._lives
         ]
@@ -208,7 +319,8 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = value.untyped_storage()
         key = torch_compat.storage_id(storage)
         if key not in self._alive and key not in self._on_host:
-            life = _Life(node, hint(storage.nbytes()), kind, first=len(self._moments))
+            nbytes = storage.nbytes()
+            life = _Life(node, hint(nbytes), kind, first=len(self._moments), size=nbytes)
             self._alive[key] = life
             self._lives.append(life)
             weakref.finalize(storage, self._gone, key).atexit = False
@@ -219,6 +331,8 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.SymInt):  # read from data, to be a size
+            torch._check(out >= 0)  # type: ignore[no-untyped-call]
         if func is OFFLOAD:
             storage = out.untyped_storage()
             key = torch_compat.storage_id(storage)
@@ -231,8 +345,28 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         if workspace:
             now = len(self._moments)
             name = f"workspace of {func}"
-            self._lives.append(_Life(name, workspace, StorageKind.TEMPORARY, now, now))
+            self._lives.append(
+                _Life(
+                    name,
+                    workspace,
+                    StorageKind.TEMPORARY,
+                    now,
+                    now,
+                    size=_in_proportion(workspace, (args, kwargs, out)),
+                )
+            )
         return out
+
+
+def _in_proportion(nbytes: int, values: Any) -> Any:
+    """Bytes that grow as those of some tensors do together."""
+    tensors = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
+    together: Any = sum(t.numel() * t.element_size() for t in tensors)
+    return (
+        nbytes * together // max(1, hint(together))
+        if isinstance(together, torch.SymInt)
+        else nbytes
+    )
 
 
 def _call_of(
@@ -296,6 +430,10 @@ class _Ticking(ast.NodeTransformer):
             ast.Call(ast.Name("__ran__", ast.Load()), [ast.Constant(label)], keywords=[])
         )
         return [statement, tick]
+
+    def visit_If(self, node: ast.If) -> Any:
+        """What refuses numbers of a run is left out: here they are none."""
+        return None if all(isinstance(s, ast.Raise) for s in node.body) else node
 
     def visit_With(self, node: ast.With) -> Any:
         """A guard of a device: what it guards runs without."""

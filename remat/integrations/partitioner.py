@@ -25,6 +25,7 @@ from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
+from remat.graph.storages import planned_sizes, sizes_at
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
 from remat.integrations import listed_plans
@@ -39,7 +40,7 @@ from remat.integrations.compiled_memory import (
 )
 from remat.integrations.kept_steps import Kept, operators_of, text_of
 from remat.integrations.listed_plans import plans as plans
-from remat.integrations.size_guards import guard_sizes
+from remat.integrations.size_guards import at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.integrations.unwatched import plan_unwatched
 from remat.passes.core.pipeline import Pipeline
@@ -200,11 +201,21 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             name=_name_of(gm),
         )
         _mark_static_inputs(joint)
+        primals = [node.meta.get("val") for node in _primals(joint)]
         try:
-            return self._split_and_note(joint) if self.keeps else self._split(joint)
+            with at_declared_sizes(primals, in_bytes=self.in_bytes):
+                return self._split_and_note(joint) if self.keeps else self._split(joint)
         except Exception as error:
             report(error, joint, self.repro, self._described)
             raise
+
+    @property
+    def in_bytes(self) -> bool:
+        """Whether steps are held to a number of bytes, at all of their sizes."""
+        plan = self.request.plan
+        plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
+        budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
+        return any(b.nbytes is not None or b.peak_bytes is not None for b in budgets)
 
     def _split_and_note(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Splits, and notes what a process needs that finds the compiled step in a cache."""
@@ -240,6 +251,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self._meet(_code_of(kept.parameters))
         if self.request.plan is None and self.request.pipeline is None:
             self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
+        plan = replace(plan, _sizes=planned_sizes())
         again = partial(
             _made_again, plan, kept.joint, self.request.hooks, self.request.reread_inputs
         )
@@ -265,15 +277,19 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         made = self.made
         if made is None:
             return
-        try:
-            found = compiled_timeline(forward, backward)
-        except Exception:  # code of a kind that is not known
-            _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
+        symbolic = self.in_bytes and (made.symbolic or made.learns_sizes)
+        found = None
+        for kind in (True, False) if symbolic else (False,):
+            try:
+                found = found or compiled_timeline(forward, backward, symbolic=kind)
+            except Exception:  # code of a kind that is not known
+                _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
+        if found is None:
             return
         told = made.as_compiled(found, held_bytes(found))
         listed_plans.replace(made, told)
         self.made = told
-        if self.kept is not None:
+        if self.kept is not None and not made.learns_sizes:
             self.kept = replace(self.kept, plan=told.to_json(), timeline=write_timeline(found))
 
     def replans(self) -> bool:
@@ -370,9 +386,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         made = self._plan_anyway(joint) if self._runs_anyway else self._plan(joint, asked)
         if asked.plan is None and asked.pipeline is None:
             self._count_graph(kind or made.fingerprint)
-        # What Inductor makes of it, the backend knows once it is compiled.
-        if self.lower == "eager":
-            guard_sizes(primals, made, saved=self.applies_saved)
+        if not self.watched:  # else the backend does, by what the step takes as compiled
+            guard_sizes(primals, made, saved=self.applies_saved, watched=False)
         self._list(made)
         # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
         return made.forward, copy_module(made.backward)
@@ -496,6 +511,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             "around": surroundings(),
             "traces": self.traces,
             "compiled": self.compiled.key,
+            "sizes": sorted(planned_sizes().items()),
         }
         plan = self.request.plan
         if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets
@@ -656,4 +672,5 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
     # What a cache holds was edited by nobody, and the plan may be one of several.
     asked = replace(plan, remat="")
     request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
-    return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)
+    with sizes_at(plan.planned_for):
+        return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)

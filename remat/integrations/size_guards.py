@@ -1,25 +1,243 @@
-"""Budgets in bytes under dynamic shapes: up to which sizes a plan holds one, so that larger ones are planned anew."""
+"""Budgets in bytes under dynamic shapes: up to which sizes a plan holds one, so that larger ones are planned anew.
+
+What a step takes is known as expressions of its symbolic sizes. Bounds of these expressions tell up to which sizes
+the budget holds, and Dynamo is asked to compile again beyond. Where it cannot be, sizes are looked at as steps run.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
+from torch import fx
 
 from remat import torch_compat
-from remat.errors import PlanError
-from remat.graph.storages import hint, tensor_bytes
+from remat.errors import BudgetError, PlanError, warn
+from remat.graph.joint import outputs_of
+from remat.graph.liveness import StorageKind, own_outputs, sums_of
+from remat.graph.source import source_line
+from remat.graph.storages import (
+    UNBACKED_HINT,
+    expression_of,
+    hint,
+    numbers_of,
+    planned_sizes,
+    sizes_at,
+)
+from remat.integrations.compiled_budget import BudgetWarning
 from remat.planning.plan import Plan
-from remat.units import format_bytes
+from remat.units import Budget, format_apart, format_bytes
+
+#: Sizes are not guarded beyond this, as no memory holds them.
+_LARGEST = 2**50
+_DECLARED = "It was planned for the largest of its declared sizes"
 
 
-def guard_sizes(example_inputs: Sequence[Any], made: Plan, *, saved: bool) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What is known of a symbolic size of a step.
+
+    Attributes:
+        name: the name of its symbol.
+        number: the size that was planned for.
+        least: no size is smaller.
+        most: no size is larger; None where that is not known.
+        source: where it comes from, for people.
+        value: one of the inputs' sizes that is it; None where it is none of theirs.
+        place: that input, by position, and the dimension; which is None for a number.
+        declared: whether somebody declared its range, which Dynamo then refuses to narrow.
+        marked: whether somebody marked it as dynamic, so that Dynamo refuses to make a number of it.
+    """
+
+    name: str
+    number: int
+    least: int = 0
+    most: int | None = None
+    source: str = ""
+    value: Any = None
+    place: tuple[int, int | None] | None = None
+    declared: bool = False
+    marked: bool = False
+
+
+def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
+    """The symbolic sizes of inputs, by the names of their symbols."""
+    found: dict[str, Size] = {}
+    marks: dict[Any, tuple[bool, bool]] | None = None
+    for k, value in enumerate(example_inputs):
+        is_tensor = isinstance(value, torch.Tensor)
+        for d, size in enumerate(numbers_of(value)):
+            symbol = expression_of(size)
+            if symbol is None or not symbol.is_Symbol or symbol.name in found:
+                continue
+            env = size.node.shape_env
+            if marks is None:
+                marks = _marks(env)
+            declared, marked = marks.get(symbol, (False, False))
+            sources = env.var_to_sources.get(symbol) or ()
+            found[symbol.name] = Size(
+                name=symbol.name,
+                number=hint(size),
+                **_range_of(env, symbol),
+                source=str(sources[0].name) if sources else symbol.name,
+                value=size,
+                place=(k, d if is_tensor else None),
+                declared=declared or not size.node.has_hint(),
+                marked=marked,
+            )
+    return found
+
+
+def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
+    """The least and the most that a symbol stands for."""
+    known = env.var_to_range.get(symbol)
+    least, most = (_finite(getattr(known, name, None)) for name in ("lower", "upper"))
+    return {"least": max(0, least or 0), "most": most}
+
+
+def _finite(bound: Any) -> int | None:
+    """A bound of a range as a number; None where it is none, or so large that it says nothing."""
+    found = int(bound) if isinstance(bound, (int, sympy.Integer)) else None
+    return None if found is None or abs(found) >= _LARGEST else found
+
+
+def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
+    """For each symbol whether its range was declared, and whether it was marked as dynamic."""
+    found: dict[Any, tuple[bool, bool]] = {}
+    for tracked in getattr(env, "tracked_fakes", None) or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        if not isinstance(tracked.fake, torch.Tensor):
+            continue
+        for size, constraint in zip(tracked.fake.size(), constraints, strict=False):
+            symbol = expression_of(size)
+            if symbol is None or constraint is None or constraint.warn_only:
+                continue
+            declared, _ = found.get(symbol, (False, True))
+            found[symbol] = declared or hasattr(constraint, "vr"), True
+    return found
+
+
+def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
+    """Sizes that a step under a budget in bytes is planned for instead of those it was traced with, by symbol.
+
+    Where a range was declared, its largest size: no guard may narrow it. A size that was marked as dynamic and is
+    the least that it can be is planned for one more, since a guard that leaves one size makes a number of it.
+    """
+    found = {}
+    for name, size in sizes_of(example_inputs).items():
+        if size.declared and size.most is not None:
+            found[name] = replace(size, number=size.most)
+        elif size.marked and not size.declared and size.number <= max(2, size.least):
+            found[name] = replace(size, number=size.number + 1)
+    return found
+
+
+@contextlib.contextmanager
+def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Iterator[None]:
+    """Plans a step that is held to a number of bytes for the largest sizes that were declared: see `largest_declared`.
+
+    Raises:
+        BudgetError: raised within; the sizes are named.
+    """
+    largest = largest_declared(example_inputs) if in_bytes else {}
+    try:
+        with sizes_at({**planned_sizes(), **{n: size.number for n, size in largest.items()}}):
+            yield
+    except BudgetError as error:
+        if not largest or _DECLARED in str(error):
+            raise
+        named = ", ".join(f"{size.source} = {size.number}" for size in largest.values())
+        raise BudgetError(
+            f"{error}. {_DECLARED}, {named}: declare smaller ones, with mark_dynamic(…, max=…), or mark none"
+        ) from None
+
+
+class SizedBytes:
+    """What a step takes of its budget in bytes, at any sizes.
+
+    Args:
+        plan: its plan, with the figures of the code that runs.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        timeline = plan.timeline
+        if all(x.size is None for x in timeline.lifetimes):  # as compiled, known at one size only
+            timeline = plan.simulated
+        peak = plan.asked.peak_bytes is not None
+        self.taken = plan.peak_bytes if peak else plan.saved_bytes
+        chosen = [x for x in timeline.lifetimes if peak or x.kind is StorageKind.SAVED]
+        # What is saved is there together, so that its bytes are summed.
+        self._spans = [
+            (x.nbytes, x.size, x.first if peak else 0, x.last if peak else 0) for x in chosen
+        ]
+        self._moments = len(timeline.moments) if peak else 1
+        self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
+        self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
+        # Hooks, and what Inductor makes of a step whose code is not known, are in the figures alone.
+        simulated = self._sum({})
+        self._more = max(1.0, self.taken / simulated) if simulated else 1.0
+
+    def __call__(self, ranges: Mapping[str, tuple[int, int | None]]) -> int:
+        """An upper bound of the bytes for sizes within ranges; a symbol that has none may be any size."""
+        bounds = {size: _upper(whole, ranges) for size, whole in self._sizes.items()}
+        if any(bound is None for bound in bounds.values()):
+            return _LARGEST**2
+        return int(self._sum(bounds) * self._more)
+
+    def _sum(self, bounds: Mapping[Any, int | None]) -> int:
+        spans = (
+            (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
+            for nbytes, size, first, last in self._spans
+        )
+        return max(sums_of(spans, self._moments))
+
+
+def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
+    """The most that an expression comes to within ranges; None where it has no bound."""
+    symbols = {s: ranges.get(s.name, (0, None)) for s in size.free_symbols}
+    if _grows(size) and all(most is not None for _, most in symbols.values()):
+        return int(size.xreplace({s: sympy.Integer(most) for s, (_, most) in symbols.items()}))
+    within = {
+        s: torch_compat.ValueRanges(least, torch_compat.int_oo if most is None else most)
+        for s, (least, most) in symbols.items()
+    }
+    found = torch_compat.bound_sympy(size, within).upper
+    return int(found) if _is_number(found) else None
+
+
+def _multiplied(size: Any) -> Any:
+    """An expression, multiplied out if that shows that it grows with each of its symbols."""
+    whole = sympy.expand(size)
+    return whole if _grows(whole) else size
+
+
+def _grows(e: Any) -> bool:
+    """Whether an expression is a polynomial without negative terms, so that it grows with each of its symbols."""
+    if e.is_Symbol:
+        return True
+    if e.is_Integer:
+        return bool(e >= 0)
+    if e.is_Pow:
+        return bool(e.exp.is_Integer) and e.exp >= 0 and _grows(e.base)
+    return (e.is_Add or e.is_Mul) and all(map(_grows, e.args))
+
+
+def _is_number(bound: Any) -> bool:
+    return bound not in (torch_compat.int_oo, sympy.oo) and bool(getattr(bound, "is_number", True))
+
+
+#: Looks at a step that has run: what it was called with, and its node in autograd's graph.
+Look = Callable[[Sequence[Any], Any], None]
+
+
+def guard_sizes(
+    example_inputs: Sequence[Any], made: Plan, *, saved: bool, watched: bool
+) -> Look | None:
     """Has Dynamo compile a step again for sizes at which its plan may take more than its budget in bytes.
-
-    Bytes grow with sizes as a power of them, that of the value that grows fastest, and so does no sum of them
-    faster: a step that takes half of its budget holds it up to twice the batch that it was planned for.
 
     Whoever traces without guards, as ``aot_function`` does, compiles nothing again.
 
@@ -27,38 +245,183 @@ def guard_sizes(example_inputs: Sequence[Any], made: Plan, *, saved: bool) -> No
         example_inputs: what the step was traced with.
         made: its plan, with the figures of the code that runs, and the budget that it was made under.
         saved: whether it is a saved plan, which cannot be made anew.
+        watched: whether what is returned will be called after each run.
+
+    Returns:
+        What looks at the sizes that no guard can bound; None where the budget holds without.
 
     Raises:
         PlanError: a saved plan takes more than its budget in bytes at these sizes.
     """
     budget = made.asked
     limit = budget.peak_bytes or budget.nbytes
-    if limit is None or made.growth <= 0:
-        return
-    taken, fixed = made.saved_bytes, 0
-    if budget.peak_bytes:
-        tensors = [v for v in example_inputs if isinstance(v, torch.Tensor)]
-        taken = made.peak_bytes
-        fixed = sum(tensor_bytes(v) for v in tensors if not torch_compat.has_symbolic_sizes(v))
-    if saved and taken > limit:
+    if limit is None or not (made.symbolic or made.learns_sizes):
+        return None
+    bytes_at = SizedBytes(made)
+    if saved and bytes_at.taken > limit:
         raise PlanError(
             f"the saved plan for '{made.graph}' was made under the budget {budget.label}, and takes "
-            f"{format_bytes(taken)} ({taken} bytes) at these sizes; expected sizes at which it takes at most "
-            f"{limit} bytes. Plan again at the largest sizes, or under a share, which grows with them"
+            f"{format_bytes(bytes_at.taken)} ({bytes_at.taken} bytes) at these sizes; expected sizes at which it "
+            f"takes at most {limit} bytes. Plan again at the largest sizes, or under a ratio, which grows with them"
         )
-    if not 0 < taken <= limit:
-        return
-    larger = ((limit - fixed) / max(1, taken - fixed)) ** (1 / made.growth)
-    for size in {size.node.expr: size for size in _sizes(example_inputs)}.values():
-        torch._check(size <= max(hint(size), math.floor(hint(size) * larger)))  # type: ignore[no-untyped-call]  # a guard from here on
+    if bytes_at.taken > limit:
+        return None
+    inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in bytes_at.symbols}
+    learned = _learned_sizes(made, bytes_at.symbols - inputs.keys())
+    # Of what the data tells, and of what was declared, no guard may bound anything.
+    sizes = [*inputs.values(), *learned]
+    given = {s.name: (s.least, s.most) for s in sizes}
+    fixed: dict[str, tuple[int, int | None]] = {
+        s.name: (s.least, s.number) for s in sizes if s.place is None or s.declared
+    }
+    free = {s.name: s for s in sizes if s.name not in fixed}
+    if bytes_at(given) <= limit:
+        return None
+    widest = {name: given[name] for name in fixed}
+    if bytes_at({**widest, **{n: (s.least, s.number) for n, s in free.items()}}) <= limit:
+        fixed = widest
+    largest = _largest(bytes_at, limit, free, fixed)
+    for name, most in largest.items():
+        torch._check(free[name].value <= most)  # type: ignore[no-untyped-call]  # a guard from here on
+        given[name] = free[name].least, most
+    if bytes_at(given) <= limit:
+        return None
+    look = _Look(made, bytes_at, limit, sizes, fixed)
+    if watched and not look.unseen:
+        return look
+    warn(
+        f"'{made.graph}' holds its budget {budget.label} for {look.shown()}. Larger sizes, at which it takes more, are "
+        "known from the data alone, and nobody looks at them as it runs. Keep them smaller, or give a smaller budget",
+        BudgetWarning,
+        stacklevel=4,
+    )
+    return look if watched else None
 
 
-def _sizes(example_inputs: Sequence[Any]) -> Iterator[torch.SymInt]:
-    """The sizes of inputs that may be others the next time."""
-    for value in example_inputs:
-        found = value.size() if isinstance(value, torch.Tensor) else (value,)
-        for size in found:
-            if not isinstance(size, torch.SymInt) or size.node.is_nested_int():
-                continue
-            if size.node.expr.is_Symbol and size.node.has_hint():
-                yield size
+def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
+    """What is known of symbols that stand for no size of an input."""
+    found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
+    left = set(names)
+    for node in made.forward.graph.nodes if names else ():
+        value = node.meta.get("val")
+        for size in numbers_of(value):
+            expression = expression_of(size)
+            for symbol in () if expression is None else expression.free_symbols:
+                if symbol.name in left:
+                    left.discard(symbol.name)
+                    env = size.node.shape_env
+                    found[symbol.name] = Size(
+                        name=symbol.name,
+                        number=hint(env.create_symintnode(symbol, hint=None)),
+                        **_range_of(env, symbol),
+                        source=f"{symbol.name} ({source_line(node)})",
+                    )
+    return [*found.values()]
+
+
+class _Look:
+    """Looks at sizes as a step runs, and warns the first time that it takes more than its budget.
+
+    Attributes:
+        unseen: symbols whose numbers nobody sees when a step has run.
+    """
+
+    def __init__(
+        self,
+        made: Plan,
+        bytes_at: SizedBytes,
+        limit: int,
+        sizes: Sequence[Size],
+        unbounded: Collection[str],
+    ) -> None:
+        values = outputs_of(made.forward.graph)[own_outputs(made.forward) :]
+        numbers = [v.meta.get("val") for v in values if isinstance(v, fx.Node)]
+        kinds = (torch.SymInt, torch.SymFloat, torch.SymBool)
+        handed = [getattr(expression_of(v), "name", "") for v in numbers if isinstance(v, kinds)]
+        self.unseen = {s.name for s in sizes if s.place is None and s.name not in handed}
+        self._bytes_at, self._limit = bytes_at, limit
+        self._sizes = {s.name: s for s in sizes}
+        self._shown = [s.name for s in sizes if s.name in unbounded] or [*self._sizes]
+        self._handed = handed
+        self._graph, self._label = made.graph, made.asked.label
+        self._peak = made.asked.peak_bytes is not None
+        self._held: Mapping[str, int] = dict.fromkeys(self._sizes, -1)
+        self._warned = False
+
+    def __call__(self, arguments: Sequence[Any], step: Any) -> None:
+        if self._warned:
+            return
+        seen = self._seen(arguments, step)
+        if all(number <= self._held[name] for name, number in seen.items()):
+            return
+        for times in (2, 1):  # as a rule twice as much holds, too, and the next sizes need no sum
+            upto = {name: times * number for name, number in seen.items()}
+            within = {n: (self._sizes[n].least, k) for n, k in upto.items()}
+            if self._bytes_at(within) <= self._limit:
+                self._held = upto
+                return
+        taken = self._bytes_at({n: (k, k) for n, k in seen.items()})
+        if taken > self._limit:
+            self._warned = True
+            self._warn(taken, seen)
+
+    def _seen(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
+        """The sizes of a step that has run; of those that nobody sees, what was planned for."""
+        seen = {}
+        for name, size in self._sizes.items():
+            seen[name] = size.number
+            if size.place is not None:
+                at, dimension = size.place
+                value = arguments[at]
+                seen[name] = int(value if dimension is None else value.size(dimension))
+        numbers = torch_compat.handed_numbers(step)
+        if len(numbers) == len(self._handed):
+            seen |= {n: int(k) for n, k in zip(self._handed, numbers, strict=True) if n in seen}
+        return seen
+
+    def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
+        more, most = format_apart(taken, self._limit)
+        less = self._limit * self._bytes_at.taken // taken
+        instead = Budget(peak_bytes=less) if self._peak else Budget(nbytes=less)
+        warn(
+            f"'{self._graph}' {'has a peak of' if self._peak else 'keeps'} {more} ({taken} bytes) at "
+            f"{self.shown(seen)}, above the {most} ({self._limit} bytes) of its budget {self._label}. It was planned "
+            f"for {self.shown()}, and is not planned again. budget='{instead}' makes up for it; or keep these "
+            "sizes smaller. Nothing more is said of this step",
+            BudgetWarning,
+            stacklevel=4,
+        )
+
+    def shown(self, numbers: Mapping[str, int] | None = None) -> str:
+        """The sizes that no guard bounds, for people; without numbers, those that were planned for."""
+        found = {n: self._sizes[n].number for n in self._shown} if numbers is None else numbers
+        return ", ".join(f"{self._sizes[n].source or n} = {found[n]}" for n in self._shown)
+
+
+def _largest(
+    bytes_at: SizedBytes,
+    limit: int,
+    free: Mapping[str, Size],
+    fixed: Mapping[str, tuple[int, int | None]],
+) -> dict[str, int]:
+    """The largest sizes to which a step holds its budget, all grown alike; without those that need no bound."""
+
+    def upto(times: float) -> dict[str, int]:
+        grown = {n: int(size.number * times) for n, size in free.items()}
+        return {n: min(most, free[n].most or most) for n, most in grown.items()}
+
+    def holds(most: Mapping[str, int | None]) -> bool:
+        ranges = {n: (min(free[n].least, free[n].number), most[n]) for n in free}
+        return bytes_at({**fixed, **ranges}) <= limit
+
+    few, many = 1.0, 2.0
+    while many < _LARGEST and holds(upto(many)):
+        few, many = many, 2 * many
+    while upto(few) != upto(many) and many - few > few / 1024:
+        middle = (few + many) / 2
+        few, many = (middle, many) if holds(upto(middle)) else (few, middle)
+    found: dict[str, int | None] = {**upto(few)}
+    for name in free:
+        if holds({**found, name: free[name].most}):
+            found[name] = None
+    return {name: most for name, most in found.items() if most is not None}

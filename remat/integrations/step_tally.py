@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ from remat import torch_compat
 from remat.errors import RematError, warn
 from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
-from remat.graph.storages import hint
+from remat.graph.storages import expression_of, hint
 from remat.integrations.compiled_budget import BudgetWarning
+from remat.integrations.size_guards import SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_apart
 
@@ -44,8 +45,8 @@ class GraphMemory:
         own: parameters and buffers that are no inputs.
         parameters: places of the inputs that are parameters.
         values: places of the other tensors among them.
-        sizes: places of the inputs that are sizes, each with the one that the graph was planned at.
-        growth: the power of sizes with which bytes grow.
+        sizes: places of the inputs that are sizes, each with its symbol and the number that was planned for.
+        bytes_at: what the graph takes at other sizes; None if its bytes depend on none.
     """
 
     name: str
@@ -57,8 +58,9 @@ class GraphMemory:
     own: tuple[torch.Tensor, ...] = ()
     parameters: tuple[int, ...] = ()
     values: tuple[int, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ()
-    growth: float = 0.0
+    sizes: tuple[tuple[int, str, int], ...] = ()
+    bytes_at: SizedBytes | None = None
+    _factors: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, made: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
@@ -88,17 +90,26 @@ class GraphMemory:
             parameters=tuple(parameters),
             values=tuple(k for k in tensors if k not in parameters),
             sizes=tuple(
-                (k, max(1, hint(v))) for k, v in enumerate(inputs) if isinstance(v, torch.SymInt)
+                (k, str(expression_of(v)), hint(v))
+                for k, v in enumerate(inputs)
+                if isinstance(v, torch.SymInt)
             ),
-            growth=made.growth,
+            bytes_at=SizedBytes(made) if made.symbolic else None,
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
         """By which factor it takes more than planned: its sizes may be others."""
-        if not self.growth:
+        seen = tuple(arguments[k] for k, *_ in self.sizes)
+        if self.bytes_at is None or all(
+            number <= planned for number, (*_, planned) in zip(seen, self.sizes, strict=True)
+        ):
             return 1.0
-        more = max((arguments[k] / planned for k, planned in self.sizes), default=1.0)
-        return float(max(1.0, more) ** self.growth)
+        if seen not in self._factors:
+            names = (name for _, name, _ in self.sizes)
+            ranges = {name: (k, k) for name, k in zip(names, seen, strict=True)}
+            taken = max(1, self.bytes_at.taken)
+            self._factors[seen] = max(1.0, self.bytes_at(ranges) / taken)
+        return self._factors[seen]
 
 
 def _highest(made: Plan) -> tuple[int, int]:
@@ -245,7 +256,7 @@ class StepTally:
             self._compiled.pop(graph, None)
             self._runs += 1
             self._graphs.add(graph)
-            factor = graph.scaled(arguments) if graph.growth else 1.0
+            factor = graph.scaled(arguments)
             parameters = self._parameters_of(graph, arguments)
             run = _Run(self, graph, factor, parameters)
             keys: list[int] = []

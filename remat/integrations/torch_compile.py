@@ -30,7 +30,7 @@ from remat.integrations.compiled_memory import CompiledHalf
 from remat.integrations.kept_steps import traces_of
 from remat.integrations.masks import masks_from_bytes, masks_to_bytes
 from remat.integrations.partitioner import Partitioner, Siblings, partitioner
-from remat.integrations.size_guards import guard_sizes
+from remat.integrations.size_guards import at_declared_sizes, guard_sizes
 from remat.planning.plan import Plan
 from remat.plugins.identity import described, surroundings
 
@@ -102,45 +102,46 @@ def backend(
                 f"lower='eager' does not use Inductor, but {names} is for it; known options of remat: "
                 f"{', '.join(OPTIONS)}"
             )
-    if lower == "eager" or count == 1:
-        try:
-            if lower == "eager":
-                compiled = _compile_eager(gm, example_inputs, partition)
-            else:
-                compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
-        except Exception as error:
-            name_plain_failure(error, gm, example_inputs, lower)
-            raise
-    else:
-        own = {k: v for k, v in ours.items() if k != "lower"}
-        partition, compiled = autotune.fastest(
-            gm,
-            example_inputs,
-            {
-                name: partitioner_for(changed)
-                for name, changed in autotune.candidates(own, count, example_inputs).items()
-            },
-            lambda one: _compile_inductor(gm, example_inputs, one, given, mode),
-            key=json.dumps([described(own), described(given), mode, count, surroundings()]),
-        )
-    # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
-    # step, Dynamo takes off.
-    with contextlib.suppress(AttributeError):
-        torch_compat.innermost_fn(compiled).partitioner = partition  # type: ignore[attr-defined]
-    made = partition.made
-    if made is None:
-        return compiled
-    if lower == "inductor":  # by what it takes as compiled; else the partitioner has guarded it
+    with at_declared_sizes(example_inputs, in_bytes=partition.in_bytes):
+        if lower == "eager" or count == 1:
+            try:
+                if lower == "eager":
+                    compiled = _compile_eager(gm, example_inputs, partition)
+                else:
+                    compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
+            except Exception as error:
+                name_plain_failure(error, gm, example_inputs, lower)
+                raise
+        else:
+            own = {k: v for k, v in ours.items() if k != "lower"}
+            partition, compiled = autotune.fastest(
+                gm,
+                example_inputs,
+                {
+                    name: partitioner_for(changed)
+                    for name, changed in autotune.candidates(own, count, example_inputs).items()
+                },
+                lambda one: _compile_inductor(gm, example_inputs, one, given, mode),
+                key=json.dumps([described(own), described(given), mode, count, surroundings()]),
+            )
+        # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
+        # step, Dynamo takes off.
+        with contextlib.suppress(AttributeError):
+            torch_compat.innermost_fn(compiled).partitioner = partition  # type: ignore[attr-defined]
+        made = partition.made
+        if made is None:
+            return compiled
         with partition.compiling():
-            guard_sizes(example_inputs, made, saved=partition.applies_saved)
-    return around_autograd(
-        compiled,
-        made.reread_outputs,
-        made.graph,
-        by_inductor=lower == "inductor",
-        reread_inputs=made.reread_inputs,
-        count=partition.count_runs(gm, example_inputs),
-    )
+            look = guard_sizes(example_inputs, made, saved=partition.applies_saved, watched=True)
+        return around_autograd(
+            compiled,
+            made.reread_outputs,
+            made.graph,
+            by_inductor=lower == "inductor",
+            reread_inputs=made.reread_inputs,
+            count=partition.count_runs(gm, example_inputs),
+            look=look,
+        )
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -336,6 +337,11 @@ class _Step:
         keys = [key for _, key in self._halves if key is not None]
         kept = self._partition.kept
         # What is not kept is planned again by whoever finds the step in a cache, and then compiled otherwise.
+        made = self._partition.made
+        if (
+            made is not None and made.learns_sizes
+        ):  # only who planned the step knows which sizes to look at
+            return
         if kept is not None and len(keys) == 2 and not self._partition.is_share_over:
             kept_steps.keep(keys, kept)
 

@@ -21,7 +21,7 @@ from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import RooflineFused
 from remat.graph.costs.links import Link
 from remat.graph.lowering import Way
-from remat.graph.storages import growth
+from remat.graph.storages import has_symbols
 from remat.passes.core.state import State
 from remat.passes.packing.pairs import PAIRS
 from remat.planning.pipelines import split
@@ -149,7 +149,7 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
     """
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
-    if _is_alike(plan, made.lower) and not made.growth:
+    if _is_alike(plan, made.lower) and not made.symbolic:
         told = _told(plan, with_bytes=request.hooks is None, with_costs=_is_data(request.cost))
         for name, claimed, figure in told:
             found = getattr(made, figure)
@@ -157,7 +157,7 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
     # At other sizes than it was made for it is refused by whoever applies it, who knows which they are.
-    fault = "" if made.growth else _above_budget(plan, made, alone=not request.of_several)
+    fault = "" if made.symbolic else _above_budget(plan, made, alone=not request.of_several)
     if fault:
         raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
 
@@ -202,7 +202,7 @@ def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
 
 
 def _is_comparable(plan: Plan, prepared: State) -> bool:
-    return _is_alike(plan, prepared.joint.lower) and not growth(prepared.index.values)
+    return _is_alike(plan, prepared.joint.lower) and not has_symbols(prepared.index.values)
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:

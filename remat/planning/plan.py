@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Way
 from remat.graph.refills import told
 from remat.graph.source import source_line
+from remat.graph.storages import sizes_at
 from remat.planning.plan_text import rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
@@ -79,7 +80,7 @@ class Plan(Record):
             who writes to one before backward is refused.
         copied_outputs: places of those that are returned as copies, as nobody would have noticed a write to them:
             of a step that `remat.partitioner` has split by itself.
-        growth: the power of symbolic sizes with which the value that grows fastest grows; 0: no size is a symbol.
+        symbolic: whether sizes of the step are symbols, so that it may run at other sizes than its figures are for.
         lower: the lowering that the joint graph was traced for; empty in files written before it
             was recorded.
         torch: the version of PyTorch that traced it; likewise.
@@ -142,7 +143,7 @@ class Plan(Record):
     reread: tuple[str, ...] = ()
     reread_outputs: tuple[int, ...] = ()
     copied_outputs: tuple[int, ...] = ()
-    growth: float = 0.0
+    symbolic: bool = False
     lower: str = ""
     torch: str = ""
     region_budget: str = ""
@@ -169,6 +170,8 @@ class Plan(Record):
     _again: Callable[[], Plan] | None = None
     _timeline: Timeline | None = None
     _without: MemoryCurve | None = None
+    _learns: bool = False
+    _sizes: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in _FIGURES:
@@ -191,6 +194,16 @@ class Plan(Record):
         )
 
     @property
+    def planned_for(self) -> Mapping[str, int]:
+        """Numbers of symbols, by name, that its figures are for instead of the sizes that the step was traced with."""
+        return self._sizes
+
+    @property
+    def learns_sizes(self) -> bool:
+        """Whether sizes of the step are known from the data alone, as it runs; no plan from a file knows that."""
+        return self._learns
+
+    @property
     def predicted_peak_bytes(self) -> int:
         """The peak that the step is expected to have once Inductor has compiled it.
 
@@ -198,14 +211,19 @@ class Plan(Record):
             PlanError: the plan was read from a file.
         """
         forward, backward = self._pair()
-        return predict_peak(forward, backward, own_outputs(forward)).nbytes
+        with sizes_at(self._sizes):
+            return predict_peak(forward, backward, own_outputs(forward)).nbytes
 
     @property
     def timeline(self) -> Timeline:
         """What is alive when: in the step as it was compiled where that is known, else as simulated."""
-        if self._timeline is not None:
-            return self._timeline
-        return timeline(self.forward, self.backward, own_outputs(self.forward))
+        return self.simulated if self._timeline is None else self._timeline
+
+    @property
+    def simulated(self) -> Timeline:
+        """What is alive when, as simulated."""
+        with sizes_at(self._sizes):
+            return timeline(self.forward, self.backward, own_outputs(self.forward))
 
     @property
     def forward(self) -> fx.GraphModule:

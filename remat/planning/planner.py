@@ -32,7 +32,7 @@ from remat.graph.joint import JointGraph
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
 from remat.graph.refills import copy_outputs, reread_outputs
-from remat.graph.storages import growth
+from remat.graph.storages import has_symbols, planned_sizes
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
@@ -145,7 +145,9 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     )
     decision = replace(plan.decision, ways=ways)
     done = split(replace(prepared, decision=decision, choice=choice))
-    if growth(done.index.values):  # at these sizes it may keep more than at those it was made for
+    if has_symbols(
+        done.index.values
+    ):  # at these sizes it may keep more than at those it was made for
         kept = sum(_saved_in(done).values())
         done = replace(done, choice=replace(choice, capacity=max(plan.capacity, kept)))
     made = finish(
@@ -362,7 +364,7 @@ def finish(
         fallbacks=tuple(cost.fallbacks(priced)),
         reread_inputs=state.reread_inputs,
         reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
-        growth=growth(state.index.values),
+        symbolic=has_symbols(state.index.values),
         reread_outputs=reread_outputs(state.joint, state.forward.graph),
         lower=state.joint.lower,
         torch=torch.__version__,
@@ -385,6 +387,8 @@ def finish(
         _problem=problem,
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
         _without=None if without is None else without.curve,
+        _learns=has_symbols(state.index.values, learned=True),
+        _sizes=planned_sizes(),
     )
 
 

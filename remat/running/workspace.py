@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from remat import torch_compat
+from remat.graph.storages import hint, tensor_bytes
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 
@@ -50,7 +51,7 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
     tensors = [v for v in pytree.tree_leaves((args, kwargs, results)) if _is_tensor(v)]
     if not any(may_allocate(op, t.dtype) for t in tensors):
         return 0
-    if any(t.device.type != "cpu" for t in tensors) or sum(t.nbytes for t in tensors) > MOST_BYTES:
+    if any(t.device.type != "cpu" for t in tensors) or sum(map(tensor_bytes, tensors)) > MOST_BYTES:
         return 0
     key = repr((str(op), pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
     if key not in _known:
@@ -67,8 +68,16 @@ def _is_tensor(value: Any) -> bool:
 
 def _described(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
-        return repr(value)
-    return (tuple(value.shape), value.stride(), value.dtype)
+        return repr(_number(value))
+    return (*map(_numbers, (value.shape, value.stride())), value.dtype)
+
+
+def _numbers(sizes: Any) -> tuple[int, ...]:
+    return tuple(map(hint, sizes))
+
+
+def _number(value: Any) -> Any:
+    return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
@@ -76,8 +85,9 @@ def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
 
         def real(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
-                return value
-            made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype)
+                return _number(value)
+            size, stride = map(_numbers, (value.size(), value.stride()))
+            made = torch.empty_strided(size, stride, dtype=value.dtype)
             return made.zero_()
 
         args, kwargs = pytree.tree_map(real, (args, kwargs))

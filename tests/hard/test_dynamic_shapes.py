@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import remat
+from remat.units import Budget
 from tests.hard.steps import Make, assert_same, check, compiled, drawn, pair, step
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -78,6 +79,24 @@ def test_several_symbols(program: Callable[..., Any]) -> None:
 
 def test_under_inductor() -> None:
     check(marked(view_of_a_product), budgets=(0,), lower="inductor", tolerance=1e-4)
+
+
+def grows(x: T, mem: T, w: T) -> T:
+    h = torch.cat([x, mem]) @ w
+    a = (h @ h.mT).softmax(-1)
+    return ((a @ h).sin() @ w)[: len(x)]
+
+
+@pytest.mark.parametrize("ranges", [{}, {"min": 2, "max": 40}], ids=["marked", "range"])
+@pytest.mark.parametrize("budget", [Budget(nbytes=10_000), remat.Peak(50_000)], ids=str)
+def test_budgets_in_bytes_leave_gradients_alone_at_all_sizes(
+    budget: Any, ranges: dict[str, int]
+) -> None:
+    f = compiled(grows, budget=budget)
+    for rows in (2, 8, 9, 40):
+        args, again = ((drawn(rows, 8), drawn(8, 8), drawn(8, 8)) for _ in range(2))
+        torch._dynamo.mark_dynamic(args[0], 0, **ranges)
+        assert_same(step(f, args), step(grows, again))
 
 
 def test_numbers_as_arguments() -> None:

@@ -36,7 +36,7 @@ def steps(budget: Any, lower: str, *batches: int, **options: Any) -> list[str]:
                 module.zero_grad()
                 run(x).sum().backward()
             for one, other in zip(model.parameters(), plainly.parameters(), strict=True):
-                torch.testing.assert_close(one.grad, other.grad)
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-4)
     return [str(w.message) for w in caught if w.category is BudgetWarning]
 
 

@@ -23,6 +23,8 @@ Size = Any
 #: Names that ShapeEnv gives to symbols: sizes, floats, and their unbacked kin.
 SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}", re.ASCII)
 
+_NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
+
 #: Most terms that an expression may have when it is multiplied out, as guards and hints do.
 _MAX_TERMS = 256
 _MAX_POWER = 16
@@ -78,6 +80,20 @@ def expression_of(value: Any) -> Any:
     if expression is None:
         raise ProblemError(f"the number {value} has no text form: it is no expression of symbols")
     return expression
+
+
+def read_size(text: str) -> Size:
+    """A size of symbols that `write_expression` wrote, by their names.
+
+    Raises:
+        ProblemError: the text is none.
+    """
+    source = Source(text)
+    if len(source.body) != 1 or not isinstance(source.body[0], ast.Expr):
+        raise ProblemError(f"{text[:60]!r} is no expression of sizes")
+    names = set(_NAMES.findall(text))
+    symbols = {n: sympy.Symbol(n, integer=True, positive=n.startswith("s")) for n in names}
+    return Expressions(source, symbols).size(source.body[0].value)
 
 
 def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:

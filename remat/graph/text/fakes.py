@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,11 +49,12 @@ class Fakes:
 
     Attributes:
         symbols: SymPy's symbols, by name.
+        mode: what fake tensors are made under.
     """
 
     def __init__(self, symbols: Sequence[Symbol]) -> None:
         self._env = ShapeEnv()
-        self._mode = torch_compat.FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        self.mode = torch_compat.FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
         self.symbols = {s.name: self._declare(s) for s in symbols}
         self._made: dict[tuple[str, Any], Any] = {}
 
@@ -105,6 +107,10 @@ class Fakes:
         """A size as PyTorch takes it."""
         return size if type(size) is int else self.number("SymInt", size)
 
+    def without_guards(self) -> contextlib.AbstractContextManager[None]:
+        """Lets what asks about symbols be answered by their hints, and learn nothing from it."""
+        return self._env.suppress_guards()
+
     def memory(self, nbytes: Size) -> torch.UntypedStorage:
         """Memory that is not there, of so many bytes."""
         flat = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
@@ -125,7 +131,7 @@ class Fakes:
         shape = [self.size(s) for s in sizes]
         step = [self.size(s) for s in strides]
         # The size of the memory has been checked: no guard about it is to narrow a symbol.
-        with torch.no_grad(), self._env.suppress_guards():
+        with torch.no_grad(), self.without_guards():
             meta = torch.empty(0, dtype=dtype, device="meta")
             if all(type(s) is int for s in (*shape, *step, offset)):
                 meta.set_(memory, offset, shape, step)
@@ -137,13 +143,13 @@ class Fakes:
                 meta = meta.as_strided(shape, step, self.size(offset))
         if grad:
             meta.requires_grad_()
-        return torch_compat.FakeTensor(self._mode, meta, device)
+        return torch_compat.FakeTensor(self.mode, meta, device)
 
     def sparse(
         self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device
     ) -> torch.Tensor:
         """A fake tensor of another layout."""
-        with self._mode:
+        with self.mode:
             return torch.empty(
                 tuple(map(self.size, sizes)), dtype=dtype, layout=layout, device=device
             )

@@ -46,7 +46,8 @@ class GraphMemory:
         parameters: places of the inputs that are parameters.
         values: places of the other tensors among them.
         sizes: places of the inputs that are sizes, each with its symbol and the number that was planned for.
-        bytes_at: what the graph takes at other sizes; None if its bytes depend on none.
+        bytes_at: peak of the graph by itself at other sizes; None if its bytes depend on none.
+        fixed_bytes: bytes of that peak that depend on no size: parameters.
     """
 
     name: str
@@ -60,6 +61,7 @@ class GraphMemory:
     values: tuple[int, ...] = ()
     sizes: tuple[tuple[int, str, int], ...] = ()
     bytes_at: SizedBytes | None = None
+    fixed_bytes: int = 0
     _factors: dict[tuple[int, ...], float] = field(default_factory=dict)
 
     @classmethod
@@ -95,6 +97,7 @@ class GraphMemory:
                 if isinstance(v, torch.SymInt)
             ),
             bytes_at=SizedBytes(made) if made.symbolic else None,
+            fixed_bytes=sum(dict(map(_storage, (*own, *(inputs[k] for k in parameters)))).values()),
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
@@ -107,8 +110,9 @@ class GraphMemory:
         if seen not in self._factors:
             names = (name for _, name, _ in self.sizes)
             ranges = {name: (k, k) for name, k in zip(names, seen, strict=True)}
-            taken = max(1, self.bytes_at.taken)
-            self._factors[seen] = max(1.0, self.bytes_at(ranges) / taken)
+            taken = self.bytes_at.taken - self.fixed_bytes
+            more = self.bytes_at(ranges) - self.bytes_at.taken
+            self._factors[seen] = 1 + max(0, more) / max(1, taken)
         return self._factors[seen]
 
 

@@ -140,7 +140,7 @@ def test_a_budget_with_room_is_planned_once_for_all_sizes_that_fit() -> None:
 @pytest.mark.parametrize("lower", ["eager", "inductor"])
 def test_peaks_in_bytes_hold_or_are_refused(lower: str) -> None:
     f = torch.compile(
-        net(), backend="remat", options={"budget": remat.Peak("200KiB"), "lower": lower}
+        net(), backend="remat", options={"budget": "200KiB", "lower": lower, "strict": True}
     )
     for batch in (16, 24, 48):
         f(torch.randn(batch, 32)).sum().backward()

@@ -88,7 +88,8 @@ def test_solve_gives_the_checked_answer_of_a_knapsack() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "capacity", "saved"), [("0.4", 6, [0]), ("11", 11, [0, 1]), ("saved:11", 11, [0, 1]), ("1.0", 16, [0, 1, 2])]
+    ("budget", "capacity", "saved"),
+    [("0.4", 6, [0]), ("11", 11, [0, 1]), ("saved:11", 11, [0, 1]), ("1.0", 16, [0, 1, 2])],
 )
 def test_a_budget_of_a_knapsack_is_a_ratio_or_bytes(
     budget: str, capacity: int, saved: list[int]

@@ -1,4 +1,4 @@
-"""Time of a first step, cold: with plain Inductor, and with remat under a byte budget.
+"""Time of a first step, cold: with plain Inductor, and with remat at a ratio of the saved bytes.
 
     python benchmarks/compile_time.py [--models llama,resnet] [--rounds 3] [--json FILE]
 

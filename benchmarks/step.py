@@ -4,7 +4,7 @@
 
 PyTorch's partitioner gets a budget; what it then really hands from forward to backward is counted in
 bytes. Beside it run, each on its own copy of the model: the same once more, whose ratio is the spread of the
-measurement; ours, with exactly as many bytes as its budget and default options, once for each further cost model
+measurement; ours, with exactly as many saved bytes as its budget and default options, once for each further cost model
 that is named, and once with ``autotune``; and ours with PyTorch's own measured peak as a `remat.Peak` budget. All
 compiled variants live in one process and train on the same batches in turn, one step
 each per round, the first of a round being another one every time; the losses of all must agree at
@@ -209,7 +209,7 @@ def variants(
             variant.saved_bytes = theirs.saved_bytes
             yardstick = Yardstick(theirs.joint, costs)
             yardstick.tell(variant, theirs.forward, theirs.backward)
-        asked = theirs.saved_bytes if budget < 1 else 1.0
+        asked = remat.Saved(theirs.saved_bytes) if budget < 1 else 1.0
         ours("remat", budget, {"budget": asked})
         if budget == 1:
             continue

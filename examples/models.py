@@ -1,4 +1,4 @@
-"""Models to plan: ``remat plan examples/models.py:llama --budget 0.3``.
+"""Models to plan: ``remat plan examples/models.py:llama --budget peak:0.3``.
 
 Each function returns ``(model, args, kwargs)``: what one call of a training step is given. The
 weights lie on the meta device, so that planning takes no memory for them; `demo.py` asks for real

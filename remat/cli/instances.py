@@ -113,7 +113,7 @@ def _write_joint(
 @click.option(
     "--budget",
     metavar="BUDGET",
-    help="share of the bytes from 0 to 1, or bytes [default: the file's capacity, else 0.5]",
+    help="bytes, or a ratio of them from 0 to 1 [default: the file's capacity, else 1]",
 )
 @time_limit_option
 @json_option
@@ -122,8 +122,8 @@ def solve(
 ) -> None:
     """Solve the problem in FILE, such as `remat capture` writes.
 
-    FILE may also be a step problem, or a published graph in networkx's node-link JSON; then a share is of
-    the peak of the graph's own order.
+    FILE may also be a step problem, or a published graph in networkx's node-link JSON. Its budget is a peak, and a
+    ratio is one of the peak of the graph's own order.
 
     What the solver answers is recomputed in integers, and refused where it is wrong.
     """
@@ -140,8 +140,8 @@ def solve(
         asked = None if budget is None else Budget.parse(budget)
         if asked is not None and asked.peak_share is not None:
             raise BudgetError(
-                f"budget is {asked.label}; a share of that kind is one for plans: give bytes such as "
-                "peak:40GiB, or for a step problem a share of the peak of its given order, such as 0.5"
+                f"budget is {asked.label}; a ratio of that kind is one for plans: give bytes such as 40GiB, or for a step "
+                "problem a ratio of the peak of its given order, such as 0.5"
             )
     with wrong_usage("time_limit"):
         check_time_limit(time_limit)
@@ -167,6 +167,7 @@ def _solve(
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
     from remat.solvers.run_graph import run_graph
+    from remat.units import Budget
 
     problem = instance.problem
     if not isinstance(problem, (GraphProblem, KnapsackProblem)):
@@ -175,10 +176,8 @@ def _solve(
         full, least = instance.full_bytes or 0, instance.least_bytes or 0
     else:
         full, least = problem.total_weight, 0
-    if (
-        budget is not None and budget.peak_bytes is not None
-    ):  # these problems know one kind of bytes
-        budget = Budget(nbytes=budget.peak_bytes)
+    if budget is not None and budget.peak_bytes is not None:
+        budget = Budget(nbytes=budget.peak_bytes)  # these problems know one kind of bytes
     capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
     solved: GraphSolution | Solution
     if isinstance(problem, GraphProblem):
@@ -228,7 +227,7 @@ def _told(
 def _solve_schedule(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solves a step problem; a share is of the peak of its given order, each node running once."""
+    """Solves a step problem; a ratio is one of the peak of its given order, each node running once."""
     from remat.solvers.run_schedule import run_schedule
     from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
     from remat.solvers.step_core import step_core

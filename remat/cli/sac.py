@@ -50,7 +50,7 @@ def _link(text: str) -> Any:
     "--memory",
     type=params.Checked("memory", _memory),
     required=True,
-    help="what a step may take at its peak: 12GiB, bytes, or a share of the peak such as 0.5",
+    help="what a step may take at its peak: 12GiB, bytes, or a ratio of the peak such as 0.5",
 )
 @click.option(
     "--mode",

@@ -75,7 +75,7 @@ def backend(
     if options is not None and not isinstance(options, Mapping):
         raise ProblemError(
             f"options is {options!r}; expected a dict of options by name, such as "
-            'torch.compile(model, backend="remat", options={"budget": 0.3})'
+            'torch.compile(model, backend="remat", options={"budget": "40GiB"})'
         )
     given = dict(options or {})
     ours = {k: given.pop(k) for k in OPTIONS if k in given}

@@ -39,7 +39,7 @@ class ComparisonRow:
         solver: name of the solver that was asked.
         budget: the budget as it was asked for.
         decided_by: what decided: the solver; of ``auto``, also the cut of the pass ``min-cut``.
-        capacity: the budget in bytes; for a budget on the peak, what the plan was allowed to save.
+        capacity: the bytes that the plan was allowed to save.
         saved_bytes: bytes saved.
         recompute_cost: cost of recomputing, and of packing and waiting for copies, in ``unit``.
         recompute_bound: proven lower bound on it within ``capacity``.

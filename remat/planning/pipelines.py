@@ -49,7 +49,7 @@ SPLIT: tuple[Pass, ...] = (Partition(), FunctionalizeRng(), ReorderBackward(), R
 class PassManager(Pipeline):
     """A pipeline whose text may name every registered pass, solver and cost model.
 
-    ``PassManager.parse("dce,cse,min-cut,knapsack(solver=cpsat,budget=8GiB),partition")``
+    ``PassManager.parse("dce,cse,min-cut,knapsack(solver=cpsat,budget=saved:8GiB),partition")``
     """
 
     @classmethod

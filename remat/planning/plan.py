@@ -60,8 +60,8 @@ class Plan(Record):
             which backward's own operators run once; where values may be packed or offloaded, what that
             takes is part of the cost.
         unit: unit of both costs.
-        capacity: the budget in bytes.
-        full_bytes: bytes that the runtime-optimal partition saves: what a ratio is a share of.
+        capacity: the bytes that may be saved; under a budget on the peak, bytes that do not bind.
+        full_bytes: bytes that the runtime-optimal partition saves: what a ratio is of.
         least_bytes: the least bytes that any plan saves.
         budget: the budget as it was asked for.
         solver: what decided: a solver, or ``min-cut``, the cut by rules, where no solver was asked or
@@ -95,9 +95,9 @@ class Plan(Record):
             its name, unless it is an input of the module too; all other runs are called ``NAME_again``.
             Views are made where they are read. Empty: as the passes arrange it.
         backward_order: likewise for backward.
-        region_budget: the share that the code set by ``region_activation_memory_budget``, which held
-            instead of a share and beside bytes; empty where it set none.
-        least_because: why no plan saves less than ``least_bytes``, where a share of less was raised
+        region_budget: the ratio that the code set by ``region_activation_memory_budget``, which held
+            instead of a ratio and beside bytes; empty if it set none.
+        least_because: why no plan saves less than ``least_bytes``, where a ratio of less was raised
             to that; else empty.
         step_cost: cost of running every operator of the step once, forward and backward, in ``unit``;
             the step under this plan costs that and ``recompute_cost``. 0 where it is not known: in
@@ -111,7 +111,7 @@ class Plan(Record):
         ways: the saved values that are packed or offloaded, under a budget on the peak that allows it.
         waited: time for which runs wait for copies to and from the host, in ``unit``.
         link: the link to the host, where values may be offloaded.
-        peak_limit: the peak in bytes that a share of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
+        peak_limit: the peak in bytes that a ratio of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
             and in files written before it was recorded.
         remat: the version of remat that computed the figures from the graph alone; empty in files written before it
             was recorded, and where hooks, outputs that count as saved, or a pipeline had a part in them.

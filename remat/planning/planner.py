@@ -4,8 +4,8 @@ The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, eac
 
     cli/commands.py             the option, as text
     planning/request.py         every option, read and checked once
-    units.py                    text to a share, bytes, or bytes of peak
-    planning/planner.py         a share, bytes or a peak to a capacity in bytes
+    units.py                    text to bytes of peak, saved bytes, or a ratio
+    planning/planner.py         a ratio, bytes or a peak to a capacity in saved bytes
     planning/decider.py         the prepared graph, and whose turn it is
     passes/decide/budgeted.py   the graph problem within the capacity, and who is asked
     solvers/run_graph.py        one solver, whose answer is not believed

@@ -25,7 +25,7 @@ class PlanSet(Record, Sequence[Plan]):
         plans: one for each graph, in the order in which the graphs run.
         passed_bytes: bytes of the activations that one graph hands to a later one and that either
             keeps for backward, each counted once.
-        capacity: the budget in bytes; under one on the peak, bytes that do not bind.
+        capacity: the bytes that may be saved; under one on the peak, bytes that do not bind.
         peak_bytes: most bytes alive at once while the forwards of all graphs run, first to last, then their
             backwards, last to first; parameters and inputs included. 0 in files written before it was recorded.
         budget: the budget as it was asked for; empty in such files.

@@ -45,7 +45,7 @@ class PlanRequest:
     """How graphs are to be planned; made by `of`, which reads and checks all there is to.
 
     Attributes:
-        budget: what may be saved, or the peak that is to be kept.
+        budget: the peak of the step, or the bytes that may be saved.
         solver: who decides, ready to run.
         cost: the cost model.
         time_limit: seconds for each decision of the solver; None: no clock.
@@ -302,7 +302,7 @@ class PlanRequest:
         if self.budget.on_peak:
             raise ProblemError(
                 f"budget is {self.budget.label}: a peak is searched for over many plans, which no single "
-                "pipeline does; give a share or bytes, or call remat.plan without a pipeline"
+                "pipeline does; give a ratio or saved bytes (saved:8GiB), or call remat.plan without a pipeline"
             )
         return PassManager((*PREPARE, MinCut(), self.deciding(), *SPLIT))
 

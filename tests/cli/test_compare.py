@@ -29,16 +29,17 @@ def run(*args: str) -> Result:
 
 
 def test_compare_gives_a_row_for_each_solver_and_budget() -> None:
-    options = ("--solvers", "greedy,cpsat", "--budgets", "0.1,1GiB")
+    options = ("--solvers", "greedy,cpsat", "--budgets", "0.1,1GiB,saved:1MB")
     done = run("compare", MODEL, "--json", *options)
     assert done.exit_code == 0, done.output
     rows = json.loads(done.stdout)["rows"]
     assert [(r["solver"], r["budget"]) for r in rows] == [
-        (s, b) for b in ("0.1", f"{2**30}B") for s in ("greedy", "cpsat")
+        (s, b) for b in ("0.1", f"peak:{2**30}B", "saved:1000000B") for s in ("greedy", "cpsat")
     ]
     shown = run("compare", MODEL, *options)
     assert shown.exit_code == 0
-    assert "1 GiB" in shown.stdout
+    assert "budget peak 1 GiB" in shown.stdout
+    assert "budget 977 KiB saved" in shown.stdout
     assert sum(" * " in line for line in shown.stdout.splitlines()) >= 2
     assert "* least recompute cost of these solvers at the budget" in shown.stdout
     assert "gap: at most this much" in shown.stdout

@@ -160,7 +160,7 @@ def test_thinning_keeps_the_ends_and_the_knee(rows: int) -> None:
 
 def test_compare_has_knapsack_and_graph_solvers_in_one_table() -> None:
     solvers = ("greedy", "dp", "lagrangian", "auto")
-    budgets = ("0.3", "peak:1GiB", "200kB")
+    budgets = ("0.3", "1GiB", "saved:200kB")
     options = ("--solvers", ",".join(solvers), "--budgets", ",".join(budgets))
     done = run("compare", MODEL, "--lower", "eager", *options)
     assert done.exit_code == 0, done.output
@@ -214,7 +214,7 @@ def row(solver: str, **fields: Any) -> ComparisonRow:
 def test_the_table_of_compare_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [*registry().solvers, "some_module_with_a_long_name:SolverClass"]
     rows = [row(n, budget=b) for b in ("0.3", f"peak:{2**40 - 2**30}B") for n in names]
-    rows.append(ComparisonRow(solver="greedy", budget="2B", reason="because\n" * 40))
+    rows.append(ComparisonRow(solver="greedy", budget="saved:2B", reason="because\n" * 40))
     comparison = Comparison(graph="g", cost="flops", rows=tuple(rows))
     out = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
     out.print(tables.comparison_table(comparison, "a title"))
@@ -228,7 +228,7 @@ def test_the_table_of_compare_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -
         for figure in ("1023 GiB", "999.9 GFLOP *", "99.99 s"):
             assert all(figure in line for line in whole[:2])
     (note,) = tables.comparison_notes(comparison)
-    assert note.startswith("greedy: no plan at 2 B: because because")
+    assert note.startswith("greedy: no plan at 2 B saved: because because")
 
 
 def test_the_gap_of_a_row() -> None:

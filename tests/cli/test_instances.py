@@ -88,9 +88,10 @@ def test_solve_gives_the_checked_answer_of_a_knapsack() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "capacity", "saved"), [("0.4", 6, [0]), ("11", 11, [0, 1]), ("1.0", 16, [0, 1, 2])]
+    ("budget", "capacity", "saved"),
+    [("0.4", 6, [0]), ("11", 11, [0, 1]), ("saved:11", 11, [0, 1]), ("1.0", 16, [0, 1, 2])],
 )
-def test_a_budget_of_a_knapsack_is_a_share_or_bytes(
+def test_a_budget_of_a_knapsack_is_a_ratio_or_bytes(
     budget: str, capacity: int, saved: list[int]
 ) -> None:
     done = run("solve", "three.json", "--solver", "cpsat", "--budget", budget, "--json")
@@ -113,7 +114,7 @@ def test_solve_gives_the_checked_answer_of_a_graph() -> None:
     shown = run("solve", "mlp.json")
     assert shown.exit_code == 0, shown.output
     assert f"graph of {len(made.problem):,} nodes" in shown.stdout
-    assert "0.5 → " in shown.stdout
+    assert "1 → " in shown.stdout
     assert "decided by" in shown.stdout
 
 
@@ -175,7 +176,7 @@ def test_a_file_without_an_instance_is_1(folder: Path, text: str, says: str) -> 
         (["solve", "none.json"], "does not exist"),
         (["solve", "."], "is a directory"),
         (["solve", "three.json", "--solver", "gredy"], "did you mean 'greedy'?"),
-        (["solve", "three.json", "--budget", "-1"], "expected a number from 0 to 1"),
+        (["solve", "three.json", "--budget", "-1"], "expected bytes of the step's peak"),
         (["solve", "three.json", "--budget", "peak:0.5"], "one for plans"),
         (["capture", "some_mlp.py:mlp"], "--output"),
         (["capture", "some_mlp.py:mlp", "-o", "nowhere/x.json"], "there is no folder"),

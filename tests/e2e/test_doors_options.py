@@ -24,7 +24,7 @@ def test_plans_lists_what_compiled_models_run_on(
     stepped(mlp, compiled(mlp, "saved:1MiB", solver="dp", cost="flops"), x)
     first, second = new_plans()
     assert (first.budget, first.cost) == ("0.5", "roofline:epyc")
-    assert (second.budget, second.cost, second.capacity) == ("1048576B", "flops", 2**20)
+    assert (second.budget, second.cost, second.capacity) == ("saved:1048576B", "flops", 2**20)
     assert remat.plans()[-1] is second
 
 
@@ -66,8 +66,9 @@ def test_a_plan_captured_for_inductor_fits_what_inductor_compiles(
     ("options", "message"),
     [
         ({"budget": "8 bananas"}, "'bananas' is no unit of bytes"),
-        ({"budget": 1.5}, "a share above 1"),
-        ({"budget": 2}, "must save at least"),
+        ({"budget": 1.5}, "a ratio above 1"),
+        ({"budget": "saved:2B"}, "must save at least"),
+        ({"budget": 2}, "which is infeasible"),
         ({"solver": "gredy"}, "greedy"),
         ({"cost": "roofline:abacus"}, "abacus"),
         ({"lower": "sideways"}, "option 'lower' is 'sideways'"),

@@ -85,8 +85,8 @@ def test_functions() -> None:
     assert not any(n.startswith("invoke_subgraph") for n in full.recomputed)
 
 
-def test_a_budget_in_bytes_is_for_the_whole_step() -> None:
-    (plan,) = check(lambda: (stacked, pair()), budgets=(400,))
+def test_a_budget_on_saved_bytes_is_for_the_whole_step() -> None:
+    (plan,) = check(lambda: (stacked, pair()), budgets=(remat.Saved(400),))
     assert 0 < plan.saved_bytes <= 400
 
 

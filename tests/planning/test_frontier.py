@@ -130,7 +130,7 @@ def test_a_plan_under_a_budget_is_the_point_of_the_frontier(
     inside = [p for p in found.points if p.saved_bytes < found.full_bytes]
     assert len(inside) > 5
     for point in inside[::2]:
-        plan = remat.plan(joint, point.saved_bytes, "auto")
+        plan = remat.plan(joint, remat.Saved(point.saved_bytes), "auto")
         assert plan.recompute_cost == point.recompute_cost
 
 

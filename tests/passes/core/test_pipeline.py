@@ -103,7 +103,7 @@ def plain_passes(draw: st.DrawFn, stage: Stage) -> list[Pass]:
         }
         if issubclass(kind, Budgeted):
             share = draw(st.decimals(0, 1, places=4).map(float))
-            nbytes = draw(st.integers(2, 2**40))
+            nbytes = draw(st.integers(2, 2**40).map(remat.Saved))
             options = {
                 "budget": Budget.parse(draw(st.sampled_from([share, nbytes]))),
                 "cost": draw(st.sampled_from(["flops", "roofline", "roofline:b200", "unit"])),

@@ -23,7 +23,7 @@ from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 
 RESULTS = Path(__file__).parent / "results" / "flops.json"
-NETS = ("unet", "resnet-50", "gpt2-xl")
+NETS = ("unet", "resnet-50", "bert-large")
 RATIOS = (0.15, 0.3, 0.5, 0.7)
 SOLVERS = ("auto", "lagrangian", "cpsat", "dp")
 

@@ -70,5 +70,5 @@ def test_the_budget_that_an_error_names_is_held(lower: str) -> None:
 
 @pytest.mark.parametrize("value", ["yes", 1, None])
 def test_strict_is_a_truth_value(value: Any) -> None:
-    with pytest.raises(remat.RematError, match="strict is .*; expected False"):
+    with pytest.raises(remat.RematError, match=r"strict is .*; expected False"):
         remat.partitioner(0.5, strict=value)

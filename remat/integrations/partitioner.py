@@ -21,6 +21,7 @@ from torch import fx
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import BudgetError, ProblemError, noting_warnings, warn
+from remat.graph.collection import paused_collection
 from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
@@ -445,11 +446,12 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             # A decision of its own for each time: ranks come to it at the same point of the program.
             nth = f"after {self.beside[0]} graphs of the step, planned again {self.compiled.times} times"
             agree = replace(agree, asked=f"{agree.asked}, {nth}")
-        if not self.watched:
-            return plan_unwatched(joint, asked, agree)
-        if self.lower == "inductor":
-            return self.compiled.plan(joint, asked, agree)
-        return plan_graph(joint, asked, in_place=True, agree=agree)
+        with paused_collection():
+            if not self.watched:
+                return plan_unwatched(joint, asked, agree)
+            if self.lower == "inductor":
+                return self.compiled.plan(joint, asked, agree)
+            return plan_graph(joint, asked, in_place=True, agree=agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
         """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""

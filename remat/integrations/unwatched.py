@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from remat.graph.collection import without_collection
 from remat.graph.joint import JointGraph
 from remat.graph.refills import copy_outputs, unwatched_outputs
 from remat.passes.core.base import Pass
@@ -18,7 +17,6 @@ from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
 
 
-@without_collection
 def plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
     """As `plan_graph` in place, but backward reads no output whose writes would not be noticed.
 

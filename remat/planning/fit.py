@@ -112,7 +112,7 @@ class Fit:
         if row.budget is None:
             return ""
         budget = Budget.parse(row.budget)
-        shown = f"remat.Peak({budget.peak_bytes})" if budget.on_peak else row.budget
+        shown = str(budget.peak_bytes) if budget.on_peak else row.budget
         options = [f'"budget": {shown}']
         if self.lower != "inductor":
             options.append(f'"lower": "{self.lower}"')

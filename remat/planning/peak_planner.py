@@ -50,8 +50,8 @@ _TO_LEAST = 6
 _IN_WAYS, _BELOW = 12, 4
 #: Why no budget lowers a peak further, and what does.
 _UNSHRUNK = (
-    ": weights, gradients and what one operator needs at once do not shrink with the budget. Raise the "
-    "budget, or make the model or the batch smaller"
+    "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
+    "model or the batch smaller"
 )
 
 
@@ -282,11 +282,7 @@ class PeakPlanner:
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
         possible = 0 if self._of.request.hooks else self.search.least_possible
         if peak_bytes < possible:
-            raise BudgetError(
-                f"{asked}, which is infeasible: every schedule of this step has {possible} bytes "
-                f"({format_bytes(possible)}) alive at some moment{_UNSHRUNK}; remat.Peak(0.0) asks for the "
-                "least peak that is found"
-            )
+            raise self._none_within(asked, possible, infeasible=True)
         self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         if self._is_alone:
             alone = self._within_alone(peak_bytes)
@@ -314,16 +310,21 @@ class PeakPlanner:
             return better
         return self._bounded(best, peak_bytes)
 
-    def _none_within(self, asked: str, possible: int) -> BudgetError:
-        """The error of a peak within which no plan was found, with the least peak found and the budget to give."""
+    def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
+        """The error of a peak without a plan: the proven bound, the least peak found, and the budget to give."""
         least = self.least_found
-        whose = f" by '{self._of.request.solver.name}'" if self._is_alone else ""
-        proven = (
-            f"; it is proven only that no plan has less than {possible} bytes" if possible else ""
-        )
+        alive = f"{possible} bytes ({format_bytes(possible)})"
+        if infeasible:
+            why = f", which is infeasible: every schedule of this step has {alive} alive at some moment"
+        else:
+            whose = f" by '{self._of.request.solver.name}'" if self._is_alone else ""
+            proven = (
+                f"; it is proven only that no schedule has less than {alive}" if possible else ""
+            )
+            why = f", and no plan was found within it{whose}{proven}"
         return BudgetError(
-            f"{asked}, and no plan was found within it{whose}: the least peak of any plan found is "
-            f"{format_bytes(least)} ({least} bytes){proven}{_UNSHRUNK}. To run that plan, give budget={least}"
+            f"{asked}{why}. The least peak of any plan found is {format_bytes(least)} ({least} bytes); to run that "
+            f"plan, give budget={least}. {_UNSHRUNK}"
         )
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:

@@ -55,7 +55,6 @@ from remat.version import __version__
 _CLEARLY_LOWER = 1.25
 
 
-@without_collection
 def plan_graph(
     joint: JointGraph,
     request: PlanRequest,

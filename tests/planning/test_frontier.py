@@ -251,7 +251,7 @@ def test_a_peak_that_nothing_meets_is_an_error_that_names_what_is_proven(
     assert remat.plan(joint, remat.Peak(least), "auto").peak_bytes == least
     with pytest.raises(BudgetError, match="no plan was found within it") as caught:
         remat.plan(joint, remat.Peak(proven), "auto")
-    for told in (f"({least} bytes)", f"none has less than {proven} bytes"):
+    for told in (f"({least} bytes)", f"no schedule has less than {proven} bytes"):
         assert told in str(caught.value)
     with pytest.raises(BudgetError, match="infeasible"):
         remat.plan(joint, remat.Peak(proven - 1), "auto")
@@ -450,7 +450,7 @@ def test_a_named_solver_without_a_plan_within_a_peak_names_its_least(
         BudgetError, match=r"found within it by 'nothing'.* give budget=[0-9]+"
     ) as e:
         remat.plan(joint, least, Nothing())
-    named = int(str(e.value).rsplit("=", 1)[1])
+    named = int(str(e.value).split("give budget=")[1].split(".")[0])
     assert remat.plan(joint, named, Nothing()).peak_bytes <= named
 
 

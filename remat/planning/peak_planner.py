@@ -40,10 +40,6 @@ LEAST_RUNS = 2_000
 PROVEN = 2_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
 CLOSING = 3
-#: Bisections of the saved bytes after those.
-CLOSING_ALONE = 6
-#: Byte budgets at which a solver that decides alone is asked for a decision within a peak, and for the least peak.
-ALONE = 12
 #: Parts of the room between the least peak and the lowest that decisions alone reach: orders are searched between them.
 _TO_LEAST = 6
 #: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
@@ -92,7 +88,9 @@ class PeakPlanner:
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
         cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
         if self._is_alone:
-            own = [(d, self._of.peak(d)) for d in self._own]
+            own = [
+                (d, self._of.peak(d)) for d in (self.full, *map(self._of.at, self._capacities()))
+            ]
             line = search.bound(self.bounds, cuts)
             return self._above(line, self._with_tagged(own)), line
         others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
@@ -247,33 +245,10 @@ class PeakPlanner:
         """The decision that recomputes least of those that the code's region budget allows."""
         return self._of.cheapest if self.most_saved is None else self.full
 
-    @cached_property
-    def _own(self) -> list[Decided]:
-        """A named solver's own decisions, over the whole range of saved bytes, and budget 1's."""
-        least = self._of.least_bytes
-        most = self.most_saved or max(self._of.hull.ends[1].saved_bytes, self._of.full_bytes)
-        steps = (least + (most - least) * k // ALONE for k in range(ALONE + 1))
-        return [*map(self._of.at, steps), self.full]
-
-    def _within_alone(self, peak_bytes: int) -> Decided | None:
-        """A named solver's cheapest own decision within a peak, and the next ones by bisection of the saved bytes."""
-        own = sorted(self._own, key=lambda d: (d.cost, d.saved_bytes))
-        best = next((d for d in own if self._of.peak(d) <= peak_bytes), None)
-        if best is None:
-            return None
-        low = best.saved_bytes
-        high = min((d.saved_bytes for d in own if d.cost < best.cost), default=low)
-        for _ in range(CLOSING_ALONE):
-            if high - low <= low // 1000:
-                break
-            middle = (low + high) // 2
-            found = self._of.at(middle)
-            if self._of.peak(found) <= peak_bytes:
-                best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
-                low = middle
-            else:
-                high = middle
-        return self._bounded(best, peak_bytes)
+    def _capacities(self) -> list[int]:
+        """Numbers of saved bytes that are looked at, within what the code allows its region."""
+        most = math.inf if self.most_saved is None else self.most_saved
+        return sorted({c for c in self._of.capacities() if c <= most})
 
     def _within(self, budget: Budget, peak_bytes: int) -> Decided:
         """The same with every saved value just kept."""
@@ -285,10 +260,10 @@ class PeakPlanner:
             raise self._none_within(asked, possible, infeasible=True)
         self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         if self._is_alone:
-            alone = self._within_alone(peak_bytes)
+            alone = self.swept(peak_bytes)
             if alone is None:
                 raise self._none_within(asked, possible)
-            return alone
+            return self._bounded(alone, peak_bytes)
         found = self.searched(peak_bytes)
         others = (self.full, *((self.least_peak,) if budget.peak_bytes is None else ()))
         known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
@@ -341,7 +316,8 @@ class PeakPlanner:
     def least_peak(self) -> Decided:
         """The decision of the least peak that a search for less than is possible comes to."""
         if self._is_alone:
-            return min(self._own, key=self._of.peak)
+            own = [self.full, *map(self._of.at, self._capacities())]
+            return min(own, key=lambda d: (self._of.peak(d), d.cost))
         search, cuts = self.search, self._of.cuts(4 * VERTICES)
         peaks = [search.tried(saved).peak_bytes for _, saved in cuts]
         lowest = peaks.index(min(peaks))
@@ -351,7 +327,7 @@ class PeakPlanner:
         found = search.within(0, [*starts, *self._starts(0)], self.most_saved)
         decided = [self.full, self.decided(found)]
         if self._of.request.hooks:
-            decided += map(self._of.at, self._of.capacities())
+            decided += map(self._of.at, self._capacities())
         else:
             lower = search.lowest(found)
             decided += [self.decided(lower)] if lower else []
@@ -446,9 +422,8 @@ class PeakPlanner:
 
     def swept(self, peak_bytes: int) -> Decided | None:
         """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
-        most = math.inf if self.most_saved is None else self.most_saved
-        capacities = sorted({c for c in self._of.capacities() if c <= most})
-        first = self._of.runtime_optimal
+        capacities = self._capacities()
+        first = self.full if self._is_alone else self._of.runtime_optimal
         fits = [first] if self._may_save(first) and self._of.peak(first) <= peak_bytes else []
         for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
             if fits and self._of.hull.edge(c).bound(c) >= min(d.cost for d in fits):

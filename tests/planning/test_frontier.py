@@ -431,7 +431,9 @@ class Nothing(remat.Solver):
 def test_named_solvers_within_a_peak_have_plans_of_their_own(joint: remat.JointGraph) -> None:
     full = remat.plan(joint, 1.0)
     least = remat.plan(joint, remat.Peak(0.0))
-    limit = (least.peak_bytes + full.peak_bytes) // 2
+    lowest = remat.plan(joint, remat.Peak(0.0), Nothing())
+    limit = (lowest.peak_bytes + full.peak_bytes) // 2
+    assert least.peak_bytes < lowest.peak_bytes
     plans = {s: remat.plan(joint, limit, s) for s in ("auto", "greedy", "lagrangian", Nothing())}
     assert all(p.peak_bytes <= limit for p in plans.values())
     costs = {getattr(s, "name", s): p.recompute_cost for s, p in plans.items()}

@@ -244,7 +244,8 @@ class PeakOfGraphs:
         """Searches a cheaper decision for one graph after the other, within what the rest leaves."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-self._runs[k] * chosen[k].cost, k))
         for k in dearest[:_SEARCHED]:
-            if not chosen[k].cost or chosen[k].decision.ways:
+            alone = self._planners[k].peaks.is_alone  # a named solver's decisions are its own
+            if alone or not chosen[k].cost or chosen[k].decision.ways:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
             room = [(peak_bytes - h) // self._runs[k] for h in highest]

@@ -87,7 +87,7 @@ class PeakPlanner:
         ways = self.ways if self._of.request.has_ways else None
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
         cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
-        if self._is_alone:
+        if self.is_alone:
             own = [
                 (d, self._of.peak(d)) for d in (self.full, *map(self._of.at, self._capacities()))
             ]
@@ -218,7 +218,7 @@ class PeakPlanner:
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether a solver was named: it decides alone, and no search of ours takes part."""
         return not is_auto(self._of.request.solver)
 
@@ -259,7 +259,7 @@ class PeakPlanner:
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
         self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
-        if self._is_alone:
+        if self.is_alone:
             alone = self.swept(peak_bytes)
             if alone is None:
                 raise self._none_within(asked, possible)
@@ -292,7 +292,7 @@ class PeakPlanner:
         if infeasible:
             why = f", which is infeasible: every schedule of this step has {alive} alive at some moment"
         else:
-            whose = f" by '{self._of.request.solver.name}'" if self._is_alone else ""
+            whose = f" by '{self._of.request.solver.name}'" if self.is_alone else ""
             proven = (
                 f"; it is proven only that no schedule has less than {alive}" if possible else ""
             )
@@ -315,7 +315,7 @@ class PeakPlanner:
     @cached_property
     def least_peak(self) -> Decided:
         """The decision of the least peak that a search for less than is possible comes to."""
-        if self._is_alone:
+        if self.is_alone:
             own = [self.full, *map(self._of.at, self._capacities())]
             return min(own, key=lambda d: (self._of.peak(d), d.cost))
         search, cuts = self.search, self._of.cuts(4 * VERTICES)
@@ -423,7 +423,7 @@ class PeakPlanner:
     def swept(self, peak_bytes: int) -> Decided | None:
         """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
         capacities = self._capacities()
-        first = self.full if self._is_alone else self._of.runtime_optimal
+        first = self.full if self.is_alone else self._of.runtime_optimal
         fits = [first] if self._may_save(first) and self._of.peak(first) <= peak_bytes else []
         for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
             if fits and self._of.hull.edge(c).bound(c) >= min(d.cost for d in fits):

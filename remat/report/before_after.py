@@ -94,7 +94,7 @@ class BeforeAfter:
         lower, higher = format_apart(peak, most)
         costs = f" and costs {more:.1%} of the step more" if more > 0 else ""
         warn(
-            f"{what} has {'an estimated' if is_estimated else 'a'} peak of {lower} ({peak} bytes){costs}; budget 1 has "
+            f"{what} has {'an estimated compiled' if is_estimated else 'a'} peak of {lower} ({peak} bytes){costs}; budget 1 has "
             f"{higher} ({most} bytes). The budget bounds the saved bytes, not the peak. To lower the peak, bound it: "
             f"budget=remat.Peak({ratio:.2f}), as text peak:{ratio:.2f}, where 0 is the least peak found and 1 that of "
             f"budget 1, or bytes, such as budget='{format_bytes(0.8 * most).replace(' ', '')}'",

@@ -22,6 +22,7 @@ MOST_BYTES = 2 << 30
 #: Operators of PyTorch whose kernels on a CPU allocate for themselves.
 _ALLOCATE = (
     "conv", "batch_norm", "attention", "linear", "rnn", "gru", "lstm", "sort", "fft", "pool", "embedding_bag",
+    "bernoulli", "native_dropout",
 )  # fmt: skip
 #: Products that do so where numbers are of 16 bits, or complex.
 _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")

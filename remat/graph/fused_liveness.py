@@ -38,6 +38,8 @@ NEAR_SUMS = 1
 _MOST_READS = 4
 #: Pointwise operators that are not computed twice in any case.
 _HEAVY = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh")
+#: Reads by index, of which PyTorch's partitioner does not know that Inductor fuses them.
+_INDEXED = (torch.ops.aten._unsafe_index, torch.ops.aten._unsafe_masked_index)
 
 
 def predict_peak(
@@ -151,7 +153,7 @@ class _Kernels:
     """
 
     def __init__(self, nodes: list[fx.Node], start: int, kept: set[int]) -> None:
-        self._fuses = {n: may_fuse(n) for n in nodes}
+        self._fuses = {n: may_fuse(n) or ops.packet(n.target) in _INDEXED for n in nodes}
         self._segments: dict[fx.Node, frozenset[int]] = {}
         self._moments: list[int] = [start]
         self._own: dict[fx.Node, int] = {}

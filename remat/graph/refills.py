@@ -7,6 +7,7 @@ had saved in forward, and nothing else of it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ from remat.graph.joint import (
 )
 from remat.graph.roles import belongs_to_backward
 from remat.graph.source import source_line
-from remat.graph.storages import storage_key
+from remat.graph.storages import Sizes, storage_key
 from remat.graph.writes import aliased_argument, aliased_arguments
 
 
@@ -50,26 +51,32 @@ def refillable_inputs(joint: JointGraph) -> frozenset[str]:
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
-    """Has the step return copies of its outputs, but for those that eager autograd saves, or that are inputs.
+    """Has the step return copies of its outputs, but for inputs and for what nothing else reads.
 
     What the user writes to is then nothing that backward could read.
 
     Args:
         joint: the joint graph, which is changed.
-        places: those of the user's outputs to copy, with what shares their memory; None: all.
+        places: those of the user's outputs to copy, with what shares their memory.
+            None: all but those that eager autograd saves.
     """
     root = _roots(joint)
     position = {n: i for i, n in enumerate(root)}
+    saved = _saved_by_autograd(joint, root) if places is None else set()
+    read = {root[n] for reader in root for n in inputs_of(reader) if root[n] is not root[reader]}
     of_root = {
         base: [value for value, _ in found]
         for base, found in _copyable_outputs(joint, root).items()
-        if places is None or any(_place(desc) in places for _, desc in found)
+        if base in read
+        and base not in saved
+        and (places is None or any(_place(desc) in places for _, desc in found))
     }
+    sizes = Sizes(joint.memories)
     copies: dict[fx.Node, fx.Node] = {}
     for base, values in of_root.items():
         # Outputs that share memory do so as copies, too.
         whole = values[0] if len({*values}) == 1 else base
-        views = {n for v in values for n in _looked_through(v, whole)}
+        views = {n for v in values for n in _looked_through(v, whole, sizes)}
         last = max((whole, *values), key=position.__getitem__)
         with joint.graph.inserting_after(last):
             last = joint.graph.call_function(torch.ops.aten.clone.default, (whole,))
@@ -90,8 +97,9 @@ def unwatched_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Places of the user's outputs of which autograd may not see that they are written to before backward.
 
     Autograd compares versions of what was saved. An output that is saved itself has the version that its user
-    sees. Of one that is a view of what is saved AOTAutograd and Inductor may make a tensor with a version of its
-    own: AOTAutograd by ``_unsafe_view``, where no other output lies in that memory.
+    sees. One that looks at the memory of what is saved may have a version of its own. Operators make such tensors
+    (``_unsafe_view``, which PyTorch 2.15 traces in a linear layer), and so do AOTAutograd and Inductor. Then
+    autograd does not see a write to what eager autograd saves, either.
     """
     found = _copyable_outputs(joint, _roots(joint))
     views = (
@@ -128,35 +136,48 @@ def _place(desc: Any) -> int | None:
 def _copyable_outputs(
     joint: JointGraph, root: Mapping[fx.Node, fx.Node]
 ) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Outputs with their descriptors by whose memory they are: neither an input's, nor what eager autograd saves."""
-    theirs = _saved_by_autograd(joint, root)
-    theirs |= {n for n in root if n.op != "call_function"}
+    """Outputs with their descriptors by whose memory they are, which is no input's."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}
     for value, desc in zip(outputs, descs, strict=True):
-        if not isinstance(value, fx.Node) or is_input_mutation(desc) or root[value] in theirs:
+        if not isinstance(value, fx.Node) or is_input_mutation(desc):
             continue
+        base = root[value]
         fake = value.meta.get("val")
-        if isinstance(fake, torch.Tensor) and storage_key(fake) not in memories:
-            of_root.setdefault(root[value], []).append((value, desc))
+        made = base.op == "call_function" and storage_key(fake) not in memories
+        if made and isinstance(fake, torch.Tensor):
+            of_root.setdefault(base, []).append((value, desc))
     return of_root
 
 
 def _roots(joint: JointGraph) -> dict[fx.Node, fx.Node]:
     """Of every node, the one whose memory it looks at; itself, if it looks at no other's."""
     nodes = [n for n in joint.graph.nodes if n.op != "output"]
+    sizes = Sizes(joint.memories)
     root: dict[fx.Node, fx.Node] = {}
-    for node, viewed in zip(nodes, aliased_arguments(nodes), strict=True):
+    for node, known in zip(nodes, aliased_arguments(nodes), strict=True):
+        viewed = _hidden_base(node, sizes) if known is None else known
         root[node] = node if viewed is None else root[viewed]
     return root
 
 
-def _looked_through(node: fx.Node, base: fx.Node) -> Iterator[fx.Node]:
+def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
+    """The argument in whose memory a call's result lies though the schema does not say so."""
+    if node.op != "call_function":
+        return None
+    if node.target is operator.getitem:
+        maker: Any = node.args[0]
+        return maker if _hidden_base(maker, sizes) is not None else None
+    mine = {*sizes.keys(node)}
+    return next((n for n in node.all_input_nodes if mine and mine == {*sizes.keys(n)}), None)
+
+
+def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.Node]:
     """A node and what it is a view of, up to a base that is none of them."""
     while node is not base:
         yield node
-        found = aliased_argument(node)
+        found = aliased_argument(node) or _hidden_base(node, sizes)
         assert found is not None
         node = found
 

@@ -23,7 +23,7 @@ def plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) 
     Where it would, the step is planned again as one that returns copies of them: what is kept of them then counts
     at its bytes. A saved plan is applied as it is.
     """
-    places = unwatched_outputs(joint) if request.plan is None and request.reread_inputs else ()
+    places = unwatched_outputs(joint) if request.plan is None else ()
     if places:
         places, made = _reread(joint, request, places)
         if made is not None:

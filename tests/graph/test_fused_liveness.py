@@ -162,3 +162,18 @@ def test_what_one_operator_reads_is_never_written_however_much_it_reads() -> Non
     written = {node.name for _, node, *_ in walk.lifetimes()}
     assert "neg" in written
     assert "add_3" not in written
+
+
+def test_a_read_by_index_is_never_written_either() -> None:
+    """Of what is interpolated, 64 KiB, only the cosine is written, which is kept: no second 64 KiB beside it."""
+
+    def f(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._unsafe_index(x, [index]).sin().sum()
+
+    x, index = weight(64, 64), torch.arange(256) // 4
+    plan = remat.plan(joint_of(f, x, index), 1.0)
+    assert "cos" in plan.saved
+    written = {
+        node.name for _, node, *_ in FusedWalk(plan.forward, plan.backward, 1, None).lifetimes()
+    }
+    assert written.isdisjoint({"_unsafe_index", "sin"})

@@ -66,6 +66,21 @@ class Stored(nn.Module):
         return (hidden * hidden).sum(), hidden
 
 
+class Squared(Language):
+    """Returns the logits, which eager autograd saves: a write to them is an error in eager PyTorch."""
+
+    def forward(self, ids: T) -> Any:
+        logits = self.head(self.embedding(ids).tanh())
+        return self.returned(logits.square().mean(), logits)
+
+
+class Pieces(Language):
+    """Returns pieces of the logits, of which autograd does not know that they lie in one memory."""
+
+    def returned(self, loss: T, logits: T) -> Any:
+        return loss, *torch.unsafe_chunk(logits, 2, -1)
+
+
 def by_detach(out: Any) -> None:
     out[1].detach().div_(0.7)
 
@@ -154,6 +169,23 @@ def test_a_partitioner_by_itself_hands_out_copies(
     if plan.copied_outputs:
         assert "returns copies of outputs (at 1" in plan.explain()
     assert plan.copied_outputs or budget == 1
+
+
+@pytest.mark.parametrize("by", ["aot", "inductor"])
+@pytest.mark.parametrize("reread", [True, False])
+@pytest.mark.parametrize("kind", [Squared, Pieces])
+def test_a_partitioner_by_itself_copies_what_other_versions_hide(
+    kind: type[Language], reread: bool, by: str
+) -> None:
+    """What is saved may have another version than the output that lies in its memory."""
+    model, partition = kind(), remat.partitioner(0.5, reread_inputs=reread)
+    given = {"custom_partitioner_fn": partition} if by == "inductor" else {}
+    with inductor_config.patch(given), functorch_config.patch(enable_autograd_cache=False):
+        f = torch.compile(model, backend="inductor" if by == "inductor" else aot(partition))
+        expected = gradients(model, model, nothing)
+        for found in (gradients(model, f, nothing), gradients(model, f, by_detach)):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+    assert remat.plans()[-1].reread_outputs == ()
 
 
 def test_what_no_view_hides_is_returned_itself() -> None:

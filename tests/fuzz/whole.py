@@ -15,7 +15,7 @@ import remat
 from remat.errors import BudgetError, CaptureError, RematError
 from remat.integrations.compiled_budget import BudgetWarning
 from remat.running.measure import measure_held
-from remat.torch_compat import dynamo_config
+from remat.torch_compat import dynamo_config, functorch_config, inductor_config
 from tests.fuzz.check import SEEN, near
 from tests.fuzz.draw import programs
 from tests.fuzz.functions import checkpoint, plainly
@@ -142,7 +142,7 @@ def check_step(step: Step) -> None:
 
 
 def expect(step: Step) -> Expected | None:
-    """What a step leaves behind at each size without remat, compiled and not; None where PyTorch refuses it."""
+    """What a step leaves behind at each size without remat; None where PyTorch refuses it."""
     eager: dict[int, Left] = {}
     for size in dict.fromkeys(step.sizes):
         program = step.at(size)
@@ -152,7 +152,10 @@ def expect(step: Step) -> Expected | None:
             SEEN["sizes that eager PyTorch refuses"] += 1
     backend = "aot_eager" if step.lower == "eager" else "inductor"
     try:
-        found, _ = compile_and_run(step, tuple(eager), backend=backend)
+        with functorch_config.patch(
+            cse=False
+        ):  # It merges calls of custom operators that count or draw.
+            found, _ = compile_and_run(step, tuple(eager), backend=backend)
     except Exception as error:
         SEEN[f"steps refused by {backend}: {type(error).__name__}"] += 1
         return None
@@ -171,7 +174,7 @@ def compile_and_run(
     compiled = torch.compile(step.program.function(checkpoint), fullgraph=not step.breaks, **how)
     left: dict[int, Left] = {}
     held: dict[int, int] = {}
-    with captured_sizes(), quiet():
+    with alike(), quiet():
         for size in sizes:
             weights, args = step.at(size).tensors()
             mark(step, args)
@@ -195,8 +198,6 @@ def mark(step: Step, args: list[torch.Tensor]) -> None:
 def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[remat.Plan]:
     """Runs a step under a budget; returns its plans, none where the budget was refused by name."""
     options = {"lower": step.lower, **options}
-    if step.lower == "inductor":
-        options["fallback_random"] = True
     budget, before = options.get("budget"), len(remat.plans())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", remat.PeakWarning)
@@ -212,10 +213,10 @@ def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[r
     SEEN[f"runs under {type(budget).__name__}"] += len(found)
     for size, left in found.items():
         plain, eager = expected[size]
-        # PyTorch's partitioner calls a custom operator once for two equal calls, eager PyTorch twice.
+        # PyTorch's partitioner reads a buffer again that forward has written to: eager PyTorch is right.
         names = [k for k in differences(left, plain) if not near(left[k], eager[k])]
         if step.lower == "inductor":
-            names = [k for k in names if k == "calls" or not near(left[k], plain[k])]
+            names = [k for k in names if not near(left[k], plain[k])]
         assert not names, f"at {size} under {options} it differs from PyTorch in {names}"
     warned = any(issubclass(w.category, (BudgetWarning, remat.PeakWarning)) for w in caught)
     SEEN["warned of what a budget cannot hold"] += warned
@@ -223,7 +224,8 @@ def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[r
         assert max(held.values()) <= budget.nbytes, f"bytes held by size: {held}, of {budget}"
     plans = remat.plans()[before:]
     for plan in plans:
-        assert plan.least_bytes <= plan.saved_bytes <= plan.capacity
+        if not isinstance(budget, remat.Peak):  # A peak bounds no saved bytes.
+            assert plan.saved_bytes <= plan.capacity, f"{plan.saved_bytes} of {plan.capacity}"
         if plan.peak_limit and not warned:
             assert plan.peak_bytes <= plan.peak_limit
     return list(plans)
@@ -233,16 +235,14 @@ def check_list(step: Step, expected: Expected) -> None:
     """The graphs of a step are planned together, and the step runs on these plans."""
     size = next(iter(expected))
     program = step.at(size)
-    with captured_sizes(), quiet():
+    with alike(), quiet():
         torch._dynamo.reset()
         function = program.function(checkpoint)
         _, args = program.tensors()
         mark(step, args)
         try:
-            # Sizes that the data tells are numbers to the next graph.
-            joints = remat.capture(
-                function, args, lower=step.lower, fullgraph=False, run=step.of_data
-            )
+            # By real numbers: sizes that the data tells are numbers to the next graph.
+            joints = remat.capture(function, args, lower=step.lower, fullgraph=False, run=True)
         except CaptureError as error:
             SEEN[f"lists of graphs not captured: {str(error)[:150]}"] += 1
             return
@@ -270,9 +270,10 @@ def refusal_of(error: BaseException | None) -> RematError | None:
 
 
 @contextmanager
-def captured_sizes() -> Iterator[None]:
-    """Sizes that the data tells are part of graphs."""
-    with dynamo_config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+def alike() -> Iterator[None]:
+    """Sizes that the data tells are part of graphs; Inductor draws as eager PyTorch does."""
+    sizes = {"capture_scalar_outputs": True, "capture_dynamic_output_shape_ops": True}
+    with dynamo_config.patch(sizes), inductor_config.patch(fallback_random=True):
         yield
 
 

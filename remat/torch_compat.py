@@ -271,6 +271,15 @@ def has_symbolic_sizes(tensor: Any) -> bool:
     return tensor._has_symbolic_sizes_strides  # type: ignore[no-any-return]
 
 
+def mark_alike(tensor: Any, like: Any) -> None:
+    """Marks sizes of a tensor as those of another one are marked (``torch._dynamo.mark_dynamic`` and the like)."""
+    kinds = ("_indices", "_range", "_bounds", "_overrides", "_ids")
+    for name, value in vars(like).items():
+        marks = name.startswith("_dynamo_") and name.endswith(kinds)
+        if marks or name in ("_has_dynamo_dim_marking", "_specialize_on"):
+            setattr(tensor, name, value)
+
+
 def parameters_of(module: Any) -> dict[str, Any]:
     """The parameters that a module itself holds, by name, to be put in and taken out."""
     return module._parameters  # type: ignore[no-any-return]

@@ -86,6 +86,7 @@ class Faker:
         if id(value) not in self._memo:
             self._kept.append(value)
             self._memo[id(value)] = self._fake(value)
+            torch_compat.mark_alike(self._memo[id(value)], value)
         return self._memo[id(value)]
 
     def _fake(self, value: torch.Tensor) -> torch.Tensor:

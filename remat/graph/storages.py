@@ -65,7 +65,10 @@ def tensor_bytes(value: Any) -> int:
 
 
 def hint(size: Any) -> int:
-    """A size as an int, symbolic ones by their hint, or by what `sizes_at` puts in its place."""
+    """A size as an int, symbolic ones by their hint, or by what `sizes_at` puts in its place.
+
+    What is left of a length, ``3 - u0``, is negative for a number that stands in for ``u0``: that is no size, and is 0.
+    """
     if type(size) is int:
         return size
     sizes = _SIZES.get()
@@ -77,9 +80,9 @@ def hint(size: Any) -> int:
         if known:
             left = expression.xreplace(known)
             if left.is_number:
-                return int(left)
+                return max(0, int(left))
             size = size.node.shape_env.create_symintnode(left, hint=None)
-    return int(optimization_hint(size, fallback=UNBACKED_HINT))
+    return max(0, int(optimization_hint(size, fallback=UNBACKED_HINT)))
 
 
 @contextlib.contextmanager

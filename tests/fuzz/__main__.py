@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.fuzz.fuzzing import PORTION, Portion, begin_worker, run_portion
+from tests.fuzz.fuzzing import PORTION, TRACED, WHOLE, Portion, begin_worker, run_portion
 from tests.fuzz.lines import TABLE
 
 
@@ -20,13 +20,26 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="number of the first portion (default: any)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--no-shrink", action="store_true", help="show what fails as it is drawn")
+    parser.add_argument("--whole", action="store_true", help="whole steps alone")
+    parser.add_argument(
+        "--lower",
+        default="eager",
+        choices=("eager", "inductor"),
+        help="the lowering of whole steps",
+    )
     given = parser.parse_args()
     first = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     portions = range(first, first + max(1, -(-given.n // PORTION)))
     print(f"{len(portions)} portions of {PORTION} programs, SEED={first}", flush=True)
     begun, seen, written = time.monotonic(), Counter[str](), Counter[str]()
     different = faults = 0
-    run = functools.partial(run_portion, shrink=not given.no_shrink)
+    run = functools.partial(
+        run_portion,
+        traced=0 if given.whole else TRACED,
+        whole=PORTION if given.whole else WHOLE,
+        lower=given.lower,
+        shrink=not given.no_shrink,
+    )
     context = multiprocessing.get_context("spawn")
     # What tracing leaves behind in a process adds up.
     with context.Pool(given.jobs, begin_worker, maxtasksperchild=10) as pool:

@@ -36,6 +36,7 @@ class Case:
         program: the program.
         way: how it is captured.
         plan: arguments of `remat.plan`: budget, solver, cost model.
+        in_bytes: give the budget again, as the bytes that the first plan takes.
         compiled: the pipeline that the whole step runs with.
         pipelines: pipelines for the joint graph.
         without_replay: a pipeline that does not replay random draws.
@@ -46,6 +47,7 @@ class Case:
     program: Program
     way: Way
     plan: tuple[float | remat.Peak, str, str]
+    in_bytes: bool = False
     compiled: remat.PassManager
     pipelines: tuple[remat.PassManager, ...]
     without_replay: remat.PassManager
@@ -88,6 +90,7 @@ def cases(draw: st.DrawFn, *, dynamo: bool = False) -> Case:
         program=draw(programs(regions=dynamo)),
         way=way,
         plan=draw(st.tuples(ANY_BUDGET, st.sampled_from(SOLVERS), st.sampled_from(COSTS))),
+        in_bytes=draw(odd),
         compiled=draw(pipelines()),
         pipelines=tuple(draw(st.lists(pipelines(), min_size=1, max_size=2))),
         without_replay=draw(pipelines(replay=False)),

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from tests.fuzz.functions import POLICIES, plainly
-from tests.fuzz.lines import BUFFERS, POINTWISE, TABLE
+from tests.fuzz.lines import BUFFERS, POINTWISE, TABLE, Table
 from tests.fuzz.operators import LARGEST, Operator
 from tests.fuzz.program import Input, Kind, Program, make_inputs, namespace
 
@@ -22,15 +22,24 @@ WRITTEN: Counter[str] = Counter()
 
 
 @st.composite
-def programs(draw: st.DrawFn, *, regions: bool = False, most_lines: int = 14) -> Program:
+def programs(
+    draw: st.DrawFn,
+    *,
+    regions: bool = False,
+    most_lines: int = 14,
+    table: Table = TABLE,
+    apart: bool = False,
+) -> Program:
     """Training steps that eager PyTorch runs, forward and backward.
 
     Args:
         regions: with checkpointed regions.
         most_lines: lines, at most; a region counts as one.
+        table: what lines are drawn from.
+        apart: rows and columns of inputs are of different numbers.
     """
-    inputs = draw(all_inputs())
-    writer = _Writer(inputs)
+    inputs = draw(all_inputs(apart=apart))
+    writer = _Writer(inputs, table)
     wanted = draw(st.integers(2, most_lines))
     while len(writer.lines) < wanted and writer.patience:
         if regions and draw(st.integers(0, 4)) == 0:
@@ -41,11 +50,12 @@ def programs(draw: st.DrawFn, *, regions: bool = False, most_lines: int = 14) ->
 
 
 @st.composite
-def all_inputs(draw: st.DrawFn) -> tuple[Input, ...]:
+def all_inputs(draw: st.DrawFn, *, apart: bool = False) -> tuple[Input, ...]:
     """Inputs of few different sizes, so that they fit one another."""
     # The state of a generator takes 5,056 bytes: only what is larger pays to be drawn again.
     sizes = st.sampled_from(draw(st.sampled_from([(2, 3, 4), (80, 90), (80, 90)])))
-    rows, columns = draw(sizes), draw(sizes)
+    rows = draw(sizes)
+    columns = draw(sizes.filter(lambda size: not apart or size != rows))
     shapes = [
         (rows, columns),
         (columns, rows),
@@ -80,8 +90,9 @@ def all_inputs(draw: st.DrawFn) -> tuple[Input, ...]:
 class _Writer:
     """A program as far as it is written, and its values as they are then."""
 
-    def __init__(self, inputs: tuple[Input, ...]) -> None:
+    def __init__(self, inputs: tuple[Input, ...], table: Table) -> None:
         self.inputs = inputs
+        self.table = table
         self.lines: list[str] = []
         self.patience = 40
         self._names = 0
@@ -105,7 +116,7 @@ class _Writer:
 
     def line(self, draw: Any) -> None:
         """Writes one more line, unless what was drawn fits nothing or autograd refuses it."""
-        op = self._operator(draw, TABLE)
+        op = self._operator(draw, self.table)
         written = self._write(draw, op)
         WRITTEN[op.text] += written is not None
         if written is None:
@@ -169,7 +180,7 @@ class _Writer:
         self._names += 1
         return f"v{self._names}"
 
-    def _operator(self, draw: Any, table: Sequence[tuple[int, list[Operator]]]) -> Operator:
+    def _operator(self, draw: Any, table: Table) -> Operator:
         """An operator that something fits, by the weights of groups and within them."""
         values = self.values.values()
         group = draw(st.sampled_from([group for weight, group in table for _ in range(weight)]))

@@ -60,11 +60,61 @@ class NoisyBackward(torch.autograd.Function):
         return g * x.sin() + 0.1 * torch.randn_like(g)
 
 
+class Updating(torch.autograd.Function):
+    """Saves a clone of a buffer, and then updates the buffer without ``mark_dirty``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+        before = buffer.clone()
+        ctx.save_for_backward(before)
+        buffer.mul_(0.5).add_(x.mean())
+        return x * before + buffer
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
+        (before,) = ctx.saved_tensors
+        return g * before, None
+
+
 def without_grad(x: torch.Tensor) -> torch.Tensor:
     """A section that is not differentiated."""
     with torch.no_grad():
         return torch.sigmoid(x) * 2
 
+
+def masked(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As many elements as the mask has set."""
+    return torch.masked_select(x, mask)
+
+
+def chosen(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As many rows as the mask has set."""
+    return x[mask.nonzero().squeeze(1)]
+
+
+def _checked(x: torch.Tensor, n: torch.Tensor) -> int:
+    k = int((n % (x.shape[0] + 1)).item())
+    torch._check(k >= 0)
+    torch._check(k <= x.shape[0])
+    return k
+
+
+def counted(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """As many rows as a number says."""
+    k = _checked(x, n)
+    return x[:k] * k
+
+
+def split_at(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two parts, divided where a number says."""
+    k = _checked(x, n)
+    return x.split([k, x.shape[0] - k])
+
+
+FUNCTIONS = (
+    *("Scaled", "Gated", "NoisyBackward", "Updating", "without_grad"),
+    *("masked", "chosen", "counted", "split_at"),
+)
 
 # Custom operators -------------------------------------------------------------------------------
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
+from hypothesis.strategies import SearchStrategy
 
 import remat
 from tests.fuzz.cases import Case, cases
 from tests.fuzz.check import SEEN, check
 from tests.fuzz.draw import WRITTEN
+from tests.fuzz.whole import Step, check_step, whole_steps
 
 
 class Fresh(HypothesisProvider):
@@ -29,8 +31,8 @@ class Fresh(HypothesisProvider):
 
 AVAILABLE_PROVIDERS["fresh"] = f"{__name__}.{Fresh.__name__}"
 
-#: Programs of a portion, and how many of them Dynamo traces, with checkpointed regions.
-PORTION, TRACED = 50, 3
+#: Programs of a portion, how many of them Dynamo traces, with checkpointed regions, and how many run as whole steps.
+PORTION, TRACED, WHOLE = 50, 3, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,13 @@ class Portion:
 
 
 def run_portion(
-    number: int, *, programs: int = PORTION, traced: int = TRACED, shrink: bool = True
+    number: int,
+    *,
+    programs: int = PORTION,
+    traced: int = TRACED,
+    whole: int = 0,
+    lower: str = "eager",
+    shrink: bool = True,
 ) -> Portion:
     """Draws and checks programs.
 
@@ -61,6 +69,8 @@ def run_portion(
         number: what all that is drawn follows from.
         programs: how many.
         traced: how many of them Dynamo traces.
+        whole: how many of them run as whole steps.
+        lower: the lowering of these.
         shrink: look for a smaller program that fails alike, for five minutes at most.
     """
     SEEN.clear()
@@ -70,11 +80,15 @@ def run_portion(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", remat.PeakWarning)
-        for dynamo, examples in ((False, programs - traced), (True, traced)):
+        for drawn, examples in (
+            (cases(), programs - traced - whole),
+            (cases(dynamo=True), traced),
+            (whole_steps(lower=lower), whole),
+        ):
             if not examples:
                 continue
             try:
-                sources |= check_programs(number, examples, dynamo=dynamo, shrink=shrink)
+                sources |= check_programs(number, examples, drawn, shrink=shrink)
             except Exception as error:
                 last = traceback.extract_tb(error.__traceback__)[-1]
                 where = f"{last.filename}:{last.lineno}: {last.line}"
@@ -90,7 +104,9 @@ def run_portion(
     )
 
 
-def check_programs(number: int, examples: int, *, dynamo: bool, shrink: bool) -> set[str]:
+def check_programs(
+    number: int, examples: int, drawn: SearchStrategy[Case | Step], *, shrink: bool
+) -> set[str]:
     """Checks programs, raises what fails, and returns what was checked."""
     sources: set[str] = set()
 
@@ -103,10 +119,10 @@ def check_programs(number: int, examples: int, *, dynamo: bool, shrink: bool) ->
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
     )
-    @given(cases(dynamo=dynamo))
-    def one(case: Case) -> None:
+    @given(drawn)
+    def one(case: Case | Step) -> None:
         sources.add(case.program.source)
-        check(case)
+        check_step(case) if isinstance(case, Step) else check(case)
 
     one()
     return sources

@@ -163,6 +163,7 @@ FUNCTIONS = [
     Operator("Gated.apply({0}, {1})", (o.single, every(o.single, lambda v, x: v.shape == x.shape and v is not x)), weight=2),
     Operator("NoisyBackward.apply({0})", (o.single,)),
     Operator("without_grad({0})", (o.real,)),
+    Operator("Updating.apply({0}, {1})", (o.single, every(_owned, o.single, o.plain, o.other_than(0), lambda v, x: v.shape == x.shape)), spoils=(1,), weight=4),
 ]  # fmt: skip
 
 IN_PLACE = [
@@ -228,8 +229,32 @@ BUFFERS = [
     )
 ]  # fmt: skip
 
+_selects = every(o.mask, lambda v, x: v.shape == x.shape)
+_scalar = every(o.whole, o.dims(0, 0))
+
+#: Sizes that the data tells; Dynamo alone traces them.
+OF_DATA = [
+    Operator("masked({0}, {1})", (every(o.real, o.filled), _selects), weight=2),
+    Operator("chosen({0}, {1})", (_row, every(o.mask, o.dims(1, 1), lambda v, x: v.shape[0] == x.shape[0]))),
+    Operator("chosen({0}, {0}.flatten(1).sum(1) > 0)", (every(o.real, o.dims(2), o.filled),), weight=3),
+    Operator("masked({0}, {0} > 0)", (_row,), weight=2),
+    Operator("counted({0}, ({0} > 0).sum())", (_row,), weight=3),
+    Operator("counted({0}, {1})", (_row, _scalar)),
+    Operator("split_at({0}, ({0} > 0).sum())", (_row,)),
+]  # fmt: skip
+
+#: How often each group is drawn from.
+Table = tuple[tuple[int, list[Operator]], ...]
+
+
+def holds_at_any_size(op: Operator) -> bool:
+    """Whether no size of a value is part of the text."""
+    sizes = ("shape", "n", "size", "length", "at", "k")
+    return not any(f"{{{name}}}" in op.text for name in sizes)
+
+
 #: Everything, as groups with how often each is drawn from.
-TABLE: tuple[tuple[int, list[Operator]], ...] = (
+TABLE: Table = (
     (5, POINTWISE),
     (5, PRODUCTS),
     (3, REDUCTIONS),

@@ -76,7 +76,7 @@ class Program:
 def namespace(checkpoint: Callable[..., Any]) -> dict[str, Any]:
     """What the lines of a program may name."""
     space: dict[str, Any] = {"torch": torch, "F": F, "checkpoint": checkpoint}
-    for name in ("Scaled", "Gated", "NoisyBackward", "without_grad", *functions.OPERATORS):
+    for name in (*functions.FUNCTIONS, *functions.OPERATORS):
         space[name] = getattr(functions, name)
     return space
 

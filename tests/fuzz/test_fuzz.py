@@ -20,6 +20,8 @@ from tests.steps import differences
 
 #: A hundred programs; `make fuzz` draws thousands.
 PORTIONS = 2
+#: The number of a portion in which whole steps of every kind are drawn.
+WHOLE_STEPS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +48,15 @@ def test_no_pipeline_changes_what_a_program_does(number: int) -> None:
     assert seen["as eager, to the bit"] >= 20
     assert seen["PyTorch differs from eager"] <= 2
     assert len(+portion.written) >= 60
+
+
+def test_no_budget_changes_what_a_whole_step_does() -> None:
+    """Nor at other sizes, at sizes that the data tells, and over several graphs."""
+    portion = run_portion(WHOLE_STEPS, programs=4, traced=0, whole=4, shrink=False)
+    assert portion.fault is None, portion.fault
+    assert portion.seen["steps"] >= 3
+    assert portion.seen["steps that break their graph"] >= 1
+    assert portion.seen["runs under float"] >= 4
 
 
 @pytest.mark.parametrize(

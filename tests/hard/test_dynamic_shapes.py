@@ -145,3 +145,25 @@ def test_one_plan_serves_all_sizes(budget: float) -> None:
 
 def test_a_plan_of_a_captured_graph_fits() -> None:
     check(lambda: (drops, pair()), budgets=(0,), dynamic=True, captured=True)
+
+
+def test_a_capture_has_the_sizes_that_are_marked() -> None:
+    check(marked(view_of_a_product), budgets=(0,), captured=True)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("run", [False, True])
+def test_plans_of_several_graphs_with_marked_sizes_fit(run: bool) -> None:
+    x, w = pair()
+    torch._dynamo.mark_dynamic(x, 0, min=2, max=64)
+
+    def f(x: T, w: T) -> T:
+        h = (x @ w).sin().exp()
+        torch._dynamo.graph_break()
+        return (h @ w).cos().sum()
+
+    expected = torch.autograd.grad(f(x, w), (x, w))
+    plans = remat.plan(remat.capture(f, (x, w), lower="eager", fullgraph=False, run=run), 0)
+    torch._dynamo.reset()
+    compiled = torch.compile(f, backend="remat", options={"plan": plans, "lower": "eager"})
+    assert all(map(torch.equal, torch.autograd.grad(compiled(x, w), (x, w)), expected))

@@ -85,7 +85,18 @@ def split(x: T, n: T) -> T:
     return u.sin().sum(0) + v.cos().sum(0)
 
 
-@pytest.mark.parametrize("program", [sliced, allocated, scaled, split], ids=lambda f: f.__name__)
+def left_over(x: T, n: T) -> T:
+    """What is left behind the first rows: fewer than none by the number that stands in for theirs."""
+    k = int((n % (x.shape[0] + 1)).item())
+    torch._check(k >= 0)
+    torch._check(k <= x.shape[0])
+    u, v = x.exp().split([k, x.shape[0] - k])
+    return u.sin().sum(0) + (v.sin() @ v.mT).exp().sum()
+
+
+@pytest.mark.parametrize(
+    "program", [sliced, allocated, scaled, split, left_over], ids=lambda f: f.__name__
+)
 def test_sizes_from_an_item(program: Callable[..., Any]) -> None:
     check(lambda: (program, (drawn(6, 8), torch.tensor(4))))
 

@@ -22,6 +22,8 @@ from remat.graph.roles import Roles
 from remat.graph.source import located
 
 _WHAT = "torch.autograd.graph.region_activation_memory_budget"
+#: By this option PyTorch 2.15 lets its users choose whether a context must cover the whole forward.
+_COVERAGE = "activation_memory_budget_require_full_coverage"
 #: Uncovered operators that an error names.
 _SHOWN = 5
 
@@ -57,10 +59,15 @@ def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float |
         )
     if uncovered and _must_cover():
         more = f"\n  and {len(uncovered) - _SHOWN} more" if len(uncovered) > _SHOWN else ""
+        allowed = (
+            f", or set torch._functorch.config.{_COVERAGE}=False to apply the budget to the entire graph"
+            if hasattr(torch_compat.functorch_config, _COVERAGE)
+            else ""
+        )
         raise BudgetError(
             f"{_WHAT}: must cover the entire forward of a graph (including HOP bodies), but "
-            f"{len(uncovered)} forward op(s) are unannotated. Wrap the whole forward in a single region; "
-            "use a graph break to scope different budgets to different graphs, "
+            f"{len(uncovered)} forward op(s) are unannotated. Wrap the whole forward in a single region"
+            f"{allowed}; use a graph break to scope different budgets to different graphs, "
             f"torch._dynamo.graph_break(). Outside of the budget {next(iter(shares))!r} stand in graph "
             f"'{joint.name}'\n" + "\n".join(f"  {located(n)}" for n in uncovered[:_SHOWN]) + more
         )
@@ -81,6 +88,5 @@ def _nested(index: GraphIndex, roles: Roles) -> Iterable[fx.Node]:
 
 
 def _must_cover() -> bool:
-    """Whether a context must cover the whole forward: PyTorch 2.15 lets its users choose."""
-    config = torch_compat.functorch_config
-    return bool(getattr(config, "activation_memory_budget_require_full_coverage", True))
+    """Whether a context must cover the whole forward."""
+    return bool(getattr(torch_compat.functorch_config, _COVERAGE, True))

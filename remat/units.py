@@ -18,7 +18,8 @@ _UNITS: dict[str, int] = {
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+#: As many digits as the smallest float has; Python refuses to read thousands.
+_NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*([A-Za-z]*)\s*")
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
 _COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
 #: Units that carry a prefix of their own.

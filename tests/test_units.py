@@ -64,6 +64,7 @@ def test_what_can_be_read(text: Any, share: float | None, nbytes: int | None) ->
         ("nan", "'nan'"),
         ("1.5", "a ratio above 1"),
         ("8GiB8", "8GiB8"),
+        ("1" * 5000, "1111"),
     ],
 )
 def test_what_cannot_be_meant(text: Any, message: str) -> None:

@@ -423,7 +423,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self.siblings.over.add(self._kind or "")
             warn(
                 f"a step that has run before is compiled again, and its budget cannot be held: {error}. The plan with "
-                "the least peak runs instead; options={'strict': True} refuses it",
+                "the least peak runs instead, and nothing more is said of this code, at larger sizes neither; "
+                "options={'strict': True} refuses it",
                 BudgetWarning,
                 stacklevel=2,
             )

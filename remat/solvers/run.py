@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -100,13 +99,17 @@ def asking(solver: Solver) -> Iterator[Callable[[], float]]:
         raise _raised(solver, error) from error
 
 
+#: Seconds beyond which a limit is none: clocks count in floats.
+_LONGEST = 10.0**15
+
+
 def check_time_limit(time_limit: object) -> None:
     """Raise `ProblemError` unless ``time_limit`` is None or a positive, finite number."""
     if time_limit is None:
         return
     if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)):
         raise ProblemError(f"time_limit must be seconds or None, got {time_limit!r}")
-    if not (math.isfinite(time_limit) and time_limit > 0):
+    if not 0 < time_limit < _LONGEST:
         raise ProblemError(
             f"time_limit must be above 0 and finite, got {time_limit!r}: give None for no limit"
         )

@@ -106,8 +106,8 @@ def test_one_wrong_gradient_is_seen() -> None:
 
 
 def test_a_step_that_raises_is_a_result() -> None:
-    """Dropout needs more than two bytes; the refusal of that budget is what came of it."""
+    """A step peaks above two bytes; the refusal of that budget is what came of it."""
     result = bench("mixtral").run(Case(lower="eager", shapes="static", budget=2))
     assert result.failed is not None
-    assert result.failed.startswith("BudgetError: budget is 2 B")
+    assert result.failed.startswith("BudgetError: budget is a peak of 2 B")
     assert not result.wrong

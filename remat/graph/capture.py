@@ -7,6 +7,7 @@ chosen lowering: what is captured is what a partitioner is handed when the model
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
@@ -263,8 +264,10 @@ class _Backend:
         self._sink.append(joint)
         if self._stop:
             raise CapturedError
+        copy = joint.copy()
+        _read_first_results(copy.graph)
         return torch_compat.default_partition(
-            joint.copy().graph_module,
+            copy.graph_module,
             joint_inputs,
             num_fwd_outputs=num_fwd_outputs,
             static_lifetime_input_indices=list(joint.static_inputs),
@@ -275,6 +278,16 @@ class _Backend:
         if self._stop:
             raise NothingToDifferentiateError
         return torch_compat.make_boxed_func(module.forward)
+
+
+def _read_first_results(graph: fx.Graph) -> None:
+    """Reads a result of what draws at random and nobody reads: PyTorch's partitioner takes it for no operator else."""
+    for node in list(graph.nodes):
+        values = node.meta.get("val")
+        if node.op == "call_function" and not node.users and isinstance(values, (tuple, list)):
+            with graph.inserting_after(node):
+                first = graph.call_function(operator.getitem, (node, 0))
+            first.meta = {**node.meta, "val": values[0]}
 
 
 def _partitioner_of(take: Callable[..., Any]) -> Any:

@@ -18,6 +18,7 @@ import remat
 from benchmarks.models import build
 from remat.errors import CaptureError
 from remat.graph import capture
+from remat.torch_compat import inductor_config
 from tests.graphs import joint_of, weight
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -430,3 +431,17 @@ def test_models_that_record_hidden_states_are_captured_and_fitted(which: int) ->
     assert remat.plan(remat.capture(model, (), inputs(2), lower="eager"), 0).recomputed
     fitted = remat.fit(model, inputs, memory="1GiB", batches=[2], lower="eager")
     assert fitted.largest_batch == 2
+
+
+@pytest.mark.parametrize("run", [False, True])
+def test_a_dropout_that_nobody_reads_is_captured(run: bool) -> None:
+    """With ``fallback_random`` it draws although nobody reads it, as in eager PyTorch."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        torch.nn.functional.dropout(x, 0.4)
+        return x.sin()
+
+    args = (torch.ones(4, requires_grad=True),)
+    with inductor_config.patch(fallback_random=True):
+        (joint,) = remat.capture(f, args, lower="eager", fullgraph=False, run=run)
+    assert "dropout" in str(joint.graph)

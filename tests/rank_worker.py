@@ -248,10 +248,10 @@ def case_replans(rank: int) -> Any:
     known, more = partitioner.compiled_timeline, 60_000 * rank
     times = 0
 
-    def taking_more(*compiled_pair: Any) -> Any:
+    def taking_more(*compiled_pair: Any, **options: Any) -> Any:
         nonlocal times
         times += 1
-        found = known(*compiled_pair)
+        found = known(*compiled_pair, **options)
         extra = Lifetime(
             node="workspace",
             nbytes=more,

@@ -186,12 +186,12 @@ def test_a_frontier_by_peak_is_drawn_and_written(
     data = json.loads(by_peak.to_json())
     assert data["by"] == "peak"
     assert [FrontierPoint(**p) for p in data["points"]] == list(by_peak.points)
-    with pytest.raises(ProblemError, match="others has a frontier by bytes, this one is by peak"):
+    with pytest.raises(ProblemError, match="others has a frontier by saved, this one is by peak"):
         by_peak.plot(target, others=[frontiers["greedy"]])
 
 
 def test_a_frontier_goes_by_bytes_or_peak(joint: remat.JointGraph) -> None:
-    with pytest.raises(ProblemError, match="by is 'cost'; expected 'bytes' or 'peak'"):
+    with pytest.raises(ProblemError, match="by is 'cost'; expected 'saved' or 'peak'"):
         remat.frontier(joint, by="cost")
 
 

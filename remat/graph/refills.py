@@ -8,7 +8,7 @@ had saved in forward, and nothing else of it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from remat.graph.joint import (
 from remat.graph.roles import belongs_to_backward
 from remat.graph.source import source_line
 from remat.graph.storages import Sizes, storage_key
-from remat.graph.writes import aliased_argument, aliased_arguments
+from remat.graph.writes import aliased_argument
 
 
 def refillable_inputs(joint: JointGraph) -> frozenset[str]:
@@ -43,7 +43,7 @@ def refillable_inputs(joint: JointGraph) -> frozenset[str]:
     """
     inputs = joint.graph.find_nodes(op="placeholder")
     static = {inputs[k] for k in joint.static_inputs if k < len(inputs)}
-    root = _roots(joint)
+    root = _Roots(joint)
     saved = _saved_by_autograd(joint, root)
     saved.update(root[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node))
     found = (n for n in inputs if role_of(n) is Role.PRIMAL and n not in static)
@@ -60,16 +60,15 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
         places: those of the user's outputs to copy, with what shares their memory.
             None: all but those that eager autograd saves.
     """
-    root = _roots(joint)
-    position = {n: i for i, n in enumerate(root)}
+    root = _Roots(joint)
+    position = {n: i for i, n in enumerate(joint.graph.nodes)}
     saved = _saved_by_autograd(joint, root) if places is None else set()
-    read = {root[n] for reader in root for n in inputs_of(reader) if root[n] is not root[reader]}
     of_root = {
         base: [value for value, _ in found]
         for base, found in _copyable_outputs(joint, root).items()
-        if base in read
-        and base not in saved
+        if base not in saved
         and (places is None or any(_place(desc) in places for _, desc in found))
+        and root.is_read(base)
     }
     sizes = Sizes(joint.memories)
     copies: dict[fx.Node, fx.Node] = {}
@@ -79,7 +78,13 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
         views = {n for v in values for n in _looked_through(v, whole, sizes)}
         last = max((whole, *values), key=position.__getitem__)
         with joint.graph.inserting_after(last):
-            last = joint.graph.call_function(torch.ops.aten.clone.default, (whole,))
+            # A saved plan may name the copy: the name depends on nothing else in the graph.
+            last = joint.graph.create_node(
+                "call_function",
+                torch.ops.aten.clone.default,
+                (whole,),
+                name=f"{whole.name}_returned",
+            )
         last.meta["val"] = cloned(whole.meta["val"])
         copies[whole] = last
         for view in sorted(views, key=position.__getitem__):
@@ -101,7 +106,7 @@ def unwatched_outputs(joint: JointGraph) -> tuple[int, ...]:
     (``_unsafe_view``, which PyTorch 2.15 traces in a linear layer), and so do AOTAutograd and Inductor. Then
     autograd does not see a write to what eager autograd saves, either.
     """
-    found = _copyable_outputs(joint, _roots(joint))
+    found = _copyable_outputs(joint, _Roots(joint))
     views = (
         _place(desc)
         for base, outputs in found.items()
@@ -111,21 +116,24 @@ def unwatched_outputs(joint: JointGraph) -> tuple[int, ...]:
     return tuple(sorted(place for place in views if place is not None))
 
 
-def reread_outputs(joint: JointGraph, forward: fx.Graph) -> tuple[int, ...]:
+def reread_outputs(joint: JointGraph, handed: Iterable[Any]) -> tuple[int, ...]:
     """Which of the user's outputs share memory with what forward hands to backward, inputs left aside.
 
     Args:
         joint: the joint graph.
-        forward: its forward half.
+        handed: what forward hands to backward, as nodes of the joint graph or of forward.
     """
+    inputs = {storage_key(p.meta.get("val")) for p in joint.graph.find_nodes(op="placeholder")}
+    memories = {storage_key(n.meta.get("val")) for n in handed if isinstance(n, fx.Node)}
+    memories -= inputs | {None}
     outputs, _, descs, _ = split_outputs(joint)
-    values = outputs_of(forward)
-    n = len(outputs)
-    memories = [storage_key(v.meta.get("val")) if isinstance(v, fx.Node) else None for v in values]
-    inputs = {storage_key(p.meta.get("val")) for p in forward.find_nodes(op="placeholder")}
-    handed = {*memories[n:]} - inputs - {None}
-    found = zip(map(_place, descs), memories[:n], strict=True)
-    return tuple(place for place, key in found if place is not None and key in handed)
+    return tuple(
+        place
+        for value, desc in zip(outputs, descs, strict=True)
+        if (place := _place(desc)) is not None
+        and isinstance(value, fx.Node)
+        and storage_key(value.meta.get("val")) in memories
+    )
 
 
 def _place(desc: Any) -> int | None:
@@ -133,9 +141,7 @@ def _place(desc: Any) -> int | None:
     return desc.idx if isinstance(desc, torch_compat.descriptors.PlainAOTOutput) else None
 
 
-def _copyable_outputs(
-    joint: JointGraph, root: Mapping[fx.Node, fx.Node]
-) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
+def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
     """Outputs with their descriptors by whose memory they are, which is no input's."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
@@ -151,15 +157,36 @@ def _copyable_outputs(
     return of_root
 
 
-def _roots(joint: JointGraph) -> dict[fx.Node, fx.Node]:
-    """Of every node, the one whose memory it looks at; itself, if it looks at no other's."""
-    nodes = [n for n in joint.graph.nodes if n.op != "output"]
-    sizes = Sizes(joint.memories)
-    root: dict[fx.Node, fx.Node] = {}
-    for node, known in zip(nodes, aliased_arguments(nodes), strict=True):
-        viewed = _hidden_base(node, sizes) if known is None else known
-        root[node] = node if viewed is None else root[viewed]
-    return root
+class _Roots(dict[fx.Node, fx.Node]):
+    """The node whose memory each node looks at, found when asked for; itself if it looks at no other's."""
+
+    def __init__(self, joint: JointGraph) -> None:
+        super().__init__()
+        self._sizes = Sizes(joint.memories)
+
+    def __missing__(self, node: fx.Node) -> fx.Node:
+        views: list[fx.Node] = []
+        base = node
+        while base not in self:
+            viewed = aliased_argument(base) or _hidden_base(base, self._sizes)
+            if viewed is None:
+                self[base] = base
+            else:
+                views.append(base)
+                base = viewed
+        self.update(dict.fromkeys(views, self[base]))
+        return self[base]
+
+    def is_read(self, base: fx.Node) -> bool:
+        """Whether a call that is no view of a node reads its memory."""
+        stack = [base]
+        for viewed in stack:
+            for user in viewed.users:
+                if user.op != "output":
+                    if self[user] is not base:
+                        return True
+                    stack.append(user)
+        return False
 
 
 def _hidden_base(node: fx.Node, sizes: Sizes) -> fx.Node | None:
@@ -182,12 +209,14 @@ def _looked_through(node: fx.Node, base: fx.Node, sizes: Sizes) -> Iterator[fx.N
         node = found
 
 
-def _saved_by_autograd(joint: JointGraph, root: Mapping[fx.Node, fx.Node]) -> set[fx.Node]:
+def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
     """Whose memory eager autograd keeps for backward: what was traced there reads it."""
     late: set[fx.Node] = set()
     saved: set[fx.Node] = set()
-    for node in root:
+    for node in joint.graph.nodes:
         read = inputs_of(node)
+        if node.op == "output":
+            continue
         if node.op == "placeholder":
             if role_of(node).in_backward:
                 late.add(node)

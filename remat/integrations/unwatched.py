@@ -1,7 +1,7 @@
-"""Plans for steps that nobody watches between forward and backward: there is a partitioner, and no backend around it.
+"""Plans for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
 
-Backward may read an output again. A write to one is an error that autograd raises, or our backend; of the outputs
-that neither sees, a step returns copies.
+Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to a
+tensor that it saved itself. The step returns copies of outputs whose writes neither of them would see.
 """
 
 from __future__ import annotations
@@ -11,41 +11,43 @@ from dataclasses import replace
 from remat.graph.joint import JointGraph
 from remat.graph.refills import copy_outputs, unwatched_outputs
 from remat.passes.core.base import Pass
-from remat.passes.ranks.protocol import other_ranks
+from remat.planning.pipelines import with_copies
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
 
 
 def plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
-    """As `plan_graph` in place, but backward reads no output whose writes would not be noticed.
+    """Plan a graph in place such that backward reads no output whose writes would go unseen.
 
-    Where it would, the step is planned again as one that returns copies of them: what is kept of them then counts
-    at its bytes. A saved plan is applied as it is.
+    If the first decision reads such outputs, the step returns copies of them and is decided again: what backward
+    keeps of them then counts at its bytes. A saved plan is applied as it is.
     """
     places = unwatched_outputs(joint) if request.plan is None else ()
-    if places:
-        places, made = _reread(joint, request, places)
-        if made is not None:
-            return made
     if not places:
         return plan_graph(joint, request, in_place=True, agree=agree)
-    fingerprint = joint.fingerprint
-    copy_outputs(joint, places)
-    made = plan_graph(joint, request, in_place=True, agree=agree)
-    return replace(made, fingerprint=fingerprint, copied_outputs=places)
-
-
-def _reread(
-    joint: JointGraph, request: PlanRequest, places: tuple[int, ...]
-) -> tuple[tuple[int, ...], Plan | None]:
-    """Those outputs of some that backward reads; and the plan, if backward reads none and no rank has to agree."""
-    agrees = other_ranks() is not None
     if request.pipeline is not None:
-        made = plan_graph(joint, request)
-        found = tuple(k for k in places if k in made.reread_outputs)
-        return found, None if found or agrees else made
-    planner = Planner.of(joint, request)
+        return _by_pipeline(joint, request, agree, places)
+    planner = Planner.of(joint, request, in_place=True)
     decided = planner.decide(request.budget)
-    found = tuple(k for k in places if k in planner.reread_outputs(decided))
-    return found, None if found or agrees else planner.plan(decided)
+    reread = planner.reread_outputs(decided)
+    copied = tuple(k for k in places if k in reread)
+    if copied:
+        state = with_copies(planner.state, copied)
+        planner = Planner(state, planner.request, fingerprint=planner.fingerprint)
+        decided = planner.decide(request.budget)
+    return replace(planner.plan(decided, agree), copied_outputs=copied)
+
+
+def _by_pipeline(
+    joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
+) -> Plan:
+    """Plan by a pipeline; only a run of the whole pipeline shows which outputs backward reads."""
+    trial = plan_graph(joint, request)
+    copied = tuple(k for k in places if k in trial.reread_outputs)
+    if not copied and agree is None:
+        return trial
+    fingerprint = joint.fingerprint
+    copy_outputs(joint, copied)
+    made = plan_graph(joint, request, in_place=True, agree=agree)
+    return replace(made, fingerprint=fingerprint, copied_outputs=copied)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,6 +132,18 @@ def shaped(
     separate_calls(state.joint.graph)
     memories = state.joint.memories
     repair_aliases(state.joint.graph, memories, by_kernel=joint.lower == "eager")
+    return state
+
+
+def with_copies(state: State, places: Collection[int]) -> State:
+    """A prepared graph that returns copies of some of the user's outputs; it is changed in place.
+
+    Args:
+        state: what `prepare` returned.
+        places: the outputs, by their places among those that the user sees.
+    """
+    with state.edit():
+        copy_outputs(state.joint, places)
     return state
 
 

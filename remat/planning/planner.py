@@ -28,10 +28,10 @@ import torch
 from remat.errors import PlanError, RematError
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel, Roofline
-from remat.graph.joint import JointGraph
+from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
-from remat.graph.refills import copy_outputs, reread_outputs
+from remat.graph.refills import reread_outputs
 from remat.graph.storages import has_symbols, planned_sizes
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
@@ -42,7 +42,14 @@ from remat.passes.decide.min_cut import require_tangents
 from remat.planning.applied_plans import check_applied, ways_of
 from remat.planning.decider import Decided, Decider, fingerprint_of
 from remat.planning.peak_planner import PeakPlanner
-from remat.planning.pipelines import PassManager, prepare, shaped, split, with_agreement
+from remat.planning.pipelines import (
+    PassManager,
+    prepare,
+    shaped,
+    split,
+    with_agreement,
+    with_copies,
+)
 from remat.planning.plan import Plan
 from remat.planning.request import PlanRequest
 from remat.planning.without import Without, curve_of, step_costs_of
@@ -122,12 +129,11 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             f"hooks={request.hooks.name!r} would pack what it has put away once more; leave hooks out, or plan "
             "again without offload and pack"
         )
-    if plan.copied_outputs:
-        joint, in_place = joint if in_place else joint.copy(), True
-        copy_outputs(joint, plan.copied_outputs)
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
     )
+    if plan.copied_outputs:
+        prepared = with_copies(prepared, plan.copied_outputs)
     request = replace(request, cost=request.plan_costs[plan.cost].on(prepared.joint))
     ways, waited = ways_of(prepared, plan, request)
     choice = DecisionInfo(
@@ -237,10 +243,10 @@ class Planner(Decider):
         )
 
     def reread_outputs(self, decided: Decided) -> tuple[int, ...]:
-        """Places of the user's outputs that backward reads under a decision."""
-        done = self.split_of(decided)
-        assert done.forward is not None
-        return reread_outputs(done.joint, done.forward.graph)
+        """Places of the user's outputs that backward may read under a decision."""
+        index = self.state.index
+        saved = (index.nodes[index.by_name[name]] for name in decided.decision.saved)
+        return reread_outputs(self.state.joint, saved)
 
     def plan(self, decided: Decided, agree: Pass | None = None) -> Plan:
         """The plan of a decision under the request's budget, with a warning if it does not lower the peak."""
@@ -364,7 +370,9 @@ def finish(
         reread_inputs=state.reread_inputs,
         reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
         symbolic=has_symbols(state.index.values),
-        reread_outputs=reread_outputs(state.joint, state.forward.graph),
+        reread_outputs=reread_outputs(
+            state.joint, outputs_of(state.forward.graph)[state.joint.num_fwd_outputs :]
+        ),
         lower=state.joint.lower,
         torch=torch.__version__,
         remat="" if state.hooks is not None or state.count_outputs else __version__,

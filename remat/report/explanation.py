@@ -327,7 +327,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _times(group: Sequence[object]) -> str:
-    return f"× {len(group)}" if len(group) > 1 else ""
+    return f"in {len(group)}" if len(group) > 1 else ""
 
 
 def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:

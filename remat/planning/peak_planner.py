@@ -36,8 +36,6 @@ SIMULATED = 400_000
 #: Runs of a step up to which its frontier ends at the least peak that a plan for that is searched for: beyond
 #: them that search takes several times as long as all of the frontier.
 LEAST_RUNS = 2_000
-#: Nodes of the problem up to which each decision that a search begins with is the best of all solvers.
-PROVEN = 2_000
 #: Byte budgets that are tried in search of one whose peak is the wanted one.
 CLOSING = 3
 #: Parts of the room between the least peak and the lowest that decisions alone reach: orders are searched between them.
@@ -322,8 +320,8 @@ class PeakPlanner:
         peaks = [search.tried(saved).peak_bytes for _, saved in cuts]
         lowest = peaks.index(min(peaks))
         around = [nbytes for nbytes, _ in cuts[max(0, lowest - 1) : lowest + 2]]
-        between = [self._of.at((a + b) // 2) for a, b in combinations(around, 2)]
-        starts = [*(saved for _, saved in cuts), *map(self._of.saved_of, between)]
+        between = [self._near((a + b) // 2) for a, b in combinations(around, 2)]
+        starts = [*(saved for _, saved in cuts), *between]
         found = search.within(0, [*starts, *self._starts(0)], self.most_saved)
         decided = [self.full, self.decided(found)]
         if self._of.request.hooks:
@@ -371,10 +369,8 @@ class PeakPlanner:
         return [*map(self._of.saved_of, found), *self._closing_in(peak_bytes), *cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
-        """What a decision within bytes saves that is near the best, and on a large graph not proven to be."""
+        """What a decision within bytes saves, near the best; a search need not start from a proven one."""
         problem = self._of.lowered.problem
-        if len(problem) <= PROVEN:
-            return self._of.saved_of(self._of.at(capacity))
         return run_graph(Lagrangian(), problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:

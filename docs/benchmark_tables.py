@@ -92,6 +92,17 @@ def quality() -> str:
     return markdown(head, rows)
 
 
+def flops() -> str:
+    record = read("flops")
+    solvers = list(record["worst"])
+    rows: Rows = [
+        (name, f"{row['ratio']:g}", *(f"{row[s]:.2f}" for s in solvers))
+        for name, found in record["nets"].items()
+        for row in found
+    ]
+    return markdown(("net", "budget of PyTorch", *(f"`{s}`" for s in solvers)), rows)
+
+
 def architectures() -> str:
     rows: Rows = []
     for name, of in sorted(read("plan_quality")["architectures"].items()):
@@ -390,6 +401,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "gradients": gradients,
     "quality": quality,
+    "flops": flops,
     "architectures": architectures,
     "partition": partition,
     "step": step,

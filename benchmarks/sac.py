@@ -48,10 +48,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from remat.checkpointing import estimate, plan
-
 from benchmarks.machine import header
 from benchmarks.torch_sac import Theirs, estimator_says, their_plan
+from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
 from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, remove

@@ -7,10 +7,8 @@ solver back end.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any
 
-from remat._moved import OldPaths
 from remat.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -124,8 +122,6 @@ _HOME = {
 _MODULES = ("checkpointing", "sac")
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
-
-sys.meta_path.append(OldPaths())
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -12,12 +11,10 @@ from pathlib import Path
 import pytest
 
 import remat
-from remat._moved import MOVED
 
 ROOT = Path(remat.__file__).parent
 #: The rooms, each on those before it.
 ROOMS = (
-    "_moved",
     "version",
     "errors",
     "files",
@@ -31,6 +28,7 @@ ROOMS = (
     "passes",
     "plugins",
     "sac",
+    "checkpointing",
     "planning",
     "reduction",
     "api",
@@ -52,7 +50,7 @@ WITHOUT = {
     "cli": {"testing"},
 }
 #: Libraries that a room does without, wherever in a file the import stands.
-NEVER = {room: {"torch"} for room in (*ROOMS[:6], "solvers")}
+NEVER = {room: {"torch"} for room in (*ROOMS[:5], "solvers")}
 #: Libraries that a room imports inside of functions only.
 LAZY = {
     "torch_compat": {"torch"},
@@ -215,9 +213,11 @@ def test_what_is_allowed_passes(module: str, source: str) -> None:
     assert faults(f"remat.{module}", source) == []
 
 
-@pytest.mark.parametrize("earlier", MOVED)
-def test_an_earlier_place_is_the_same_module(earlier: str) -> None:
-    module = importlib.import_module(earlier)
-    assert module is importlib.import_module(MOVED[earlier])
-    assert module.__spec__ is not None
-    assert module.__spec__.name == module.__name__ == MOVED[earlier]
+def test_public_paths_are_the_modules_that_they_stand_for() -> None:
+    import remat.checkpointing
+    import remat.passes.cse
+    from remat.passes.joint import cse
+    from remat.sac.api import checkpointing
+
+    assert remat.checkpointing is checkpointing
+    assert remat.passes.cse.merge is cse.merge

@@ -10,7 +10,7 @@ from remat.passes.core.state import Analysis
 
 def builtin_passes() -> list[type[Pass]]:
     """Our own passes, in the order in which the default pipeline runs them."""
-    from remat.passes.core.control import Fixpoint, Group, Unless, When
+    from remat.passes.core.control import Fixpoint
     from remat.passes.decide.knapsack import Knapsack
     from remat.passes.decide.min_cut import MinCut
     from remat.passes.decide.solve_graph import SolveGraph
@@ -46,14 +46,11 @@ def builtin_passes() -> list[type[Pass]]:
         KeepInWays,
         PackSaved,
         Fixpoint,
-        When,
-        Unless,
-        Group,
     ]
 
 
 def builtin_analyses() -> list[type[Analysis[Any]]]:
-    """Our own analyses; those that yield a truth value come last."""
+    """Our own analyses."""
     from remat.passes.core import analyses
     from remat.passes.decide import budgeted, min_cut
 
@@ -71,10 +68,4 @@ def builtin_analyses() -> list[type[Analysis[Any]]]:
         budgeted.LeastDecision,
         budgeted.RegionBudget,
         analyses.Liveness,
-        analyses.Differentiable,
-        analyses.Random,
-        analyses.Mutating,
-        analyses.Tagged,
-        analyses.DynamicShapes,
-        analyses.Partitioned,
     ]

@@ -16,7 +16,7 @@ from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Pipeline
-from remat.passes.core.state import Analysis, State
+from remat.passes.core.state import State
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.hooks.ways import KeepInWays
 from remat.passes.joint.classify import Classify
@@ -58,7 +58,6 @@ class PassManager(Pipeline):
         text: str,
         *,
         passes: Mapping[str, type[Pass]] | None = None,
-        analyses: Mapping[str, type[Analysis[Any]]] | None = None,
         readers: Mapping[type, Callable[[str], Any]] | None = None,
     ) -> PassManager:
         """Reads a pipeline: names separated by commas, options and nested passes in parentheses.
@@ -66,9 +65,8 @@ class PassManager(Pipeline):
         Args:
             text: for example ``"fixpoint(dce,cse),min-cut(ban-reductions=false),partition"``.
             passes: the passes that may be named; the registered ones where None.
-            analyses: the analyses that may be named; the registered ones where None.
-            readers: how to read options of further types: not numbers, booleans, text, analyses,
-                solvers, cost models or budgets.
+            readers: how to read options of further types: not numbers, booleans, text, solvers,
+                cost models or budgets.
 
         Raises:
             ProblemError: the text cannot be read, or the order is refused; where it can, the
@@ -80,7 +78,6 @@ class PassManager(Pipeline):
             pipeline_text.read_pipeline(
                 text,
                 passes=known.passes if passes is None else passes,
-                analyses=known.analyses if analyses is None else analyses,
                 readers={
                     Solver: known.solver,
                     CostModel: known.cost_model,

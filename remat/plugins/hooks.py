@@ -38,7 +38,7 @@ def remat_passes() -> list[type[Pass]]:  # type: ignore[empty-body]
 
 @hookspec
 def remat_analyses() -> list[type[Analysis[Any]]]:  # type: ignore[empty-body]
-    """Return analysis classes, so that pipelines can name them as conditions."""
+    """Return analysis classes, to be listed by ``remat passes``."""
 
 
 @hookspec

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from remat.checkpointing import plan as make_plan
 
+from remat.checkpointing import plan as make_plan
 from remat.cli import main
 from remat.errors import BudgetError, SolverError
 from remat.sac import SACPlan

@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 import remat
-from remat.passes.builtin import builtin_analyses
 from remat.plugins import registry
 from remat.units import Budget
 
@@ -14,9 +13,6 @@ SOLVERS = [*["greedy", "dp", "lagrangian", "milp"] * 4, *remat.solver_names()]
 BUDGETS = st.one_of(st.sampled_from([0, 0, 0.05, 1]), st.floats(0, 1, width=16))
 COSTS = ["unit", "flops", "roofline", "roofline:a100"]
 _CUT = ("used-far-apart", "long-fusible-chains", "materialized-backward", "not-in-allowlist", "reductions")  # fmt: skip
-_CONDITIONS = [a() for a in builtin_analyses() if a.summary.startswith("condition")]
-#: Whether the joint graph has been split.
-_OF_JOINT = [c for c in _CONDITIONS if not c.of_halves]
 
 
 @st.composite
@@ -32,7 +28,7 @@ def pipelines(draw: st.DrawFn, *, replay: bool = True) -> remat.PassManager:
     after = ["reorder-backward", "raise-getitems", "dce"]
     stages = [
         draw(nested(draw(st.lists(st.sampled_from(before), max_size=4)))),
-        draw(nested(middle, fixpoints=False)),
+        middle,
         ["partition"],
         draw(nested(draw(st.lists(st.sampled_from(after), max_size=2)))),
         ["functionalize-rng"] if replay else [],
@@ -70,16 +66,12 @@ def _able(kind: str) -> list[str]:
 
 
 @st.composite
-def nested(draw: st.DrawFn, names: list[str], *, fixpoints: bool = True) -> list[str]:
+def nested(draw: st.DrawFn, names: list[str]) -> list[str]:
     """The same passes, some of them inside of others."""
     if not names or draw(st.integers(0, 2)) < 2:
         return names
     start = draw(st.integers(0, len(names) - 1))
     end = draw(st.integers(start + 1, len(names)))
-    inside = ",".join(draw(nested(names[start:end], fixpoints=fixpoints)))
-    condition = draw(st.sampled_from(_OF_JOINT)).name
-    made = [f"group(label=these,{inside})"]
-    if fixpoints:
-        made += [f"fixpoint({inside})", f"fixpoint(limit=1,{inside})"]
-        made += [f"{kind}(condition={condition},{inside})" for kind in ("when", "unless")]
-    return [*names[:start], draw(st.sampled_from(made)), *names[end:]]
+    inside = ",".join(draw(nested(names[start:end])))
+    limit = draw(st.sampled_from(["", "limit=1,"]))
+    return [*names[:start], f"fixpoint({limit}{inside})", *names[end:]]

@@ -48,16 +48,12 @@ def pipeline(first: str = "") -> str:
     return f"dce,cse,{first}cleanup-recompute-tags,min-cut,partition,functionalize-rng,reorder-backward"
 
 
-TAG = "checkpoint-layers(match=layers.?)"
 PIPELINES = {
     "plain": pipeline(),
     "all": pipeline("checkpoint-layers,"),
     "but one": pipeline("checkpoint-layers(keep-last=1),"),
     "more than there are": pipeline("checkpoint-layers(keep-last=9),"),
     "no such layer": pipeline("checkpoint-layers(match=blocks.*),"),
-    "when": pipeline(f"when({TAG},condition=layers(match=layers.?)),"),
-    "when not there": pipeline(f"when({TAG},condition=layers(match=blocks.*)),"),
-    "unless": pipeline(f"unless({TAG},condition=layers(match=layers.?)),"),
     "tagged too late": pipeline().replace("min-cut", "checkpoint-layers,min-cut"),
 }
 
@@ -129,11 +125,6 @@ def test_it_changes_what_is_kept(plans: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["more than there are", "no such layer"])
 def test_where_nothing_matches_nothing_changes(plans: dict[str, Any], name: str) -> None:
     assert plans[name] == plans["plain"]
-
-
-def test_its_analysis_is_a_condition(plans: dict[str, Any]) -> None:
-    assert plans["when"] == plans["all"]
-    assert plans["when not there"] == plans["unless"] == plans["plain"]
 
 
 def test_it_may_not_stand_where_its_tags_are_not_seen(plans: dict[str, Any]) -> None:

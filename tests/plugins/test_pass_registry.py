@@ -82,10 +82,8 @@ def test_foreign_passes_and_analyses_come_behind_ours(monkeypatch: pytest.Monkey
     assert tuple(found.passes) == (*OUR_PASSES, "mine")
     assert tuple(found.analyses) == (*OUR_ANALYSES, "always")
     assert found.problems == ()
-    manager = remat.PassManager.parse(
-        "dce,when(mine(times=3),condition=always)", passes=found.passes, analyses=found.analyses
-    )
-    assert str(manager) == "dce,when(mine(times=3),condition=always)"
+    manager = remat.PassManager.parse("dce,fixpoint(mine(times=3))", passes=found.passes)
+    assert str(manager) == "dce,fixpoint(mine(times=3))"
 
 
 def named_hook(name: str, offers: Any) -> Callable[[], Any]:
@@ -101,7 +99,7 @@ def named_hook(name: str, offers: Any) -> Callable[[], Any]:
     [
         ("remat_passes", named(Mine, "cse"), "the name 'cse' of Odd is taken"),
         ("remat_passes", named(Mine, "fixpoint"), "the name 'fixpoint' of Odd is taken"),
-        ("remat_analyses", named(Always, "random"), "the name 'random' of Odd is taken"),
+        ("remat_analyses", named(Always, "liveness"), "the name 'liveness' of Odd is taken"),
         ("remat_passes", Plain, "Plain is no frozen dataclass: put @dataclass"),
         ("remat_analyses", Thawed, "Thawed is no frozen dataclass"),
         (

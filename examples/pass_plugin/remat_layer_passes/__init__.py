@@ -23,7 +23,7 @@ def remat_passes():
 
 @remat.hookimpl
 def remat_analyses():
-    """Analyses; those that yield true or false can be conditions of ``when`` and ``unless``."""
+    """Analyses, for the list that ``remat passes`` prints."""
     from remat_layer_passes.passes import Layers
 
     return [Layers]

@@ -18,8 +18,6 @@ from remat.passes.core.state import Classification, Costs, Memory, PassResult, P
 class Layers(remat.Analysis[dict[str, tuple[int, ...]]]):
     """The operators of each layer of forward, by the layer's path, first layer first.
 
-    Without a layer the result is empty, and counts as false where it is a condition.
-
     Attributes:
         match: which modules are layers, as in file names: ``layers.*``, ``encoder.block.?``. Of
             modules within one another the outermost that matches counts.

@@ -1,4 +1,4 @@
-"""Passes that are made of passes: fixed points, conditions, and named groups."""
+"""Passes that are made of passes: fixed points."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.passes.core.analyses import Partitioned
 from remat.passes.core.base import Pass
-from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.core.state import PassResult, State
 
 #: Runs passes one after the other.
 Runner = Callable[[tuple[Pass, ...], State], PassResult]
@@ -86,59 +85,3 @@ class Fixpoint(Composite):
         detail = f"{rounds} rounds" + ("" if settled else ", not settled")
         inner.update(rounds=rounds, unsettled=int(not settled))
         return PassResult(state=state, modified=modified, detail=detail, statistics=dict(inner))
-
-
-@dataclass(frozen=True)
-class When(Composite):
-    """Runs passes where an analysis holds.
-
-    Attributes:
-        condition: the analysis; what it yields is taken for true or false.
-    """
-
-    name: ClassVar[str] = "when"
-    summary: ClassVar[str] = "run passes where a condition holds: when(condition=random,dce)"
-    wanted: ClassVar[bool] = True
-
-    condition: Analysis[object] = Partitioned()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not isinstance(self.condition, Analysis):
-            raise ProblemError(
-                f"'{self.name}' condition is {self.condition!r}; expected an instance of an "
-                "Analysis, for example remat.passes.core.analyses.Random()"
-            )
-
-    def run_with(self, state: State, runner: Runner) -> PassResult:
-        if bool(state.get(self.condition)) is not self.wanted:
-            return PassResult(
-                state=state, modified=False, detail=f"{self.condition.name}: left out"
-            )
-        return runner(self.passes, state)
-
-
-@dataclass(frozen=True)
-class Unless(When):
-    """Runs passes where an analysis does not hold."""
-
-    name: ClassVar[str] = "unless"
-    summary: ClassVar[str] = "run passes where a condition does not hold"
-    wanted: ClassVar[bool] = False
-
-
-@dataclass(frozen=True)
-class Group(Composite):
-    """Passes under one name, so that timing trees and bisection can take them for one.
-
-    Attributes:
-        label: what the group is called.
-    """
-
-    name: ClassVar[str] = "group"
-    summary: ClassVar[str] = "passes that belong together: group(label=tidy,dce,cse)"
-
-    label: str = ""
-
-    def run_with(self, state: State, runner: Runner) -> PassResult:
-        return runner(self.passes, state)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from remat.errors import ProblemError
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Composite, When
+from remat.passes.core.control import Composite
 
 
 def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
@@ -23,13 +23,13 @@ def flat(passes: Iterable[Pass]) -> Iterator[Pass]:
             yield from flat(p.passes)
 
 
-def _each(passes: Iterable[Pass], *, conditional: bool = True) -> Iterator[Pass]:
-    """Each pass once, with those inside of others; those under a condition only on request."""
+def _each(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """Each pass once, with those inside of others."""
     for p in passes:
-        if not isinstance(p, Composite):
+        if isinstance(p, Composite):
+            yield from _each(p.passes)
+        else:
             yield p
-        elif conditional or not isinstance(p, When):
-            yield from _each(p.passes, conditional=conditional)
 
 
 def check_order(passes: tuple[Pass, ...]) -> None:
@@ -55,7 +55,7 @@ def check_order(passes: tuple[Pass, ...]) -> None:
                 )
             reached = p
         before.append(p.name)
-    if sum(p.stage is Stage.PARTITION for p in _each(passes, conditional=False)) > 1:
+    if sum(p.stage is Stage.PARTITION for p in _each(passes)) > 1:
         raise ProblemError(
             "pass 'partition' stands twice, and a graph is split once: a second one could do nothing; "
             "leave it out"
@@ -68,11 +68,10 @@ def check_partitioned(passes: tuple[Pass, ...]) -> None:
     Raises:
         ProblemError: a pass works on the two halves, and nothing before it partitions.
     """
-    always = {id(p) for p in _each(passes, conditional=False)}
     for p in flat(passes):
         if p.stage is Stage.PARTITION:
             return
-        if p.stage is Stage.SPLIT and id(p) in always:
+        if p.stage is Stage.SPLIT:
             raise ProblemError(
                 f"pass '{p.name}' works on forward and backward, and nothing before it partitions a joint "
                 "graph into them, so it can do nothing; put 'partition' before it"

@@ -22,7 +22,6 @@ from types import UnionType
 from typing import Any, TypeVar
 
 from remat.errors import ProblemError, RematError
-from remat.passes.core.state import Analysis
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ def write_pipeline(passes: Sequence[object]) -> str:
 
 
 def write_call(called: Any) -> str:
-    """A pass or an analysis with those of its options that are not at their defaults."""
+    """A pass, or an analysis, with those of its options that are not at their defaults."""
     written: list[str] = []
     for f in fields(called):
         value = getattr(called, f.name)
@@ -58,8 +57,6 @@ def write_option(value: Any) -> str:
     """The value of an option as text."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, Analysis):
-        return write_call(value)
     text = value if isinstance(value, str) else _named(value)
     return text if _stands_bare(text) else json.dumps(text)
 
@@ -92,7 +89,6 @@ def read_pipeline(
     text: str,
     *,
     passes: Mapping[str, type[T]],
-    analyses: Mapping[str, type[Analysis[Any]]],
     readers: Mapping[type, Callable[[str], Any]],
 ) -> tuple[T, ...]:
     """Reads a pipeline.
@@ -100,57 +96,46 @@ def read_pipeline(
     Args:
         text: the text.
         passes: passes by name.
-        analyses: analyses by name, for options that are one.
-        readers: how to read the values of options, by the declared type; bool, int, float, str and
-            `Analysis` are known. A value of any other type stays text.
+        readers: how to read the values of options, by the declared type; bool, int, float and str
+            are known. A value of any other type stays text.
 
     Raises:
         ProblemError: the text cannot be read; the message points at the column.
     """
     if not isinstance(text, str):
         raise ProblemError(f"a pipeline is text, got {type(text).__name__}: {text!r}")
-    reader = _Reader({"pass": passes, "analysis": analyses}, {**_PLAIN, **readers}, text)
-    found = [reader.call("pass")]
+    reader = _Reader(passes, {**_PLAIN, **readers}, text)
+    found = [reader.call()]
     while reader.next() == ",":
         reader.at += 1
-        found.append(reader.call("pass"))
+        found.append(reader.call())
     reader.end()
     return tuple(found)
 
 
 class _Reader:
-    """Makes passes or analyses of text.
+    """Makes passes of text.
 
     Args:
-        known: classes by name, of passes and of analyses.
+        known: classes of passes by name.
         readers: how to read the value of an option, by its type.
         text: the text.
-        whole: the text that faults are shown in, if this is the value of an option there.
-        before: the column where it begins there.
-        depth: parentheses that are open there.
     """
 
     def __init__(
         self,
-        known: Mapping[str, Mapping[str, type[Any]]],
+        known: Mapping[str, type[Any]],
         readers: Mapping[type, Callable[[str], Any]],
         text: str,
-        *,
-        whole: str | None = None,
-        before: int = 0,
-        depth: int = 0,
     ) -> None:
-        self.at = 0
+        self.at = self._depth = 0
         self._known, self._readers, self._text = known, readers, text
-        self._whole = text if whole is None else whole
-        self._before, self._depth = before, depth
 
     def fault(self, column: int, message: str) -> ProblemError:
-        """An error that points at a column of the whole text, of which it shows the part around."""
-        column += self._before
+        """An error that points at a column of the text, of which it shows the part around."""
         start, end = max(0, column - SHOWN), column + SHOWN
-        before, after = "…" * (start > 0), "…" * (end < len(self._whole))
-        part = "".join(c if c.isprintable() else " " for c in self._whole[start:end])
+        before, after = "…" * (start > 0), "…" * (end < len(self._text))
+        part = "".join(c if c.isprintable() else " " for c in self._text[start:end])
         caret = " " * (len(before) + column - start)
         return ProblemError(
             f"pipeline, column {column + 1}: {message}\n  {before}{part}{after}\n  {caret}^"
@@ -167,21 +152,19 @@ class _Reader:
         if self.next():
             raise self.fault(self.at, f"expected ',' or the end, got '{self._text[self.at]}'")
 
-    def call(self, what: str) -> Any:
-        """The pass or analysis that stands here; ``what`` says which of the two."""
+    def call(self) -> Any:
+        """The pass that stands here."""
         self.next()
         column, name = self.at, self._word()
         if not name:
             raise self.fault(column, "expected the name of a pass")
-        known = self._known[what]
+        known = self._known
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise self.fault(
-                column, f"no {what} is called '{name}'{hint} Known: {', '.join(known)}"
-            )
+            raise self.fault(column, f"no pass is called '{name}'{hint} Known: {', '.join(known)}")
         kind = known[name]
-        values = self._arguments(what, name, kind)
+        values = self._arguments(name, kind)
         missing = [
             f"{_kebab(f.name)}=…"
             for f in fields(kind)
@@ -194,7 +177,7 @@ class _Reader:
         except RematError as error:
             raise self.fault(column, str(error)) from None
 
-    def _arguments(self, what: str, name: str, kind: Any) -> dict[str, Any]:
+    def _arguments(self, name: str, kind: Any) -> dict[str, Any]:
         """What stands in the parentheses behind the name of a class, by field."""
         types = dict(_option_types(kind))
         values: dict[str, Any] = {}
@@ -205,7 +188,7 @@ class _Reader:
 
         def no_option(column: int, given: str) -> ProblemError:
             takes = ", ".join(map(_kebab, types)) or "none"
-            return self.fault(column, f"{what} '{name}' has no option '{given}'; it takes: {takes}")
+            return self.fault(column, f"pass '{name}' has no option '{given}'; it takes: {takes}")
 
         opened = self.at
         self.at += 1
@@ -221,19 +204,19 @@ class _Reader:
             column, key = self.at, self._word()
             if self.next() == "=":
                 self.at += 1
-                start, raw = self._value(opened)
+                raw = self._value(opened)
                 option = key.replace("-", "_")
                 if option not in types:
                     raise no_option(column, f"{key}={raw[:40]}")
                 try:
-                    values[option] = self._read(types[option], key, start, raw)
+                    values[option] = self._read(types[option], raw)
                 except RematError:
                     raise
                 except ValueError as error:
                     raise self.fault(column, f"option '{key}' of '{name}': {error}") from None
             elif NESTED in values or not key:
                 self.at = column
-                values[NESTED] += (self.call("pass"),)
+                values[NESTED] += (self.call(),)
             else:
                 raise no_option(column, key)
             if self.next() not in (",", ")", ""):
@@ -242,33 +225,15 @@ class _Reader:
         self._depth -= 1
         return values
 
-    def _read(self, types: Sequence[type], key: str, start: int, raw: str) -> Any:
+    def _read(self, types: Sequence[type], raw: str) -> Any:
         """The value of an option, as the first of its types that can be read."""
         if raw == "none" and type(None) in types:
             return None
         for declared in types:
-            if issubclass(declared, Analysis):
-                return self._analysis(key, start, raw)
             for base, read in self._readers.items():
                 if issubclass(declared, base):
                     return read(raw)
         return raw
-
-    def _analysis(self, key: str, start: int, raw: str) -> Any:
-        inner = _Reader(
-            self._known,
-            self._readers,
-            raw,
-            whole=self._whole,
-            before=self._before + start,
-            depth=self._depth,
-        )
-        found = inner.call("analysis")
-        if inner.next() == ",":
-            inner.at += 1
-            raise inner.fault(inner.at, f"'{key}' is one analysis, not several")
-        inner.end()
-        return found
 
     def _word(self) -> str:
         match = _WORD.match(self._text, self.at)
@@ -276,15 +241,15 @@ class _Reader:
         self.at = match.end()
         return match.group()
 
-    def _value(self, opened: int) -> tuple[int, str]:
-        """Where the value that stands here begins, and the value without its quotes."""
+    def _value(self, opened: int) -> str:
+        """The value that stands here, without its quotes."""
         if self.next() == '"':
-            return self.at + 1, self._quoted()
+            return self._quoted()
         start, depth = self.at, 0
         while self.at < len(self._text):
             c = self._text[self.at]
             if depth == 0 and c in ",)":
-                return start, self._text[start : self.at].strip()
+                return self._text[start : self.at].strip()
             if c == '"':  # of a value inside of the value
                 self._quoted()
                 continue

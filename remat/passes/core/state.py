@@ -39,8 +39,6 @@ _WATCHERS: ContextVar[tuple[Callable[[Analysis[Any], bool], None], ...]] = Conte
 class Analysis(ABC, Generic[T_co]):
     """Base of analyses: subclass it as a frozen dataclass and implement `compute`.
 
-    An analysis that yields a truth value can be the condition of ``when`` and ``unless``.
-
     Attributes:
         name: kebab-case name, in pipelines and tables.
         summary: one line for ``remat passes``.

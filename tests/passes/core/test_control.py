@@ -1,4 +1,4 @@
-"""Passes made of passes: rounds, conditions, groups, and who is named when something fails inside."""
+"""Passes made of passes: rounds, and the pass that is named when something fails inside."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 
 import remat
 from remat.errors import PassError, PlanError, ProblemError
-from remat.passes.core.analyses import Mutating, Random
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Fixpoint, Group, Unless, When
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Pipeline
-from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.core.state import PassResult, State
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.joint.cse import CommonSubexpressions
 from remat.passes.joint.dce import DeadCode
-from tests.graphs import calls, joint_of, traced, weight
+from tests.graphs import calls, traced
 
 #: Passes by name, as in a pipeline, in the order in which they ran.
 RAN: list[str] = []
@@ -63,18 +62,6 @@ class Marks(Pass):
         return PassResult(state=state, modified=False)
 
 
-@dataclass(frozen=True)
-class LongerThan(Analysis[bool]):
-    """Whether there are more nodes than that."""
-
-    name: ClassVar[str] = "longer-than"
-
-    nodes: int = 0
-
-    def compute(self, state: State) -> bool:
-        return len(state.index) > self.nodes
-
-
 def five_exps() -> remat.JointGraph:
     return traced(lambda x: x.exp().exp().exp().exp().exp(), torch.randn(3))
 
@@ -87,7 +74,6 @@ def parse(text: str) -> Pipeline:
     return remat.PassManager.parse(
         text,
         passes={**registry().passes, **{p.name: p for p in own}},
-        analyses={**registry().analyses, LongerThan.name: LongerThan},
     )
 
 
@@ -129,71 +115,15 @@ def test_dce_and_cse_feed_each_other() -> None:
     assert calls(result.graph_module) == ["sin", "add", "cos", "add_2"]
 
 
-# Conditions ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "ran"),
-    [
-        ("when(condition=longer-than(nodes=5),marks(text=yes))", ["yes"]),
-        ("when(condition=longer-than(nodes=6),marks(text=yes))", []),
-        ("unless(condition=longer-than(nodes=5),marks(text=yes))", []),
-        ("unless(condition=longer-than(nodes=6),marks(text=yes))", ["yes"]),
-        # The condition is asked when its turn comes, of the graph as it is then.
-        (
-            "drop-one-exp,when(condition=longer-than(nodes=5),marks(text=yes)),marks(text=end)",
-            ["drop-one-exp", "end"],
-        ),
-        (
-            "fixpoint(when(condition=longer-than(nodes=3),drop-one-exp))",
-            ["drop-one-exp"] * 3,
-        ),
-        (
-            "unless(condition=random,when(condition=longer-than,marks(text=both)))",
-            ["both"],
-        ),
-    ],
-)
-def test_conditions_decide_what_runs(text: str, ran: list[str]) -> None:
-    manager = parse(text)
-    manager.run(five_exps())
-    assert ran == RAN
-    assert parse(str(manager)) == manager
-
-
-def test_what_is_left_out_says_why_and_changes_nothing() -> None:
-    state = State(joint=five_exps())
-    result = When((DropOneExp(),), Mutating()).run(state)
-    assert (result.modified, result.detail, result.state) == (False, "mutating: left out", state)
-    assert RAN == []
-
-
-@pytest.mark.parametrize("kind", [When, Unless])
-@pytest.mark.parametrize("condition", [True, "random", Random, None])
-def test_a_condition_is_an_analysis(kind: type[When], condition: Any) -> None:
-    with pytest.raises(ProblemError, match=rf"'{kind.name}' condition is .*; expected an instance"):
-        kind((DeadCode(),), condition)
-
-
-def test_a_condition_about_the_halves_needs_them() -> None:
-    joint = joint_of(lambda x, w: torch.mm(x.cos(), w).exp().sum(), weight(4, 4), weight(4, 4))
-    result = parse("unless(condition=partitioned,partition),when(condition=partitioned,marks)").run(
-        joint
-    )
-    assert result.forward is not None
-    assert RAN == ["marks"]
-
-
 # What they are made of ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [Fixpoint, When, Unless, Group])
-def test_composites_are_made_of_passes(kind: type[Group]) -> None:
-    with pytest.raises(ProblemError, match=f"'{kind.name}' is empty: name the passes inside"):
-        kind(())
-    with pytest.raises(ProblemError, match=f"'{kind.name}' is made of Pass instances, got"):
-        kind((DeadCode,))  # type: ignore[arg-type]
-    assert kind([DeadCode()]).passes == (DeadCode(),)  # type: ignore[arg-type]
+def test_a_fixpoint_is_made_of_passes() -> None:
+    with pytest.raises(ProblemError, match="'fixpoint' is empty: name the passes inside"):
+        Fixpoint(())
+    with pytest.raises(ProblemError, match="'fixpoint' is made of Pass instances, got"):
+        Fixpoint((DeadCode,))  # type: ignore[arg-type]
+    assert Fixpoint([DeadCode()]).passes == (DeadCode(),)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -202,10 +132,9 @@ def test_composites_are_made_of_passes(kind: type[Group]) -> None:
         # The second round would merge what the first has decided to recompute.
         ("fixpoint(min-cut,cse)", "cse", "min-cut"),
         ("fixpoint(cse,min-cut)", "cse", "min-cut"),
-        ("fixpoint(cse,group(min-cut))", "cse", "min-cut"),
+        ("fixpoint(cse,fixpoint(min-cut))", "cse", "min-cut"),
         ("fixpoint(partition,functionalize-rng)", "partition", "functionalize-rng"),
-        ("group(min-cut),group(cse)", "cse", "min-cut"),
-        ("when(condition=random,partition),unless(condition=random,min-cut)", "min-cut", "partit"),
+        ("fixpoint(min-cut),fixpoint(cse)", "cse", "min-cut"),
         ("fixpoint(fixpoint(dce,min-cut),classify)", "classify", "min-cut"),
     ],
 )
@@ -215,7 +144,7 @@ def test_ordering_rules_see_through_nesting(text: str, late: str, early: str) ->
 
 
 def test_orders_that_only_look_alike_are_allowed() -> None:
-    for text in ("fixpoint(dce,cse),min-cut", "fixpoint(min-cut)", "group(dce,cse,min-cut,dce)"):
+    for text in ("fixpoint(dce,cse),min-cut", "fixpoint(min-cut)", "dce,fixpoint(cse),min-cut,dce"):
         assert str(parse(text)) == text
 
 
@@ -226,12 +155,12 @@ def test_a_failure_inside_names_the_way_to_it() -> None:
     manager = Pipeline(
         (
             CommonSubexpressions(),
-            Group((Fixpoint((DeadCode(), Marks(breaks=True))),), label="these"),
+            Fixpoint((Fixpoint((DeadCode(), Marks(breaks=True))),)),
         )
     )
-    with pytest.raises(PassError, match="'group > fixpoint > marks' failed: KeyError") as caught:
+    with pytest.raises(PassError, match="'fixpoint > fixpoint > marks' failed: KeyError") as caught:
         manager.run(five_exps())
-    assert caught.value.pass_name == "group > fixpoint > marks"
+    assert caught.value.pass_name == "fixpoint > fixpoint > marks"
     assert caught.value.completed == ("cse", "dce")
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -239,8 +168,10 @@ def test_a_failure_inside_names_the_way_to_it() -> None:
 def test_our_own_errors_name_the_way_once() -> None:
     without = traced(lambda x: x.sin(), torch.randn(3))
     with pytest.raises(PlanError, match="has no tangents") as caught:
-        Pipeline((DeadCode(), Group((Group((MinCut(),)),)))).run(without)
-    assert caught.value.__notes__ == ["while running pass 'group > group > min-cut' after: dce"]
+        Pipeline((DeadCode(), Fixpoint((Fixpoint((MinCut(),)),)))).run(without)
+    assert caught.value.__notes__ == [
+        "while running pass 'fixpoint > fixpoint > min-cut' after: dce"
+    ]
 
 
 def test_a_composite_run_by_hand_does_what_it_does_in_a_pipeline() -> None:

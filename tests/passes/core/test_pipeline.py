@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import remat
 from remat.errors import PassError, PlanError, ProblemError
-from remat.passes.builtin import builtin_analyses, builtin_passes
+from remat.passes.builtin import builtin_passes
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.control import Composite, Fixpoint, Group, Unless, When
+from remat.passes.core.control import Composite, Fixpoint
 from remat.passes.core.pipeline import Instrument, Pipeline
 from remat.passes.core.state import PassResult, State
 from remat.passes.decide.budgeted import Budgeted
@@ -61,9 +61,6 @@ def test_blanks_do_not_count() -> None:
     )
 
 
-CONDITIONS = [a for a in builtin_analyses() if a.summary.startswith("condition")]
-
-
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
     """Pipelines whose stages do not go back, some of their passes nested in others."""
@@ -81,13 +78,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 
 @st.composite
 def composites(draw: st.DrawFn, passes: tuple[Pass, ...]) -> Pass:
-    kind = draw(st.sampled_from([Fixpoint, When, Unless, Group]))
-    if kind is Fixpoint:
-        made: Pass = Fixpoint(passes, draw(st.integers(1, 20)))
-    elif kind is Group:
-        made = Group(passes, draw(st.text(max_size=9)))
-    else:
-        made = kind(passes, draw(st.sampled_from(CONDITIONS))())
+    made = Fixpoint(passes, draw(st.integers(1, 20)))
     return draw(composites((made,))) if draw(st.integers(0, 3)) == 0 else made
 
 
@@ -183,7 +174,7 @@ def test_orders_that_undo_work_are_refused(text: str, late: str, early: str) -> 
     ("text", "message"),
     [
         ("partition,partition", "'partition' stands twice, and a graph is split once"),
-        ("dce,partition,group(partition),reorder-backward", "'partition' stands twice"),
+        ("dce,partition,fixpoint(partition),reorder-backward", "'partition' stands twice"),
     ],
 )
 def test_pipelines_that_partition_twice_are_refused(text: str, message: str) -> None:
@@ -204,11 +195,6 @@ def test_pipelines_that_can_do_nothing_are_refused(text: str, message: str) -> N
         later.run(joint())
     halves = remat.PassManager.parse("min-cut,partition").run(joint())
     assert later.run(halves.state).forward is not None
-
-
-def test_of_two_ways_to_partition_each_may_have_its_condition() -> None:
-    text = "when(partition,condition=random),unless(partition,condition=random)"
-    assert str(remat.PassManager.parse(text)) == text
 
 
 def test_only_passes_make_a_pipeline() -> None:

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 import remat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Flops, Roofline
-from remat.passes.core.analyses import Partitioned, Random
 from remat.passes.core.base import Pass
-from remat.passes.core.control import Group, When
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline_text import DEEPEST, read_pipeline, write_pipeline
-from remat.passes.core.state import Analysis, PassResult, State
+from remat.passes.core.state import PassResult, State
 from remat.passes.joint.dce import DeadCode
 from remat.solvers.base import Solver
 from remat.units import Budget
@@ -39,25 +38,11 @@ class Options(Pass):
         return PassResult(state=state, modified=False)
 
 
-@dataclass(frozen=True)
-class Labelled(Analysis[bool]):
-    """An analysis with a parameter."""
-
-    name: ClassVar[str] = "labelled"
-
-    label: str = ""
-    count: int = 0
-
-    def compute(self, state: State) -> bool:
-        return True
-
-
-PASSES: dict[str, type[Pass]] = {p.name: p for p in (Options, Group, When, DeadCode)}
-ANALYSES: dict[str, type[Analysis[Any]]] = {"random": Random, "labelled": Labelled}
+PASSES: dict[str, type[Pass]] = {p.name: p for p in (Options, Fixpoint, DeadCode)}
 
 
 def read(text: str) -> tuple[Pass, ...]:
-    return read_pipeline(text, passes=PASSES, analyses=ANALYSES, readers={})
+    return read_pipeline(text, passes=PASSES, readers={})
 
 
 #: Text with more than its share of what pipelines are written with.
@@ -78,22 +63,16 @@ def test_options_of_every_kind_read_back(**given_options: Any) -> None:
     assert write_pipeline(read(text)) == text
 
 
-@given(label=AWKWARD)
-def test_any_label_reads_back(label: str) -> None:
-    group = Group((DeadCode(), Group((DeadCode(),), label=label[::-1])), label=label)
-    assert read(write_pipeline((group, DeadCode()))) == (group, DeadCode())
+@given(text=AWKWARD, limit=st.integers(1, 99))
+def test_nested_passes_read_back(text: str, limit: int) -> None:
+    inner = Fixpoint((DeadCode(), Options(text=text)), limit)
+    passes = (Fixpoint((DeadCode(), inner)), DeadCode())
+    assert read(write_pipeline(passes)) == passes
 
 
-@given(label=AWKWARD, count=st.integers(), outer=AWKWARD)
-def test_conditions_with_any_parameter_read_back(label: str, count: int, outer: str) -> None:
-    inner = When((DeadCode(),), Labelled(label, count))
-    passes = (When((Group((inner,), label=outer),), Labelled(outer, -count)),)
-    text = write_pipeline(passes)
-    assert read(text) == passes
-    assert write_pipeline(read(text)) == text
-
-
-@given(st.text(st.one_of(st.sampled_from('dce,group(when=")\\ '), st.characters()), max_size=60))
+@given(
+    st.text(st.one_of(st.sampled_from('dce,fixpoint(limit=")\\ '), st.characters()), max_size=60)
+)
 def test_any_text_is_read_or_refused_at_a_column(text: str) -> None:
     try:
         passes = read(text)
@@ -127,20 +106,13 @@ def test_blanks_and_quotes() -> None:
         ("options(share=big)", 9, "expected a number, got 'big'"),
         ("options(flag=True)", 9, "expected true or false, got 'True'"),
         ("options(=1)", 9, "pass 'options' has no option '=1'"),
-        ("dce(group)", 5, "pass 'dce' has no option 'group'; it takes: none"),
-        ("group", 1, "'group' is empty: name the passes inside its parentheses"),
-        ("dce,group()", 5, "'group' is empty"),
-        ("group(dce,label)", 11, "no pass is called 'label'"),
-        ("when(condition=randm,dce)", 16, "no analysis is called 'randm'; did you mean 'random'?"),
-        ("when(condition=random(x=1),dce)", 23, "analysis 'random' has no option 'x=1'"),
-        ("when(condition=labelled(count=x),dce)", 25, "option 'count' of 'labelled'"),
-        ("when(condition=labelled(dce),dce)", 25, "analysis 'labelled' has no option 'dce'"),
-        ("when(condition=random,dce", 5, "this parenthesis is never closed"),
-        ("when(condition=,dce)", 16, "expected the name"),
-        ('when(condition="random,random",dce)', 24, "'condition' is one analysis, not several"),
-        ("when(dce,condition=random x)", 27, "expected ',' or the end, got 'x'"),
-        ("group(dce))", 11, "expected ',' or the end, got ')'"),
-        ("dce;group", 4, "expected ',' or the end, got ';'"),
+        ("dce(fixpoint)", 5, "pass 'dce' has no option 'fixpoint'; it takes: none"),
+        ("fixpoint", 1, "'fixpoint' is empty: name the passes inside its parentheses"),
+        ("dce,fixpoint()", 5, "'fixpoint' is empty"),
+        ("fixpoint(dce,limit)", 14, "no pass is called 'limit'"),
+        ("fixpoint(limit=3,dce", 9, "this parenthesis is never closed"),
+        ("fixpoint(dce))", 14, "expected ',' or the end, got ')'"),
+        ("dce;fixpoint", 4, "expected ',' or the end, got ';'"),
     ],
 )
 def test_what_cannot_be_read_is_pointed_at(text: str, column: int, message: str) -> None:
@@ -159,7 +131,7 @@ def test_a_pipeline_is_text(wrong: Any) -> None:
 
 def test_nesting_has_a_limit() -> None:
     def nested(depth: int) -> str:
-        return "group(" * depth + "dce" + ")" * depth
+        return "fixpoint(" * depth + "dce" + ")" * depth
 
     manager = remat.PassManager.parse(nested(DEEPEST))
     assert str(manager) == nested(DEEPEST)
@@ -168,8 +140,6 @@ def test_nesting_has_a_limit() -> None:
     # Far beyond the limit it is refused for the same reason, and not by the interpreter's.
     with pytest.raises(ProblemError, match=f"nested more than {DEEPEST} deep"):
         read(nested(100_000))
-    with pytest.raises(ProblemError, match=r"never closed|deep"):
-        read("when(condition=" + "random(" * 100_000)
 
 
 def test_nested_repetition_is_read_at_once() -> None:
@@ -179,7 +149,7 @@ def test_nested_repetition_is_read_at_once() -> None:
 
 
 def test_long_pipelines_are_read() -> None:
-    text = ",".join(["dce", "group(dce,label=these)"] * 5_000)
+    text = ",".join(["dce", "fixpoint(dce,limit=3)"] * 5_000)
     assert write_pipeline(read(text)) == text
 
 
@@ -223,7 +193,6 @@ class Typed(Pass):
     within: Budget = Budget(share=1.0)
     model: CostModel = Roofline()
     either: Solver | None = None
-    asks: Analysis[Any] = Random()
     label: str | None = None
 
     def run(self, state: State) -> PassResult:
@@ -241,7 +210,6 @@ class Typed(Pass):
         ("typed(limit=none,label=none)", Typed()),
         ("typed(within=saved:8GiB)", Typed(within=Budget(nbytes=8 << 30))),
         ("typed(model=flops)", Typed(model=Flops())),
-        ("typed(asks=partitioned)", Typed(asks=Partitioned())),
         ("typed(label=a b)", Typed(label="a b")),
     ],
 )

@@ -11,8 +11,8 @@ import torch
 
 import remat
 from remat.errors import PlanError, ProblemError
-from remat.passes.core.analyses import Liveness, Random
-from remat.passes.core.state import Analysis, Classification, Memory, Positions, State
+from remat.passes.core.analyses import Liveness
+from remat.passes.core.state import Analysis, Memory, Positions, State
 from tests.graphs import joint_of, node, traced, weight
 
 #: How often each analysis of this file was computed.
@@ -221,10 +221,3 @@ def test_analyses_of_the_halves_wait_for_them_and_live_apart() -> None:
     assert "liveness" not in split.known
     assert {"positions", "classification"} <= set(split.known)
     assert split.get(Positions()) is state.get(Positions())
-
-
-def test_conditions_are_analyses_like_others() -> None:
-    state = State(joint=traced(lambda x: x + torch.rand_like(x), torch.randn(3)))
-    assert state.get(Random()) is True
-    assert state.get(Classification()) is state.roles
-    assert state.get(Positions()) is state.index

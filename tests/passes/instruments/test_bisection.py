@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remat.errors import ProblemError
-from remat.passes.core.control import Group
+from remat.passes.core.control import Fixpoint
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import PassResult
 from remat.passes.instruments import OptBisect, VerifyEach, bisect
@@ -19,14 +19,14 @@ from tests.passes.instruments.sample import WHOLE, step
 
 def test_only_the_first_passes_run() -> None:
     limited = OptBisect(3)
-    result = run(step(), "fixpoint(dce,cse),group(label=tidy,dce,classify)", limited)
+    result = run(step(), "fixpoint(dce,cse),fixpoint(limit=1,dce,classify)", limited)
     assert limited.lines == [
         "BISECT: running pass (1) fixpoint > dce",
         "BISECT: running pass (2) fixpoint > cse",
         "BISECT: running pass (3) fixpoint > dce",
         "BISECT: NOT running pass (4) fixpoint > cse",
-        "BISECT: NOT running pass (5) group > dce",
-        "BISECT: NOT running pass (6) group > classify",
+        "BISECT: NOT running pass (5) fixpoint > dce",
+        "BISECT: NOT running pass (6) fixpoint > classify",
     ]
     assert "sin_1" not in calls(result.graph_module)
 
@@ -62,9 +62,9 @@ def two_cosines(result: PassResult) -> bool:
 def test_the_first_bad_pass_is_found(where: int) -> None:
     passes = [DeadCode(), Looks(), DeadCode(), Looks()]
     passes.insert(where, Wrong())
-    found = bisect(Pipeline((Group(tuple(passes)),)), step(), two_cosines)
+    found = bisect(Pipeline((Fixpoint(tuple(passes), 1),)), step(), two_cosines)
     assert found is not None
-    assert (found.number, found.path, found.name) == (where + 1, ("group", "wrong"), "wrong")
+    assert (found.number, found.path, found.name) == (where + 1, ("fixpoint", "wrong"), "wrong")
     assert found.count == 5
     assert found.tried <= 2 + 3
 

@@ -22,16 +22,6 @@ def test_counts_stand_at_the_place_of_the_pass() -> None:
     }
 
 
-def test_a_group_hands_on_what_its_passes_counted() -> None:
-    statistics = Statistics()
-    run(step(), "group(label=tidy,dce,fixpoint(cse)),when(condition=random,dce)", statistics)
-    assert statistics.counts == {
-        ("group", "dce"): {"removed": 1},
-        ("group", "fixpoint", "cse"): {"merged": 5},
-        ("group", "fixpoint"): {"rounds": 2},
-    }
-
-
 def test_a_composite_keeps_counts_of_its_own() -> None:
     statistics = Statistics()
     run(step(), [Twice((Wrong(), DeadCode()))], statistics)

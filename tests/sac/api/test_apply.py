@@ -318,7 +318,6 @@ def test_statistics_are_written_once(compiled: bool) -> None:
 
 def test_a_plan_of_no_modules_is_applied_and_removed() -> None:
     from remat.checkpointing import estimate
-
     from remat.sac.solve.milp import plan_modules
 
     model = Stack()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from remat.checkpointing import estimate
 from torch import nn
 
 import remat
+from remat.checkpointing import estimate
 from remat.sac.estimate import reruns
 from remat.sac.estimate.reruns import Rerun, time_reruns
 

@@ -29,7 +29,7 @@ def test_passes_and_analyses_nest() -> None:
 
 def test_composites_hold_their_passes() -> None:
     timing = Timing()
-    run(step(), "fixpoint(dce,cse),fixpoint(limit=1,dce,classify)", timing)
+    run(step(), "fixpoint(dce,cse),fixpoint(limit=1,dce)", timing)
     assert tree(timing) == [
         (0, "pipeline", 1),
         (1, "fixpoint", 2),

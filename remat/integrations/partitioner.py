@@ -23,6 +23,7 @@ from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import BudgetError, ProblemError, noting_warnings, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostWarning
+from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -373,6 +374,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
         self._asked = asked = self.request
+        self._warn_of_uncounted(joint)
         if asked.plan is not None:
             fingerprint = joint.fingerprint
             met = self.siblings.met[fingerprint]
@@ -392,6 +394,21 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self._list(made)
         # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
         return made.forward, copy_module(made.backward)
+
+    def _warn_of_uncounted(self, joint: JointGraph) -> None:
+        """Warn of a budget in bytes on a CPU whose cost model has memory inside of operators not counted."""
+        asked = self.request
+        decides = asked.plan is None and asked.pipeline is None
+        if not decides or self.lower != "eager" or asked.budget.peak_bytes is None:
+            return
+        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
+            warn(
+                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
+                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
+                "cost='roofline:epyc', and it is counted",
+                BudgetWarning,
+                stacklevel=2,
+            )
 
     @property
     def applies_saved(self) -> bool:

@@ -19,6 +19,7 @@ from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import Role, output_node, role_of
 from remat.graph.replays import random_device, state_bytes
+from remat.graph.storages import WORKSPACE
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.convention import (
@@ -93,6 +94,8 @@ def _save_state(fwd: fx.Node) -> fx.Node:
         )
         torch_compat.rename(run, f"{fwd.name}_drawn")
         run.meta = {**_provenance(fwd), "val": (sample, fwd.meta.get("val"))}
+        if WORKSPACE in fwd.meta:
+            run.meta[WORKSPACE] = fwd.meta.pop(WORKSPACE)
         state = graph.call_function(operator.getitem, (run, 0))
         torch_compat.rename(state, f"{fwd.name}_state")
         state.meta = {**_provenance(fwd), "val": sample}

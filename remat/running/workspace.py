@@ -29,6 +29,8 @@ _MOST_AT_ONCE = 256 << 20
 _LEAST_SAMPLES = 4
 #: The same of convolutions with a kernel of one element, on one thread: oneDNN runs none with less than half of these.
 _LEAST_OF_ONE_ELEMENT = 32
+#: Bytes that numbers among the arguments take as tensors, which are not counted.
+_NUMBERS = 16
 #: Operators on elements, of which any dimension may be made smaller.
 _ON_ELEMENTS = ("bernoulli", "dropout")
 #: Arguments that have no batch.
@@ -120,7 +122,7 @@ def _batches(
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
     """Two smaller numbers of samples, the call's own, and its arguments for a number; None where none tell."""
     names = [a.name for a in torch_compat.schema(op).arguments]
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     if kwargs or not _is_tensor(first) or not first.dim():
         return None
     sizes = _numbers(first.shape)
@@ -164,7 +166,8 @@ def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
 def note_workspaces(graph: fx.Graph) -> None:
     """Writes into the metadata of nodes what their operators take beside what they read and return, see `WORKSPACE`.
 
-    Every operator that may take anything has it noted, nothing as 0.
+    Operators that draw, or are known to allocate, have it noted also if it is nothing: elsewhere, and where they
+    repeat what was drawn, it is something.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
@@ -172,8 +175,12 @@ def note_workspaces(graph: fx.Graph) -> None:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
         call = args, kwargs, node.meta.get("val")
         tensors = [*filter(_is_tensor, pytree.tree_leaves(call))]
-        if _may_take(node.target, tensors):
-            node.meta[WORKSPACE] = in_proportion(_asked(node.target, args, kwargs, tensors), call)
+        if not _may_take(node.target, tensors):
+            continue
+        nbytes = _asked(node.target, args, kwargs, tensors)
+        draws = torch.Tag.nondeterministic_seeded in node.target.tags
+        if nbytes > _NUMBERS or draws or any(may_allocate(node.target, t.dtype) for t in tensors):
+            node.meta[WORKSPACE] = in_proportion(nbytes, call)
 
 
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
@@ -182,6 +189,8 @@ def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
         return False
     on_elements = torch.Tag.pointwise in op.tags
     if any(may_allocate(op, t.dtype) for t in tensors):
+        return True
+    if torch.Tag.nondeterministic_seeded in op.tags:
         return True
     if not on_elements and op.overloadpacket.__name__ not in _TAKE_NOTHING:
         return True

@@ -105,7 +105,12 @@ def _save_state(fwd: fx.Node) -> fx.Node:
 
 
 def _replay(node: fx.Node, state: fx.Node) -> None:
-    """Makes a run draw what the state's own run drew."""
+    """Makes a run draw what the state's own run drew.
+
+    Meanwhile the generator's own state lies in the host's memory, which is that of a step on a CPU.
+    """
+    if WORKSPACE in node.meta:
+        node.meta[WORKSPACE] += state_bytes(node)
     node.args = (state, node.target, *node.args)  # type: ignore[arg-type]
     node.target = torch_compat.rng_prims.run_with_rng_state
 

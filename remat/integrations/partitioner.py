@@ -308,7 +308,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             return False
         try:
             if not self.compiled.replans(
-                self.made, self._asked, largest=self._largest, can_hold=not self.over
+                self.made,
+                self._asked,
+                largest=self._largest,
+                can_hold=not self.over,
+                together=self._with_others,
             ):
                 return False
         except BudgetError as error:
@@ -339,10 +343,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return self.compiled.over if self._with_others else made.peak_bytes
 
     @property
-    def is_share_over(self) -> bool:
-        """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
-        share = self._asked.budget.peak_share is not None
-        return share and self.made is not None and self.compiled.is_over(self.made, self._asked)
+    def is_open(self) -> bool:
+        """Whether a later process has to plan the step itself; see `CompiledBudget.is_open`."""
+        return self.made is not None and self.compiled.is_open(self.made, self._asked)
 
     @property
     def takes_least(self) -> bool:

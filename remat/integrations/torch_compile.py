@@ -342,7 +342,7 @@ class _Step:
             made is not None and made.learns_sizes
         ):  # only who planned the step knows which sizes to look at
             return
-        if kept is not None and len(keys) == 2 and not self._partition.is_share_over:
+        if kept is not None and len(keys) == 2 and not self._partition.is_open:
             kept_steps.keep(keys, kept)
 
 

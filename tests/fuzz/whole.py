@@ -279,4 +279,6 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", remat.PeakWarning)
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
         warnings.filterwarnings("ignore", message=r".*Function'> should not be instantiated")
+        # Importing Inductor imports a deprecated corner of torch.jit.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
         yield

@@ -204,32 +204,31 @@ class CompiledBudget:
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int, *, elsewhere: bool) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak, if it is far more."""
-        what = "has a peak of" if asked.on_peak else "keeps"
+        where = " on another rank" if elsewhere else ""
         compiled = {**self.peaks, **(self.lowest.peaks if self.lowest else {})}
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
+        if asked.peak_bytes is not None:
+            # Under these bytes the plans of the least peak are tried again, if no other is within them.
+            sure = min(self.lowest.peaks.values(), default=taken) if self.lowest else taken
+            inputs = max(self._inputs, self.lowest._inputs if self.lowest else 0)
+            raise BudgetError(
+                f"budget {asked.label} ({limit} bytes): '{made.graph}' has a peak of {more} ({taken} bytes) as "
+                f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}). It is "
+                f"proven only that none is below {inputs} bytes ({format_bytes(inputs)}), which parameters and inputs "
+                f"take. {_UNSHRUNK}. To run {'that plan' if sure == taken else 'one that is found again for sure'}, "
+                f"give budget={sure}"
+            )
+        what = "has a peak of" if asked.on_peak else "keeps"
         instead = "A share is held as nearly as can be; a peak in bytes is held or refused"
         if asked.peak_share is None:
             instead = _UNSHRUNK
-        if asked.peak_bytes is not None:
-            # Under these bytes the same plans are tried again, if no other holds them.
-            sure = min(self.lowest.peaks.values(), default=taken) if self.lowest else taken
-            inputs = max(self._inputs, self.lowest._inputs if self.lowest else 0)
-            which = "that plan" if sure == taken else "one that is found again for sure"
-            instead = (
-                f"It is proven only that none takes less than {inputs} bytes ({format_bytes(inputs)}), which "
-                f"parameters and inputs take. {_UNSHRUNK}. To run {which}, give budget={sure}"
-            )
-        several = len(compiled) > 1 and asked.on_peak
         told = (
-            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it"
-            f"{' on another rank' if elsewhere else ''}, "
-            f"{f'the least of {len(compiled)} plans that were compiled, ' if several else ''}"
+            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it{where}, "
+            f"{f'the least of {self.times + 1} plans tried, ' if self.times and asked.on_peak else ''}"
             f"above the {most} ({limit} bytes) of its budget, and was planned again {self.times} times. "
             f"{instead}"
         )
-        if asked.peak_bytes is not None:
-            raise BudgetError(told)
         if asked.peak_share is None or taken > limit + limit // _FAR:
             warn(told, BudgetWarning, stacklevel=4)
 

@@ -132,6 +132,7 @@ def backend(
         if made is None:
             return compiled
         with partition.compiling():
+            partition.warn_if_over()
             look = guard_sizes(example_inputs, made, saved=partition.applies_saved, watched=True)
         return around_autograd(
             compiled,

@@ -206,7 +206,10 @@ def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[r
             found, held = compile_and_run(step, tuple(expected), backend="remat", options=options)
         except Exception as error:
             refusal = refusal_of(error)
-            if not isinstance(refusal, BudgetError) or isinstance(budget, float | None):
+            # As compiled a saved plan may take more than its bytes, and is refused then.
+            saved = "plan" in options and "the saved plan for" in str(refusal)
+            held = isinstance(refusal, BudgetError) and not isinstance(budget, float | None)
+            if not held and not (saved and step.lower == "inductor"):
                 raise
             SEEN[f"refused by name: {type(refusal).__name__} under {type(budget).__name__}"] += 1
             return []

@@ -196,7 +196,9 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
         )
     what = f"budget {plan.asked.label} for '{plan.graph}'"
     ratio = plan.capacity / plan.full_bytes
-    figures.warn_if_not_lower(what, ratio, is_estimated=is_estimated, stacklevel=stacklevel + 1)
+    figures.warn_if_not_lower(
+        what, ratio, of_graph=True, is_estimated=is_estimated, stacklevel=stacklevel + 1
+    )
 
 
 class Planner(Decider):

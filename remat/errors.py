@@ -104,7 +104,10 @@ class PassError(RematError):
 
 
 class PeakWarning(UserWarning):
-    """A plan under a budget on what is saved peaks higher than the one that may save everything."""
+    """A peak is not what a plan leads to expect.
+
+    A plan under a budget on what is saved peaks higher than the one that may save everything, or memory is not counted.
+    """
 
 
 def append_message(error: BaseException, text: str) -> None:

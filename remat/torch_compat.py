@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from torch._C import _jit_get_schemas_for_operator as jit_get_schemas_for_operator
     from torch._C import _TorchDispatchModeKey as TorchDispatchModeKey
     from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph
+    from torch._C._autograd import _profiler_enabled as is_profiling
     from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensor_hooks
     from torch._dispatch.python import enable_python_dispatcher
     from torch._dynamo import config as dynamo_config

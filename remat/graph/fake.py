@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.graph.storages import Memories, storage_bytes, storage_key, tensor_bytes
+from remat.graph.storages import Memories, hint, storage_bytes, storage_key, tensor_bytes
 from remat.graph.writes import aliased_arguments
 from remat.torch_compat import pytree
 
 _aten = torch.ops.aten
-_SCATTERS = (
+#: Operators whose kernels copy all memory behind their first argument, and write into that copy.
+_COPY_WHOLE = (
+    _aten.copy.default,
     _aten.select_scatter.default,
     _aten.slice_scatter.default,
     _aten.diagonal_scatter.default,
@@ -51,13 +53,14 @@ def repair_aliases(
     Passes that swap a view's base (Inductor's pattern matcher, for one) leave the view's value on
     the memory of a node that is gone.
 
-    A scatter into a view is in PyTorch's kernel a copy of all the memory that the view looks into,
-    and the same view of that copy; the fake kernel knows only of the view's own elements.
+    A scatter or a copy into a view is in PyTorch's kernel a copy of all the memory that the view looks into,
+    and the same view of that copy. The fake kernel, or the cache of its results, knows only of the view's own
+    elements.
 
     Args:
         graph: the graph.
         memories: the memory behind its values, as far as it is known.
-        by_kernel: give scatters the memory that PyTorch's kernels give them, for a graph that runs
+        by_kernel: give scatters and copies the memory that PyTorch's kernels give them, for a graph that runs
             operator by operator; Inductor's kernels write what is asked for and no more.
 
     Returns:
@@ -67,10 +70,10 @@ def repair_aliases(
     nodes = list(graph.nodes)
     found = (memories or Memories()).of_all([n.meta.get("val") for n in nodes])
     key_of = {n: key for n, (key, _, _) in zip(nodes, found, strict=True)}
-    kernels = _SCATTERS if by_kernel else ()
-    scatters = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
+    kernels = _COPY_WHOLE if by_kernel else ()
+    copies = {n for t in kernels for n in graph.find_nodes(op="call_function", target=t)}
     for node, base in zip(nodes, aliased_arguments(nodes), strict=True):
-        if node in scatters and _scatter_whole(node):
+        if node in copies and _copy_whole(node):
             key_of[node] = storage_key(node.meta.get("val"))
             repaired += 1
         if (
@@ -92,9 +95,12 @@ def _moves(node: fx.Node) -> bool:
     return torch.Tag.inplace_view in getattr(node.target, "tags", ())
 
 
-def _scatter_whole(node: fx.Node) -> bool:
-    """Gives a scatter the memory behind the view that it writes to; False: it has as much already."""
+def _copy_whole(node: fx.Node) -> bool:
+    """Gives a result the memory behind the view that is written to; False: it has as much already."""
     base: Any = node.args[0].meta.get("val")  # type: ignore[union-attr]
+    places = zip(base.size(), base.stride(), strict=True)
+    if any(hint(n) > 1 and hint(step) == 0 for n, step in places):
+        return False  # elements share memory: the kernel copies these alone
     nbytes = storage_bytes(base)
     if nbytes <= max(storage_bytes(node.meta.get("val")), tensor_bytes(base)):
         return False

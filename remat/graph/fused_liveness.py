@@ -50,8 +50,7 @@ def predict_peak(
 ) -> PeakMoment:
     """The peak of a step as a fusing compiler is expected to run it; arguments as of `simulate_peak`."""
     walk = FusedWalk(forward, backward, num_fwd_outputs, memories)
-    spans = [x[2:] for x in walk.lifetimes()]
-    sums = sums_of([*spans, *walk.workspaces()], len(walk.moments))
+    sums = sums_of((x[2:] for x in walk.lifetimes()), len(walk.moments))
     return peak_of(sums, walk.moments, walk.boundary)
 
 
@@ -71,8 +70,8 @@ class FusedWalk(StepWalk):
         super().__init__(forward, backward, num_fwd_outputs, memories)
         self._kept = {id(v) for m in (forward, backward) for v in outputs_of(m.graph)}
 
-    def workspaces(self) -> Iterator[tuple[int, int, int]]:
-        """Bytes that are alive beside what operators read and return, with the first moment and the last.
+    def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
+        """As `StepWalk.workspaces`, by rules: in a compiled step other operators take other memory.
 
         What they take for partial results, and copies of inputs in another layout: one for each that reads
         it, and a half makes them all before the first.
@@ -81,12 +80,12 @@ class FusedWalk(StepWalk):
         for moment, node in self.running():
             nbytes = _workspace(node)
             if nbytes:
-                yield nbytes, moment, moment
+                yield node, nbytes, moment, moment
             if "convolution" in str(node.target):
                 sizes = _weight_for_its_sizes(node)
                 for a in (a for a in node.all_input_nodes if a is not sizes and self._is_copied(a)):
                     first = begun.setdefault((moment < self.boundary, a), moment)
-                    yield tensor_bytes(a.meta.get("val")), first, moment
+                    yield node, tensor_bytes(a.meta.get("val")), first, moment
 
     def _is_copied(self, node: fx.Node) -> bool:
         """Whether a convolution reads a copy of an input of the step, with its channels last."""

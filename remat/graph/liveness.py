@@ -1,7 +1,7 @@
 """What is alive when, while forward and then backward run: lifetimes of storages, and their peak.
 
 Eager lowering without reuse of memory in place: a value is allocated where its node stands and
-freed after its last use. Inputs, parameters, forward outputs and gradients live to the end of the
+freed after its last use. What an operator takes while it runs counts where its node says so. Inputs, parameters, forward outputs and gradients live to the end of the
 step; saved tensors and tangents end at their last use in backward, as AOTAutograd frees them.
 """
 
@@ -28,8 +28,11 @@ from remat.graph.joint import (
     role_of,
 )
 from remat.graph.source import source_line
-from remat.graph.storages import Memories, Sizes
+from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint
 from remat.torch_compat import pytree
+
+#: Key of what operators take while they run, which no value is on.
+_INSIDE = 0
 
 
 class StorageKind(enum.StrEnum):
@@ -161,14 +164,16 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
     saved_as = step.sizes.first_of(step.handed)
     found = [
         Lifetime(
-            node=node.name,
+            node=f"workspace of {node.target}" if key == _INSIDE else node.name,
             nbytes=nbytes,
             kind=step.kind(key, first, node),
             source="" if node.op == "placeholder" else source_line(node),
             first=first,
             last=last,
             saved_as=saved_as[key].name if key in saved_as else "",
-            size=step.sizes.symbolic.get(key),
+            size=expression_of(node.meta[WORKSPACE])
+            if key == _INSIDE
+            else step.sizes.symbolic.get(key),
         )
         for key, node, nbytes, first, last in step.lifetimes()
     ]
@@ -302,11 +307,23 @@ class StepWalk:
         yield from enumerate(self._backward, self.boundary)
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Each storage of the device: its key, the node that made it, its bytes, first and last moment."""
+        """Each storage of the device: its key, the node that made it, its bytes, first and last moment.
+
+        What operators take while they run stands among them, all of it under one key.
+        """
         host = host_storages(self._forward, self.sizes)
         for found in self._lifetimes():
             if found[0] not in host:
                 yield found
+        for taken in self.workspaces():
+            yield _INSIDE, *taken
+
+    def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
+        """What operators take beside what they read and return: the node, bytes, first and last moment."""
+        for moment, node in self.running():
+            nbytes = hint(node.meta.get(WORKSPACE, 0))
+            if nbytes:
+                yield node, nbytes, moment, moment
 
     def _lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """The same with copies in the host's memory."""

@@ -21,7 +21,7 @@ from remat.graph.joint import JointGraph, Role, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.replays import Replays, is_element, state_bytes
 from remat.graph.roles import Roles
-from remat.graph.storages import Sizes, tensor_bytes
+from remat.graph.storages import WORKSPACE, Sizes, hint, tensor_bytes
 from remat.graph.writes import is_destination, written_by
 from remat.solvers.schedule_problem import ScheduleProblem, least_peak
 
@@ -133,18 +133,26 @@ class _Lowering:
         self._cost: list[int] = []
         self._size: list[int] = []
         self._part_of: list[int] = []
+        self._extra: list[int] = []
         #: Nodes of the problem behind the value of each position.
         self._behind: dict[int, tuple[int, ...]] = {}
         self._of_key: dict[int, int] = {}  # node of the problem that holds a storage
 
     def _add(
-        self, name: str, inputs: Iterable[int] = (), cost: int = 0, size: int = 0, part_of: int = -1
+        self,
+        name: str,
+        inputs: Iterable[int] = (),
+        cost: int = 0,
+        size: int = 0,
+        part_of: int = -1,
+        extra: int = 0,
     ) -> int:
         self._names.append(name)
         self._inputs.append(tuple(sorted(set(inputs))))
         self._cost.append(cost)
         self._size.append(size)
         self._part_of.append(part_of)
+        self._extra.append(extra)
         return len(self._names) - 1
 
     def lower(
@@ -227,7 +235,11 @@ class _Lowering:
                 once.append(made)
                 of_name[node.name + _DRAWN] = made
             at = self._add(
-                node.name, (*reads, *state), costs[i], sizes.nbytes[fresh[0]] if fresh else 0
+                node.name,
+                (*reads, *state),
+                costs[i],
+                sizes.nbytes[fresh[0]] if fresh else 0,
+                extra=hint(node.meta.get(WORKSPACE, 0)),
             )
             of_name[node.name] = at
             if fresh:
@@ -259,6 +271,7 @@ class _Lowering:
             cost=tuple(self._cost),
             size=tuple(self._size),
             part_of=part_of if len(runs) < n else (),
+            extra=tuple(self._extra) if any(self._extra) else (),
             once=tuple(sorted(set(once))),
             ordered=tuple(ordered),
             forward=tuple(forward),

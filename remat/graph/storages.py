@@ -18,6 +18,9 @@ from torch.fx.experimental.symbolic_shapes import optimization_hint
 from remat import torch_compat
 from remat.torch_compat import pytree
 
+#: Key of the metadata of a node: the bytes that running it takes beside what it reads and returns, a number or an
+#: expression of sizes. Whoever plans for the machine that the step runs on writes it.
+WORKSPACE = "workspace"
 #: Stands in for a symbolic size that nothing is known about.
 UNBACKED_HINT = 4096
 

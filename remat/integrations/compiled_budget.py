@@ -23,6 +23,9 @@ _OF_SHARES = 2
 _NEARLY = 200
 #: What takes more than a share by this part of it, as one over it, is warned of.
 _FAR = 20
+#: What a step is planned under before a peak in bytes is refused; how often it may be planned again in all, therefore.
+_LEAST = Budget(peak_share=0.0)
+_OF_PEAKS = MOST_REPLANS + 1 + _OF_SHARES
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
     "or make the model or the batch smaller"
@@ -42,6 +45,8 @@ class CompiledBudget:
             its expectation, and at least twice the last excess.
         tighter: what is planned within instead of a budget in bytes or a share of them.
         peaks: the peaks of the decisions that were compiled, and are above it.
+        lowest: what is known of the step as one under the least peak. It is planned so, from the beginning, before a
+            peak in bytes is refused.
         over: bytes by which what was compiled last is above its budget, on the rank where it takes the most.
         times: how often the step was planned again.
     """
@@ -49,16 +54,19 @@ class CompiledBudget:
     excess: int = 0
     tighter: Budget | None = None
     peaks: dict[Decision, int] = field(default_factory=dict)
+    lowest: CompiledBudget | None = None
     _chosen: Decision | None = None
     _capacity: int = 0
     _limit: int = 0
+    _inputs: int = 0
     over: int = 0
     times: int = 0
 
     @property
     def key(self) -> str:
         """What of it decides, for the keys of caches."""
-        return f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
+        own = f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
+        return own if self.lowest is None else f"{own}, then {self.lowest.key}"
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
         """Plans a graph that Inductor will compile.
@@ -82,11 +90,15 @@ class CompiledBudget:
         return replace(made, budget=str(budget), capacity=self._capacity, _asked=budget)
 
     def _within_peak(self, joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
-        budget, last = request.budget, self.times == _most(request.budget)
+        budget, last = request.budget, self.times >= _most(request.budget)
+        if self.lowest is not None:
+            made = self.lowest._within_peak(joint, replace(request, budget=_LEAST), agree)
+            return replace(made, budget=str(budget), _asked=budget, peak_limit=0)
         if last and budget.peak_bytes is None:
             # Copies may begin so early in compiled code that steps without any are lower.
             request = replace(request, offload=None, pack=())
-        planner = Planner.of(joint, request, in_place=True)
+        # Once something was compiled, this may find nothing else; then the graph is planned once more.
+        planner = Planner.of(joint, request, in_place=not self.peaks)
         found = within_fused_peak(
             planner,
             budget,
@@ -94,14 +106,11 @@ class CompiledBudget:
             compiled=self.peaks,
             last=last,
         )
-        self._limit, self._chosen = found.limit, found.decided.decision
+        self._limit, self._inputs = found.limit, found.inputs
+        self._chosen = found.decided.decision
         if budget.peak_bytes and self.peaks.get(self._chosen, 0) > found.limit:
-            least = min(self.peaks.values())
-            raise BudgetError(
-                f"budget {budget.label} ({found.limit} bytes): the step has a peak of {format_bytes(least)} "
-                f"({least} bytes) as Inductor compiled it, the least of the plans tried "
-                f"({len(self.peaks)}). {_UNSHRUNK}. To run that plan, give budget={least}"
-            )
+            self.lowest = CompiledBudget()
+            return self._within_peak(joint, request, agree)
         return planner.finish(found.decided, budget, agree)
 
     def replans(
@@ -111,6 +120,7 @@ class CompiledBudget:
         *,
         largest: Callable[[int], int] = int,
         can_hold: bool = True,
+        together: bool = False,
     ) -> bool:
         """Whether a step is to be planned again, since as compiled it takes more than its budget.
 
@@ -120,6 +130,7 @@ class CompiledBudget:
             largest: by how much the step takes more than its budget on the rank where it takes the most, given
                 that of this rank: all ranks that run on a plan plan again together.
             can_hold: whether there may be a plan within the budget; else it is planned again for other ranks alone.
+            together: whether other ranks may plan it again as well. All of them then do so equally often.
 
         Raises:
             BudgetError: it takes more, is not planned again, and the budget is a peak in bytes.
@@ -134,27 +145,45 @@ class CompiledBudget:
             return False
         limit = limit or asked.peak_bytes or self._limit or made.capacity
         taken = max(taken, limit + self.over)
-        if self._chosen is not None:
-            self.peaks[self._chosen] = taken
-        most = _most(asked) if can_hold else MOST_REPLANS
-        if self.times == most or self.over <= 0:
+        now = self.lowest or self
+        if asked.on_peak:  # a step that was found in a cache was chosen by another process
+            now.peaks[made.decision if now._chosen is None else now._chosen] = taken
+        if self.over <= 0 or self._is_last(asked, can_hold=can_hold, together=together):
             if can_hold:
-                least = min(self.peaks.values(), default=taken)
-                self._tell(made, asked, least, limit, elsewhere=own <= 0)
+                self._tell(made, asked, taken, limit, elsewhere=own <= 0)
             return False
-        if asked.on_peak:
+        if asked.peak_bytes and can_hold and self.lowest is None and self.times == MOST_REPLANS:
+            self.lowest = CompiledBudget()
+        elif asked.on_peak:
             excess = taken - (made.predicted_peak_bytes or limit)
-            self.excess = max(excess, 2 * self.excess)
+            now.excess = max(excess, 2 * now.excess)
+            if self.lowest is not None:
+                self.lowest.times += 1
         else:
             self.tighter = Budget(nbytes=max(0, made.planned_saved_bytes - (taken - limit)))
             self._capacity = made.capacity
         self.times += 1
+        now._chosen = None
         return True
 
-    def is_over(self, made: Plan, request: PlanRequest) -> bool:
-        """Whether a step takes more than its budget as it was compiled."""
+    def _is_last(self, asked: Budget, *, can_hold: bool, together: bool) -> bool:
+        """Whether a step is planned again no more, though it takes more than its budget."""
+        if asked.peak_bytes is None or not can_hold:
+            most = _OF_PEAKS if asked.on_peak else MOST_REPLANS
+            return self.times == (_most(asked) if can_hold else most)
+        lowest = self.lowest
+        return self.times == _OF_PEAKS or (
+            lowest is not None and lowest.times == _OF_SHARES and not together
+        )
+
+    def is_open(self, made: Plan, request: PlanRequest) -> bool:
+        """Whether a later process has to plan the step itself, as it takes more than its budget as it was compiled.
+
+        Which bytes a share of the peak stands for, only who planned the step knows.
+        """
         taken, limit = self._taken(made, request)
-        return taken > limit
+        seeks = self.lowest is not None or request.budget.peak_share is not None
+        return seeks and taken > limit
 
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
         """Bytes that a compiled step takes of what its budget is on, and those of the budget; 0, 0: it has no say."""
@@ -175,21 +204,31 @@ class CompiledBudget:
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int, *, elsewhere: bool) -> None:
         """Says that a compiled step takes more than its budget; of a share of the peak, if it is far more."""
-        what = "has a peak of" if asked.on_peak else "keeps"
+        where = " on another rank" if elsewhere else ""
+        compiled = {**self.peaks, **(self.lowest.peaks if self.lowest else {})}
+        taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
+        if asked.peak_bytes is not None:
+            # Under these bytes the plans of the least peak are tried again, if no other is within them.
+            sure = min(self.lowest.peaks.values(), default=taken) if self.lowest else taken
+            inputs = max(self._inputs, self.lowest._inputs if self.lowest else 0)
+            raise BudgetError(
+                f"budget {asked.label} ({limit} bytes): '{made.graph}' has a peak of {more} ({taken} bytes) as "
+                f"Inductor compiled it{where}, the least of the plans that were compiled ({len(compiled)}). It is "
+                f"proven only that none is below {inputs} bytes ({format_bytes(inputs)}), which parameters and inputs "
+                f"take. {_UNSHRUNK}. To run {'that plan' if sure == taken else 'one that is found again for sure'}, "
+                f"give budget={sure}"
+            )
+        what = "has a peak of" if asked.on_peak else "keeps"
         instead = "A share is held as nearly as can be; a peak in bytes is held or refused"
         if asked.peak_share is None:
-            least = f". To run that plan, give budget={taken}" if asked.on_peak else ""
-            instead = f"{_UNSHRUNK}{least}"
+            instead = _UNSHRUNK
         told = (
-            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it"
-            f"{' on another rank' if elsewhere else ''}, "
+            f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it{where}, "
             f"{f'the least of {self.times + 1} plans tried, ' if self.times and asked.on_peak else ''}"
             f"above the {most} ({limit} bytes) of its budget, and was planned again {self.times} times. "
             f"{instead}"
         )
-        if asked.peak_bytes is not None:
-            raise BudgetError(told)
         if asked.peak_share is None or taken > limit + limit // _FAR:
             warn(told, BudgetWarning, stacklevel=4)
 

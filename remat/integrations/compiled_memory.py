@@ -28,7 +28,7 @@ from remat.graph.storages import expression_of, hint, planned_sizes
 from remat.graph.text.expressions import read_size, size_of, write_expression
 from remat.graph.text.fakes import Fakes
 from remat.graph.text.header import symbols_of
-from remat.running.workspace import may_allocate, workspace_bytes
+from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 
 #: What the code calls besides kernels: it makes memory, looks at it, or checks it.
@@ -352,21 +352,10 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     StorageKind.TEMPORARY,
                     now,
                     now,
-                    size=_in_proportion(workspace, (args, kwargs, out)),
+                    size=in_proportion(workspace, (args, kwargs, out)),
                 )
             )
         return out
-
-
-def _in_proportion(nbytes: int, values: Any) -> Any:
-    """Bytes that grow as those of some tensors do together."""
-    tensors = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
-    together: Any = sum(t.numel() * t.element_size() for t in tensors)
-    return (
-        nbytes * together // max(1, hint(together))
-        if isinstance(together, torch.SymInt)
-        else nbytes
-    )
 
 
 def _call_of(

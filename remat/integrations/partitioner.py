@@ -23,6 +23,7 @@ from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
 from remat.errors import BudgetError, ProblemError, noting_warnings, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostWarning
+from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, Role, copy_module, role_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
@@ -70,6 +71,8 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
+#: A step whose budget cannot be held is warned of again if it takes more than what was said by this factor.
+_MORE_OVER = 1.1
 #: Attributes of a partitioner that are about the steps that it was called for.
 _IN_FLIGHT = frozenset(
     (
@@ -89,12 +92,12 @@ class Siblings:
         planned: their codes or fingerprints, of those that no saved plan was for.
         met: how often each fingerprint was met; of several saved plans for one fingerprint, as equal
             layers have it, each graph takes the next.
-        over: the codes of graphs that run although their budget cannot be held.
+        over: the codes of graphs that run although their budget cannot be held, with the bytes that were warned of.
     """
 
     planned: set[str] = field(default_factory=set)
     met: Counter[str] = field(default_factory=Counter)
-    over: set[str] = field(default_factory=set)
+    over: dict[str, int] = field(default_factory=dict)
 
 
 class Partitioner(torch_compat.CustomPartitionerFn):
@@ -131,7 +134,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.strict = strict
         self.watched = False  # whether whoever compiles the step looks for writes to its outputs
         self.beside = (0, 0)  # what other graphs of the step hold: their runs, and bytes
-        self.over = False  # whether the step runs although its budget cannot be held
+        self.over = ""  # why the budget cannot be held of a step that runs all the same
         self._begin()
 
     def _begin(self) -> None:
@@ -308,13 +311,17 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             return False
         try:
             if not self.compiled.replans(
-                self.made, self._asked, largest=self._largest, can_hold=not self.over
+                self.made,
+                self._asked,
+                largest=self._largest,
+                can_hold=not self.over,
+                together=self._with_others,
             ):
                 return False
         except BudgetError as error:
             if not self._runs_anyway:
                 raise
-            self._exceed(error)
+            self.over = str(error)
             return False
         self.use(None)
         self.called, self.kept, self.halves_only = False, None, False
@@ -339,15 +346,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return self.compiled.over if self._with_others else made.peak_bytes
 
     @property
-    def is_share_over(self) -> bool:
-        """Whether a share of the peak is not held: which bytes it stands for, only who planned the step knows."""
-        share = self._asked.budget.peak_share is not None
-        return share and self.made is not None and self.compiled.is_over(self.made, self._asked)
+    def is_open(self) -> bool:
+        """Whether a later process has to plan the step itself; see `CompiledBudget.is_open`."""
+        return self.made is not None and self.compiled.is_open(self.made, self._asked)
 
     @property
     def takes_least(self) -> bool:
         """Whether of several compiled plans the one with the least peak runs, as the budget can be held nearly only."""
-        return (self.over and not self._with_others) or self.request.budget.peak_share is not None
+        over = self.over != "" and not self._with_others
+        return over or self.request.budget.peak_share is not None
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -373,6 +380,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
             return state.forward, state.backward
         self._asked = asked = self.request
+        self._warn_of_uncounted(joint)
         if asked.plan is not None:
             fingerprint = joint.fingerprint
             met = self.siblings.met[fingerprint]
@@ -390,8 +398,25 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if not self.watched:  # else the backend does, by what the step takes as compiled
             guard_sizes(primals, made, saved=self.applies_saved, watched=False)
         self._list(made)
+        if not self.watched:
+            self.warn_if_over()
         # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
         return made.forward, copy_module(made.backward)
+
+    def _warn_of_uncounted(self, joint: JointGraph) -> None:
+        """Warn of a budget in bytes on a CPU whose cost model has memory inside of operators not counted."""
+        asked = self.request
+        decides = asked.plan is None and asked.pipeline is None
+        if not decides or self.lower != "eager" or asked.budget.peak_bytes is None:
+            return
+        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
+            warn(
+                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
+                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
+                "cost='roofline:epyc', and it is counted",
+                BudgetWarning,
+                stacklevel=2,
+            )
 
     @property
     def applies_saved(self) -> bool:
@@ -415,19 +440,28 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         in_bytes = asked.budget.share is None and asked.budget.peak_share is None
         return in_bytes and (self._trains or bool(self.beside[1]))
 
-    def _exceed(self, error: BudgetError) -> None:
-        """Run the step at the least peak from now on; warn once for each piece of code."""
-        self.over = True
+    def warn_if_over(self) -> None:
+        """Warn of a step that runs although its budget cannot be held.
+
+        That is said once for each piece of code, and again where it takes far more than was said.
+        """
+        made, kind = self.made, self._kind or ""
         # What several graphs take together is said as they run, see `StepTally`.
-        if not self.beside[1] and self._kind not in self.siblings.over:
-            self.siblings.over.add(self._kind or "")
-            warn(
-                f"a step that has run before is compiled again, and its budget cannot be held: {error}. The plan with "
-                "the least peak runs instead, and nothing more is said of this code, at larger sizes neither; "
-                "options={'strict': True} refuses it",
-                BudgetWarning,
-                stacklevel=2,
-            )
+        if not self.over or made is None or self.beside[1]:
+            return
+        on_peak = self.request.budget.on_peak
+        taken, said = made.peak_bytes if on_peak else made.saved_bytes, self.siblings.over.get(kind)
+        if said is not None and taken <= said * _MORE_OVER:
+            return
+        self.siblings.over[kind] = taken
+        warn(
+            f"a step that has run before is compiled again, and its budget cannot be held: {self.over}. The plan with "
+            f"the least {'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} "
+            f"({taken} bytes). Of this code no more is said unless it takes over {_MORE_OVER - 1:.0%} more; "
+            "options={'strict': True} refuses it",
+            BudgetWarning,
+            stacklevel=2,
+        )
 
     def _plan_anyway(self, joint: JointGraph) -> Plan:
         """Plan within the budget; at the least peak, or the fewest saved bytes, if there is no plan within it."""
@@ -435,7 +469,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             try:
                 return self._plan(joint.copy(), self._asked)
             except BudgetError as error:
-                self._exceed(error)
+                self.over = str(error)
         on_peak = self.request.budget.on_peak
         least = Budget(peak_share=0.0) if on_peak else Budget(share=0.0)
         self._asked = replace(self._asked, budget=least)

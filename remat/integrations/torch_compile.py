@@ -132,6 +132,7 @@ def backend(
         if made is None:
             return compiled
         with partition.compiling():
+            partition.warn_if_over()
             look = guard_sizes(example_inputs, made, saved=partition.applies_saved, watched=True)
         return around_autograd(
             compiled,
@@ -342,7 +343,7 @@ class _Step:
             made is not None and made.learns_sizes
         ):  # only who planned the step knows which sizes to look at
             return
-        if kept is not None and len(keys) == 2 and not self._partition.is_share_over:
+        if kept is not None and len(keys) == 2 and not self._partition.is_open:
             kept_steps.keep(keys, kept)
 
 

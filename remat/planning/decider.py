@@ -17,7 +17,7 @@ from remat.passes.core.state import State
 from remat.passes.decide.budgeted import full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.planning.peak_frontier import pareto
-from remat.planning.pipelines import prepare, split
+from remat.planning.pipelines import count_workspaces, prepare, split
 from remat.planning.request import PlanRequest
 from remat.planning.without import step_costs_of
 from remat.solvers.graph_problem import evaluate
@@ -105,6 +105,7 @@ class Decider:
             hooks=request.hooks,
             reread_inputs=request.reread_inputs,
         )
+        count_workspaces(state, request.cost)
         return cls(state, request, fingerprint=fingerprint, on_step=on_step)
 
     @cached_property

@@ -31,13 +31,11 @@ class Asked:
         fixed: what a step takes whatever the plan.
         memory_bytes: the memory of one rank.
         link_gbps: GB/s that a rank sends.
-        on_cpu: whether steps are to run on this machine's CPU.
     """
 
     fixed: Fixed
     memory_bytes: int
     link_gbps: float
-    on_cpu: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +75,6 @@ class Rows:
             memory_bytes=self.asked.memory_bytes,
             other_bytes=other_bytes,
             link_gbps=self.asked.link_gbps,
-            on_cpu=self.asked.on_cpu,
         )
 
     def _of_power(self, batch: int) -> Known | None:

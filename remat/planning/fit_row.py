@@ -9,7 +9,6 @@ from itertools import islice
 
 from remat.errors import BudgetError
 from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
-from remat.graph.costs.auto import preset_of
 from remat.graph.lowering import Decision
 from remat.planning.decider import Decided
 from remat.planning.fit import FitRow
@@ -35,7 +34,6 @@ class Fitting:
         memory_bytes: the memory of one rank.
         other_bytes: bytes of inputs and buffers.
         link_gbps: GB/s that a rank sends.
-        on_cpu: whether the step is to run on this machine's CPU.
     """
 
     planner: Planner
@@ -43,7 +41,6 @@ class Fitting:
     memory_bytes: int
     other_bytes: int
     link_gbps: float
-    on_cpu: bool
     _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
 
     def row(self, batch: int, others: Callable[[], Known | None] = lambda: None) -> FitRow:
@@ -128,7 +125,6 @@ class Fitting:
             known = StepMemory.of(
                 self.planner,
                 decided,
-                workspaces=self.on_cpu,
                 block_sizes=self.fixed.sharding.block_sizes,
             )
             self._memories[decided.decision] = known
@@ -234,11 +230,6 @@ def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> 
     return FitRow(
         batch=batch, fits=False, budget=None, peak_bytes=peak_bytes, reason=reason, proven=proven
     )
-
-
-def is_cpu(device: Device) -> bool:
-    """Whether a device is a CPU: a preset, or this machine's, measured."""
-    return device.name.startswith("cpu") or device.name == preset_of("cpu")
 
 
 def device_of(cost: CostModel) -> Device:

@@ -11,13 +11,13 @@ from remat.arguments import COST, SOLVER, value_of
 from remat.errors import ProblemError, RematError
 from remat.graph.capture import capture
 from remat.graph.costs import CostModel
-from remat.graph.costs.auto import Auto
+from remat.graph.costs.auto import Auto, is_cpu
 from remat.graph.joint import JointGraph
 from remat.planning.batches import read_args, read_batches, read_memory
 from remat.planning.fit import Fit
 from remat.planning.fit_batches import Asked, Rows, Step, rows_of
 from remat.planning.fit_fixed import Fixed, other_bytes, parameters_of, without_gradient
-from remat.planning.fit_row import device_of, is_cpu
+from remat.planning.fit_row import device_of
 from remat.planning.request import (
     CostOption,
     OffloadOption,
@@ -203,7 +203,7 @@ def fit_calls(
 
     step_of_first = captured(first, called_first)
     fixed = fixed_for(model, arguments, step_of_first[0])
-    asked = Asked(fixed=fixed, memory_bytes=memory_bytes, link_gbps=link_gbps, on_cpu=on_cpu)
+    asked = Asked(fixed=fixed, memory_bytes=memory_bytes, link_gbps=link_gbps)
     priced = str(request.on(step_of_first[0]).cost)
     kept = {first: step_of_first}
 

@@ -43,10 +43,12 @@ class Expected:
     Attributes:
         decided: the decision; nothing is proven of it.
         limit: the peak that was asked for: of a share, that between the least and budget 1's expected.
+        inputs: bytes of parameters and inputs; no plan has a lower peak.
     """
 
     decided: Decided
     limit: int
+    inputs: int
 
 
 def within_fused_peak(
@@ -77,7 +79,7 @@ def within_fused_peak(
     Raises:
         BudgetError: parameters and inputs alone take more.
     """
-    _refuse_less_than_inputs(planner, budget)
+    inputs = _refuse_less_than_inputs(planner, budget)
     known = compiled or {}
     found: list[tuple[Decided, int]] = []
 
@@ -123,7 +125,7 @@ def within_fused_peak(
     best = _best(found, full, known, budget, limit, excess, last)
     share = limit if budget.peak_bytes is None else 0
     best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
-    return Expected(best, limit)
+    return Expected(best, limit, inputs)
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
@@ -142,8 +144,8 @@ def beside_least(at: Mapping[int, int]) -> list[int]:
     return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
 
 
-def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
-    """Refuses a peak that is below what is alive throughout, before anything is compiled."""
+def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> int:
+    """Refuses a peak that is below what is alive throughout, before anything is compiled; returns those bytes."""
     joint = planner.state.joint
     inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
     given = sum(Sizes(joint.memories).of_all(inputs).values())
@@ -153,6 +155,7 @@ def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
             f"parameters and inputs alone take {format_bytes(given)} ({given} bytes); remat.Peak(0.0) asks for the "
             "least peak that is found"
         )
+    return given
 
 
 def _best(

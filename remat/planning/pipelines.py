@@ -8,6 +8,7 @@ from typing import Any
 
 from remat.graph.collection import without_collection
 from remat.graph.costs import CostModel
+from remat.graph.costs.auto import is_for_cpu
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph, operators_digest
 from remat.graph.refills import copy_outputs, refillable_inputs
@@ -30,6 +31,7 @@ from remat.passes.split.partition import Partition
 from remat.passes.split.raise_getitems import RaiseGetitems
 from remat.passes.split.reorder_backward import ReorderBackward
 from remat.plugins.registry import registry
+from remat.running.workspace import note_workspaces
 from remat.solvers.base import Solver
 from remat.units import Budget
 
@@ -151,6 +153,15 @@ def split(state: State) -> State:
     if state.decision is not None and state.decision.ways:
         packing = (KeepInWays(), *packing)
     return PassManager((*SPLIT, *packing)).run(state, in_place=True, verify=False).state
+
+
+def count_workspaces(state: State, cost: CostModel) -> None:
+    """Has the figures of a graph count what its operators take while they run, where a CPU runs them one by one.
+
+    A cost model that is about another device, or about none, counts none of it.
+    """
+    if state.joint.lower == "eager" and is_for_cpu(cost):
+        note_workspaces(state.joint.graph)
 
 
 def with_agreement(pipeline: Pipeline, agree: Pass) -> Pipeline:

@@ -149,6 +149,7 @@ def _finished(
         made.before_after.warn_if_not_lower(
             f"budget {request.budget.label} for {len(plans)} graphs",
             capacity / full,
+            of_graph=False,
             is_estimated=False,
             stacklevel=4,
         )

@@ -44,6 +44,7 @@ from remat.planning.decider import Decided, Decider, fingerprint_of
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
     PassManager,
+    count_workspaces,
     prepare,
     shaped,
     split,
@@ -104,9 +105,11 @@ def plan_graph(
     )
     require_tangents(state)
     budgeted = [p for p in pipeline.flat() if isinstance(p, Budgeted)]
+    cost = budgeted[-1].cost if budgeted else Roofline()
+    count_workspaces(state, cost.on(state.joint))
     made = finish(
         pipeline.run(state, in_place=True).state,
-        cost=budgeted[-1].cost if budgeted else Roofline(),
+        cost=cost,
         budget=budgeted[-1].budget if budgeted else Budget(share=1.0),
         fingerprint=fingerprint,
     )
@@ -135,6 +138,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
     if plan.copied_outputs:
         prepared = with_copies(prepared, plan.copied_outputs)
     request = replace(request, cost=request.plan_costs[plan.cost].on(prepared.joint))
+    count_workspaces(prepared, request.cost)
     ways, waited = ways_of(prepared, plan, request)
     choice = DecisionInfo(
         capacity=plan.capacity,
@@ -192,7 +196,9 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
         )
     what = f"budget {plan.asked.label} for '{plan.graph}'"
     ratio = plan.capacity / plan.full_bytes
-    figures.warn_if_not_lower(what, ratio, is_estimated=is_estimated, stacklevel=stacklevel + 1)
+    figures.warn_if_not_lower(
+        what, ratio, of_graph=True, is_estimated=is_estimated, stacklevel=stacklevel + 1
+    )
 
 
 class Planner(Decider):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-from torch import fx
 
 from remat.graph.fused_liveness import FusedWalk
 from remat.graph.liveness import StepWalk, StorageKind, sums_of
 from remat.planning.decider import Decided, Decider
-from remat.running.workspace import workspace_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +35,6 @@ class StepMemory:
         decider: Decider,
         decided: Decided,
         *,
-        workspaces: bool,
         block_sizes: frozenset[int] = frozenset(),
     ) -> StepMemory:
         """The memory of a decision, as the lowering of its graph is expected to run it.
@@ -47,8 +42,6 @@ class StepMemory:
         Args:
             decider: has the graph.
             decided: the decision.
-            workspaces: without a fusing compiler, count what operators allocate for themselves on this
-                machine's CPU; they are run for it.
             block_sizes: bytes of each parameter of a block.
         """
         done = decider.split(decided)
@@ -60,10 +53,6 @@ class StepMemory:
         )
         found = list(walk.lifetimes())
         spans = [x[2:] for x in found]
-        if isinstance(walk, FusedWalk):
-            spans += walk.workspaces()
-        elif workspaces:
-            spans += _workspaces(walk)
         gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]
         moments = len(walk.moments)
         return cls(
@@ -94,12 +83,3 @@ class StepMemory:
             rest = total - gradients - self.input_bytes + root - (root - gradients) // shards
             peak = max(peak, rest + (forward_bytes if moment < self.boundary else backward_bytes))
         return peak
-
-
-def _workspaces(walk: StepWalk) -> Iterator[tuple[int, int, int]]:
-    """Bytes that operators take while they run, with the moment, twice."""
-    for moment, node in walk.running():
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-        nbytes = workspace_bytes(node.target, args, kwargs, node.meta.get("val"))
-        if nbytes:
-            yield nbytes, moment, moment

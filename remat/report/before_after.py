@@ -77,13 +77,14 @@ class BeforeAfter:
         return text
 
     def warn_if_not_lower(
-        self, what: str, ratio: float, *, is_estimated: bool, stacklevel: int
+        self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool, stacklevel: int
     ) -> None:
         """Warn if the plan peaks above budget 1's, or costs over 1 % of the step and lowers its peak by less.
 
         Args:
             what: the budget and the graph, for the message.
             ratio: the saved bytes that the budget allows, over those of budget 1.
+            of_graph: whether that is one graph, which may be one of several of a step.
             is_estimated: whether the peaks are estimates of compiled ones, so that 1 % more is not above.
             stacklevel: frames from here to the caller whom the warning names.
         """
@@ -93,11 +94,21 @@ class BeforeAfter:
             return
         lower, higher = format_apart(peak, most)
         costs = f" and costs {more:.1%} of the step more" if more > 0 else ""
+        planned, expected = "", ""
+        if is_estimated:
+            planned = ", estimated before compiling: plan.predicted_peak_bytes"
+            expected = ", likewise: plan.without_expected_bytes"
+        nbytes = f"bytes, such as budget='{format_bytes(0.8 * most).replace(' ', '')}'"
+        alone = (
+            f" of this graph. If it is the whole step, so do {nbytes}"
+            if of_graph
+            else f", or {nbytes}"
+        )
         warn(
-            f"{what} has {'an estimated compiled' if is_estimated else 'a'} peak of {lower} ({peak} bytes){costs}; budget 1 has "
-            f"{higher} ({most} bytes). The budget bounds the saved bytes, not the peak. To lower the peak, bound it: "
+            f"{what} has a peak of {lower} ({peak} bytes{planned}){costs}; budget 1 has {higher} ({most} bytes"
+            f"{expected}). The budget bounds the saved bytes, not the peak. To lower the peak, bound it: "
             f"budget=remat.Peak({ratio:.2f}), as text peak:{ratio:.2f}, where 0 is the least peak found and 1 that of "
-            f"budget 1, or bytes, such as budget='{format_bytes(0.8 * most).replace(' ', '')}'",
+            f"budget 1{alone}",
             PeakWarning,
             stacklevel=stacklevel + 1,
         )

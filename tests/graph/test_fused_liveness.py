@@ -83,7 +83,7 @@ def test_each_convolution_has_its_own_copy_of_an_input() -> None:
     walk = FusedWalk(plan.forward, plan.backward, 1, None)
     forward = [
         (first, last)
-        for nbytes, first, last in walk.workspaces()
+        for _, nbytes, first, last in walk.workspaces()
         if nbytes == image.nbytes and last < walk.boundary
     ]
     assert len(forward) == 2

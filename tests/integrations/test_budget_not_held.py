@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 import remat
 from remat.integrations.partitioner import BudgetWarning
+from remat.units import format_bytes
 
 pytestmark = pytest.mark.slow
 LOWERINGS = ("eager", "inductor")
@@ -42,12 +44,20 @@ def steps(budget: Any, lower: str, *batches: int, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize("lower", LOWERINGS)
 def test_a_longer_batch_in_the_middle_of_training_runs_at_the_least_peak(lower: str) -> None:
-    (warned,) = steps("1100KiB", lower, 64, 512, 512, 1024)
+    (warned,) = steps("1100KiB", lower, 64, 512, 512)
     assert "compiled again, and its budget cannot be held: budget" in warned
-    assert "bytes" in warned
     least = remat.plans()[-1].peak_bytes
-    steps(remat.Peak(0.0), lower, 1024)
+    assert f"runs instead, which takes {format_bytes(least)} ({least} bytes)" in warned
+    steps(remat.Peak(0.0), lower, 512)
     assert least <= 1.05 * remat.plans()[-1].peak_bytes
+
+
+def test_what_takes_far_more_than_was_warned_of_is_warned_of_again() -> None:
+    first, second = steps("1100KiB", "eager", 64, 512, 520, 1024, 480, 1040)
+    figures = [
+        int(re.findall(r"which takes .*\((\d+) bytes\)", text)[0]) for text in (first, second)
+    ]
+    assert 1.1 * figures[0] < figures[1]
 
 
 @pytest.mark.parametrize("lower", LOWERINGS)

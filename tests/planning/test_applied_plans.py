@@ -57,7 +57,8 @@ def plain() -> remat.Plan:
 )
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> None:
-    plan = offloading()
+    # What operators take on a CPU depends on the machine, so no peak with a part of that is compared.
+    plan = plain() if name == "peak_bytes" else offloading()
     right = getattr(plan, name)
     edited = read(plan, **{name: right + more})
     with pytest.raises(PlanError, match=f"{name} is {right + more}.* in it, .* {right} ") as caught:

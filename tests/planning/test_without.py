@@ -162,5 +162,11 @@ def test_warnings_of_steps_for_inductor_go_by_expected_peaks() -> None:
             plan = remat.plan(joint, budget)
         higher = plan.predicted_peak_bytes > 1.01 * plan.without_expected_bytes
         assert [w.category for w in caught] == [remat.PeakWarning] * higher
+        figures = (
+            f"({plan.predicted_peak_bytes} bytes, estimated before compiling: plan.predicted_peak_bytes)",
+            f"({plan.without_expected_bytes} bytes, likewise: plan.without_expected_bytes)",
+            "that of budget 1 of this graph. If it is the whole step, so do bytes, such as",
+        )
+        assert all(text in str(w.message) for w in caught for text in figures)
         warned.append(higher)
     assert warned == [False, False, True]

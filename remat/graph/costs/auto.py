@@ -11,8 +11,9 @@ from torch import fx
 
 from remat.errors import ProblemError
 from remat.graph.costs.base import CostModel
-from remat.graph.costs.devices import DEVICES
+from remat.graph.costs.devices import DEVICES, Device
 from remat.graph.costs.fused import RooflineFused
+from remat.graph.costs.profile import Profile
 from remat.graph.costs.roofline import Roofline
 from remat.graph.joint import JointGraph
 
@@ -73,6 +74,19 @@ class Auto(CostModel):
 def preset_of(device_type: str) -> str:
     """The preset whose rates stand for a type of device."""
     return _PRESETS.get(device_type, "h100")
+
+
+def is_for_cpu(cost: CostModel) -> bool:
+    """Whether a cost model is about a CPU; one that names no device is not."""
+    if isinstance(cost, Profile):  # by itself it runs operators where the tensors are
+        return cost.device is None or cost.device.startswith("cpu")
+    device = getattr(cost, "device", None)
+    return isinstance(device, Device) and is_cpu(device)
+
+
+def is_cpu(device: Device) -> bool:
+    """Whether a device is a CPU: a preset, or this machine's, measured."""
+    return device.name.startswith("cpu") or device.name == preset_of("cpu")
 
 
 def device_type_of(joint: JointGraph) -> str:

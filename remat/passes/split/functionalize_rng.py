@@ -19,6 +19,7 @@ from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import Role, output_node, role_of
 from remat.graph.replays import random_device, state_bytes
+from remat.graph.storages import WORKSPACE
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.convention import (
@@ -93,6 +94,8 @@ def _save_state(fwd: fx.Node) -> fx.Node:
         )
         torch_compat.rename(run, f"{fwd.name}_drawn")
         run.meta = {**_provenance(fwd), "val": (sample, fwd.meta.get("val"))}
+        if WORKSPACE in fwd.meta:
+            run.meta[WORKSPACE] = fwd.meta.pop(WORKSPACE)
         state = graph.call_function(operator.getitem, (run, 0))
         torch_compat.rename(state, f"{fwd.name}_state")
         state.meta = {**_provenance(fwd), "val": sample}
@@ -102,7 +105,12 @@ def _save_state(fwd: fx.Node) -> fx.Node:
 
 
 def _replay(node: fx.Node, state: fx.Node) -> None:
-    """Makes a run draw what the state's own run drew."""
+    """Makes a run draw what the state's own run drew.
+
+    Meanwhile the generator's own state lies in the host's memory, which is that of a step on a CPU.
+    """
+    if WORKSPACE in node.meta:
+        node.meta[WORKSPACE] += state_bytes(node)
     node.args = (state, node.target, *node.args)  # type: ignore[arg-type]
     node.target = torch_compat.rng_prims.run_with_rng_state
 

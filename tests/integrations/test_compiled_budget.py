@@ -1,0 +1,100 @@
+"""Peaks in bytes of compiled steps, with made-up code: what is planned, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+import remat
+from remat.errors import BudgetError
+from remat.integrations.compiled_budget import CompiledBudget
+from remat.planning.request import PlanRequest
+
+
+def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    for _ in range(3):
+        x = x + torch.nn.functional.gelu(x @ w) @ w.mT
+    return x.logsumexp(-1).sum()
+
+
+@pytest.fixture(scope="module")
+def joint() -> remat.JointGraph:
+    x, w = torch.randn(64, 16), torch.randn(16, 32, requires_grad=True)
+    return remat.capture(step, (x, w), lower="inductor")
+
+
+class Compiler:
+    """Plans a step as often as it is to be, where compiled code takes up to half more than is expected of it.
+
+    Args:
+        joint: the step.
+        salt: by how much more, each plan by itself.
+    """
+
+    def __init__(self, joint: remat.JointGraph, salt: int) -> None:
+        self._joint, self._salt = joint, salt
+
+    def compiled(self, made: remat.Plan) -> remat.Plan:
+        text = f"{self._salt} {made.saved} {made.forward_order} {made.backward_order}"
+        more = zlib.crc32(text.encode()) % 512
+        taken = made.predicted_peak_bytes * (1024 + more) // 1024
+        return replace(made, peak_bytes=taken, planned_peak_bytes=made.peak_bytes)
+
+    def run(self, budget: remat.Peak) -> list[int]:
+        """The peaks of what was compiled, the last one that runs under bytes."""
+        known, request = CompiledBudget(), PlanRequest.of(budget=budget, solver="greedy")
+        peaks = []
+        again = True
+        while again:
+            made = self.compiled(known.plan(self._joint.copy(), request, None))
+            peaks.append(made.peak_bytes)
+            assert made.asked == request.budget
+            again = known.replans(made, request)
+        return peaks
+
+
+@pytest.mark.filterwarnings("ignore::remat.integrations.compiled_budget.BudgetWarning")
+@pytest.mark.parametrize("salt", [6, 7])
+def test_no_peak_is_refused_that_the_least_peak_comes_to(
+    joint: remat.JointGraph, salt: int
+) -> None:
+    compiler = Compiler(joint, salt)
+    least = min(compiler.run(remat.Peak(0.0)))
+    for more in (1.0, 1.01, 1.05):
+        assert compiler.run(remat.Peak(int(more * least)))[-1] <= int(more * least)
+
+
+@pytest.mark.filterwarnings("ignore::remat.integrations.compiled_budget.BudgetWarning")
+@pytest.mark.parametrize("salt", [6, 7])
+def test_a_refusal_names_what_was_found_and_proven_and_a_budget_that_holds(
+    joint: remat.JointGraph, salt: int
+) -> None:
+    compiler = Compiler(joint, salt)
+    with pytest.raises(BudgetError) as raised:
+        compiler.run(remat.Peak(min(compiler.run(remat.Peak(0.0))) * 3 // 5))
+    found, proven, named = (
+        int(re.findall(pattern, str(raised.value))[0])
+        for pattern in (
+            r"has a peak of [^(]*\((\d+) bytes\)",
+            r"proven only that none is below (\d+) bytes",
+            r"give budget=(\d+)$",
+        )
+    )
+    assert proven < found <= named
+    assert compiler.run(remat.Peak(named))[-1] <= named
+
+
+def test_a_step_from_a_cache_is_known_as_where_it_was_compiled(joint: remat.JointGraph) -> None:
+    """The next plan then has the same key, and is the same."""
+    request = PlanRequest.of(budget=remat.Peak(40_000), solver="greedy")
+    here, elsewhere = CompiledBudget(), CompiledBudget()
+    made = Compiler(joint, 0).compiled(here.plan(joint.copy(), request, None))
+    assert here.replans(made, request)
+    assert elsewhere.replans(made, request)
+    assert elsewhere.key == here.key
+    plans = [known.plan(joint.copy(), request, None) for known in (here, elsewhere)]
+    assert plans[0].decision == plans[1].decision != made.decision

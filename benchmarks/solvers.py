@@ -46,7 +46,7 @@ INSTANCES = ROOT / "instances"
 LIMIT_S = 1.0
 GRACE_S = 1.0
 OURS = ("native", "auto", "dp", "greedy")
-PEERS = ("branch-and-bound", "cpsat", "milp", "pulp")
+PEERS = ("cpsat", "milp", "pulp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

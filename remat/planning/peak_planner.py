@@ -371,7 +371,7 @@ class PeakPlanner:
     def _near(self, capacity: int) -> tuple[int, ...]:
         """What a decision within bytes saves, near the best; a search need not start from a proven one."""
         problem = self._of.lowered.problem
-        return run_graph(Lagrangian(), problem.within(capacity)).saved
+        return run_graph(Lagrangian(work=0), problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Decisions at byte budgets closer and closer to the largest whose peak is within one.

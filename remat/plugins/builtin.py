@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 def remat_solvers() -> list[type[Solver]]:
     """Our solvers, in the order of the tables."""
     from remat.solvers.auto import Auto
-    from remat.solvers.branch_and_bound import BranchAndBound
     from remat.solvers.cpsat import CpSat
     from remat.solvers.cut import CutSolver
     from remat.solvers.dp import DynamicProgram
-    from remat.solvers.graph_exact import GraphExact
     from remat.solvers.graph_milp import GraphMilp
     from remat.solvers.greedy import Greedy
     from remat.solvers.knee import DynamicMemoryBudget
@@ -37,11 +35,9 @@ def remat_solvers() -> list[type[Solver]]:
         Milp,
         PulpCbc,
         CpSat,
-        BranchAndBound,
         DynamicMemoryBudget,
         CutSolver,
         Lagrangian,
-        GraphExact,
         GraphMilp,
         Auto,
     ]

@@ -1,8 +1,7 @@
 """Solvers with a small part of their work, so that a table of all solvers is there within seconds.
 
 Those that search until they have proven something may take minutes for one plan of a few hundred nodes. Here
-each may do a twentieth of what it does when it is asked for. That is counted, so that its plans repeat, except
-those of branch and bound, which counts no work and gets a twentieth of its seconds.
+each may do a twentieth of what it does when it is asked for. That is counted, so that its plans repeat.
 """
 
 from __future__ import annotations
@@ -11,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from remat.solvers.base import Solver
-from remat.solvers.branch_and_bound import BranchAndBound
 from remat.solvers.cpsat import CpSat
-from remat.solvers.graph_exact import GraphExact
 from remat.solvers.graph_milp import GraphMilp
+from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.milp import Milp
 from remat.solvers.pulp_cbc import PulpCbc
 
@@ -22,7 +20,7 @@ from remat.solvers.pulp_cbc import PulpCbc
 PARTS = 20
 
 _MILP, _PULP, _CPSAT = Milp(), PulpCbc(), CpSat()
-_BRANCHES, _EXACT, _PROGRAM = BranchAndBound(), GraphExact(), GraphMilp()
+_HULL, _PROGRAM = Lagrangian(), GraphMilp()
 
 #: Those that are told to do less, by name.
 BRIEF: Mapping[str, Solver] = {
@@ -31,8 +29,7 @@ BRIEF: Mapping[str, Solver] = {
         replace(_MILP, nodes=_MILP.nodes // PARTS),
         replace(_PULP, nodes=_PULP.nodes // PARTS),
         replace(_CPSAT, work=_CPSAT.work / PARTS),
-        replace(_BRANCHES, clock_s=_BRANCHES.clock_s / PARTS),
-        replace(_EXACT, work=_EXACT.work // PARTS),
+        replace(_HULL, work=_HULL.work // PARTS),
         replace(_PROGRAM, nodes=_PROGRAM.nodes // PARTS),
     )
 }

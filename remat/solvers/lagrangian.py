@@ -50,10 +50,18 @@ class Found:
         return (self.cost - self.bound) / self.cost if self.cost else 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Lagrangian(Solver):
-    """Parametric minimum cut: a proven bound at every budget, and plans repaired from the hull."""
+    """Parametric minimum cut with a proven bound at every budget, then enumeration near the hull.
 
-    __slots__ = ()
+    Attributes:
+        work: of the enumeration, in units of the kernel; a hundred million take a second or three.
+            0: plans are repaired from the hull, and nothing is enumerated to the end.
+        gap: the share of the cost by which cost and bound may differ at the end.
+    """
+
+    work: int = 100_000_000
+    gap: float = TOLERANCE
 
     name: ClassVar[str] = "lagrangian"
     requires: ClassVar[tuple[str, ...]] = ("ortools", "numpy")
@@ -61,7 +69,8 @@ class Lagrangian(Solver):
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Decide a graph problem; the answer's bound is a lower bound on the cost."""
         search = Search(problem, time_limit=time_limit)
-        return search.answer(search.repair(search.start()))
+        found = search.repair(search.start())
+        return search.answer(search.exact(found, work=self.work, tolerance=self.gap))
 
 
 class Search:

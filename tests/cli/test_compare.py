@@ -87,7 +87,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_all_solvers_stand_side_by_side_with_the_slow_ones_in_brief(asked: list[Any]) -> None:
     done = run("compare", MODEL, "--budgets", "0.1")
     assert done.exit_code == 0, done.output
-    slow = ("milp", "pulp", "cpsat", "branch-and-bound", "graph-exact", "graph-milp")
+    slow = ("milp", "pulp", "cpsat", "lagrangian", "graph-milp")
     names = [s if isinstance(s, str) else s.name for s in asked]
     assert names == list(remat.solver_names())
     brief = [s for s in asked if not isinstance(s, str)]

@@ -58,7 +58,7 @@ def entry_points(monkeypatch, **modules) -> None:
 def test_ours_come_through_the_same_hooks_in_table_order() -> None:
     assert tuple(registry().solvers)[: len(OURS)] == OURS
     assert registry() is registry()
-    needing_no_compiler = ("greedy", "dp", "milp", "pulp", "cpsat", "branch-and-bound", "auto")
+    needing_no_compiler = ("greedy", "dp", "milp", "pulp", "cpsat", "auto")
     assert tuple(name for name in OURS if name in needing_no_compiler) == needing_no_compiler
     assert set(needing_no_compiler) <= set(registry().solver_names())
 

@@ -12,7 +12,6 @@ import pytest
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers import Answer, Solver, Status
 from remat.solvers.auto import Auto
-from remat.solvers.graph_exact import GraphExact
 from remat.solvers.graph_milp import GraphMilp
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.graph_reduction import reduce_graph
@@ -24,7 +23,9 @@ from remat.solvers.native import Native
 from remat.solvers.run_graph import run_graph
 from remat.testing.graphs import decisions, drawn, layers
 
-SOLVERS = (Lagrangian(), GraphExact(), GraphMilp(gap=0.0), Auto(), Greedy(), Native())
+#: Enumerates to the end.
+EXACT = Lagrangian(work=1_000_000_000, gap=0.0)
+SOLVERS = (Lagrangian(work=0), EXACT, GraphMilp(gap=0.0), Auto(), Greedy(), Native())
 needs_kernel = pytest.mark.skipif(kernel() is None, reason="the compiled kernel was not built here")
 
 
@@ -47,7 +48,7 @@ def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
             assert solution.bound <= best <= solution.cost
             if solution.status is Status.OPTIMAL:
                 assert solution.cost == best
-            if solver.name in ("graph-exact", "auto") and all(problem.in_forward):
+            if solver in (EXACT, Auto()) and all(problem.in_forward):
                 assert solution.cost == best
         if least:
             with pytest.raises(BudgetError, match=f"the least possible is {least}"):
@@ -100,9 +101,9 @@ def test_the_hull_is_the_lower_hull_of_all_decisions(seed: int) -> None:
 def test_solvers_agree_on_identical_layers(share: float) -> None:
     problem = layers(12)
     problem = problem.within(int(share * sum(problem.size)))
-    exact = run_graph(GraphExact(), problem)
+    exact = run_graph(EXACT, problem)
     assert exact.status is Status.OPTIMAL
-    for solver in (Lagrangian(), GraphMilp(), Auto()):
+    for solver in (Lagrangian(work=0), GraphMilp(), Auto()):
         solution = run_graph(solver, problem)
         assert solution.bound <= exact.cost <= solution.cost
         assert solution.cost <= exact.cost * 1.05
@@ -113,7 +114,7 @@ def test_exact_search_ends_where_its_work_does(monkeypatch) -> None:
     monkeypatch.setattr("remat.solvers.lagrangian.SMALL", 0)
     problem = layers(12)
     problem = problem.within(sum(problem.size) // 2)
-    little, much = (run_graph(GraphExact(work=work), problem) for work in (1, 10**9))
+    little, much = (run_graph(Lagrangian(work=work, gap=0.0), problem) for work in (1, 10**9))
     assert (little.status, much.status) == (Status.FEASIBLE, Status.OPTIMAL)
     assert little.deterministic
 
@@ -134,7 +135,7 @@ def test_without_the_kernel_plans_still_fit_and_are_bounded(monkeypatch) -> None
 def test_a_clock_that_ends_the_search_is_told() -> None:
     problem = layers(60)
     problem = problem.within(sum(problem.size) // 3)
-    solution = run_graph(GraphExact(), problem, time_limit=1e-4)
+    solution = run_graph(EXACT, problem, time_limit=1e-4)
     assert solution.saved_bytes <= (problem.capacity or 0)
     assert solution.deterministic is (solution.status is Status.OPTIMAL)
 

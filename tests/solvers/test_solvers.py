@@ -11,10 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from remat.errors import ProblemError
 from remat.solvers import Answer, KnapsackProblem, Status, run
 from remat.solvers.auto import Auto
-from remat.solvers.branch_and_bound import BranchAndBound
 from remat.solvers.cpsat import CpSat
 from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
@@ -24,7 +22,7 @@ from remat.solvers.pulp_cbc import PulpCbc
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
-ALL = (Greedy(), DynamicProgram(), Milp(), PulpCbc(), CpSat(), BranchAndBound(), Auto())
+ALL = (Greedy(), DynamicProgram(), Milp(), PulpCbc(), CpSat(), Auto())
 SLOW_START = (PulpCbc(),)
 
 
@@ -134,24 +132,6 @@ def test_cpsat_refuses_what_it_cannot_add_up() -> None:
     assert "CP-SAT can add up" in CpSat().refuses(problem)
     halves = KnapsackProblem((2**61, 2**61, 2**61), (1, 1, 1), 2**62)  # 1, 1, 1 and 2
     assert CpSat().refuses(halves) is None
-
-
-def test_branch_and_bound_refuses_what_its_bounds_cannot_hold() -> None:
-    problem = KnapsackProblem((3, 4, 5), (2**50, 2**49 + 1, 1), 8)
-    assert "up to which its bounds hold" in BranchAndBound().refuses(problem)
-    coarse = KnapsackProblem((3, 4, 5), (2**50, 2**49, 2**49), 8)  # 2, 1 and 1
-    assert BranchAndBound().refuses(coarse) is None
-    heavy = KnapsackProblem((2**61 + 1, 2**61, 2**61), (1, 2, 3), 2**62 + 1)
-    assert "that it can add up" in BranchAndBound().refuses(heavy)
-    with pytest.raises(ProblemError, match=r"^clock_s must be above 0, got 0"):
-        BranchAndBound(clock_s=0)
-
-
-def test_branch_and_bound_says_when_the_clock_decided() -> None:
-    problem = family("strongly-correlated", items=1000, span=10**7, share=50, seed=3)
-    solution = run(BranchAndBound(clock_s=0.1), problem)
-    assert (solution.status, solution.deterministic) == (Status.FEASIBLE, False)
-    assert solution.value >= run(Greedy(), problem).value
 
 
 def test_pulp_asks_other_solvers_by_option() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import fx
 
@@ -22,12 +22,15 @@ from remat.graph.storages import sizes_at
 from remat.planning.plan_text import rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
-from remat.report.explorer import AnyFrontier, explore
+from remat.report.explorer import explore
 from remat.report.exports import export
 from remat.report.step_view import StepView, view_step
 from remat.report.ways import ways_lines
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import Budget, format_bytes, format_cost
+
+if TYPE_CHECKING:
+    from remat.planning.frontier import Frontier
 
 #: Figures of a plan that are no less than 0, and less than what a float can hold.
 _FIGURES = (
@@ -390,7 +393,7 @@ class Plan(Record):
         )  # as simulated, which is not beside as compiled
         return view_step(self, self._problem, self._costs, without, as_compiled=compiled)
 
-    def explore(self, path: str | Path, *, frontier: AnyFrontier | None = None) -> None:
+    def explore(self, path: str | Path, *, frontier: Frontier | None = None) -> None:
         """Writes a page that shows the step, with a slider over a frontier: `remat.report.explorer.explore`."""
         explore(self, path, frontier=frontier)
 

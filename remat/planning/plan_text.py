@@ -3,76 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from remat.graph.lowering import Decision, Way
-from remat.report.before_after import BeforeAfter
 from remat.report.explanation import counted
 from remat.report.ways import ways_row
 from remat.units import Budget, bytes_of_share, format_bytes, format_cost
+
+if TYPE_CHECKING:
+    from remat.planning.plan import Plan
 
 #: What is meant by "without remat" wherever it stands.
 WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
 
 
-class Figures(Protocol):
-    """What is told of a plan; see `remat.planning.plan.Plan`."""
-
-    @property
-    def saved_bytes(self) -> int: ...
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def planned_peak_bytes(self) -> int: ...
-    @property
-    def without_peak_bytes(self) -> int: ...
-    @property
-    def without_expected_bytes(self) -> int: ...
-    @property
-    def full_bytes(self) -> int: ...
-    @property
-    def least_bytes(self) -> int: ...
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def recompute_cost(self) -> int: ...
-    @property
-    def recompute_bound(self) -> int: ...
-    @property
-    def items(self) -> int: ...
-    @property
-    def solve_s(self) -> float: ...
-    @property
-    def deterministic(self) -> bool: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def solver(self) -> str: ...
-    @property
-    def tuned(self) -> str: ...
-    @property
-    def region_budget(self) -> str: ...
-    @property
-    def least_because(self) -> str: ...
-    @property
-    def recomputed(self) -> tuple[str, ...]: ...
-    @property
-    def asked(self) -> Budget: ...
-    @property
-    def decision(self) -> Decision: ...
-    @property
-    def before_after(self) -> BeforeAfter: ...
-    @property
-    def ways(self) -> tuple[Way, ...]: ...
-    @property
-    def waited(self) -> int: ...
-    @property
-    def link(self) -> str: ...
-    @property
-    def peak_limit(self) -> int: ...
-
-
-def rows_of(plan: Figures) -> list[tuple[str, str]]:
+def rows_of(plan: Plan) -> list[tuple[str, str]]:
     """The rows of a plan's table; those with nothing to say are left out."""
     rows = [
         ("region", _region(plan)),
@@ -89,7 +33,7 @@ def rows_of(plan: Figures) -> list[tuple[str, str]]:
     return [(name, text) for name, text in rows if text]
 
 
-def _saved(plan: Figures) -> str:
+def _saved(plan: Plan) -> str:
     share = f" ({plan.saved_bytes / plan.full_bytes:.0%} of" if plan.full_bytes else " (of"
     allowed = "" if plan.asked.on_peak else f"{format_bytes(plan.capacity)} allowed, "
     return (
@@ -98,13 +42,13 @@ def _saved(plan: Figures) -> str:
     )
 
 
-def _ways(plan: Figures) -> str:
+def _ways(plan: Plan) -> str:
     if plan.link and not plan.ways:
         return f"nothing offloaded over {plan.link}: no plan that does was found cheaper"
     return ways_row(plan.ways, plan.waited, plan.link, partial(format_cost, unit=plan.unit))
 
 
-def _recomputed(plan: Figures) -> str:
+def _recomputed(plan: Plan) -> str:
     recomputed = counted(len(plan.recomputed), "node") if plan.recomputed else "nothing"
     if plan.recompute_cost:
         views = "" if plan.decision.is_ordered else ", views included"
@@ -116,7 +60,7 @@ def _recomputed(plan: Figures) -> str:
     return f"{recomputed}, at no cost" if plan.recomputed else recomputed
 
 
-def _peak(plan: Figures) -> str:
+def _peak(plan: Plan) -> str:
     """The peak, beside that without remat: compiled with expected, simulated with simulated."""
     instead = ""
     if plan.without_peak_bytes:
@@ -137,13 +81,13 @@ def _peak(plan: Figures) -> str:
     )
 
 
-def _decided_by(plan: Figures) -> str:
+def _decided_by(plan: Plan) -> str:
     took = f"{plan.solve_s:.3f} s" if plan.solve_s >= 0.001 else "less than 1 ms"
     over = f" over {plan.items} items in {took}" if plan.items else ""
     return plan.solver + over + ("" if plan.deterministic else "; a clock ended it")
 
 
-def _region(plan: Figures) -> str:
+def _region(plan: Plan) -> str:
     """What the code set for its region, and how much that is; empty where it set nothing."""
     if not plan.region_budget:
         return ""
@@ -156,7 +100,7 @@ def _region(plan: Figures) -> str:
     )
 
 
-def _raised(plan: Figures) -> str:
+def _raised(plan: Plan) -> str:
     """What a share was raised to and why; empty where it was not raised."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes

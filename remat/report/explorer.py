@@ -6,14 +6,16 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from remat.errors import PeakWarning
-from remat.report.before_after import BeforeAfter
 from remat.report.page import Page, require_bokeh, write_page
 from remat.report.page_data import Curve, Stop
-from remat.report.step_view import StepView
-from remat.units import Budget, format_bytes, format_cost
+from remat.units import format_bytes, format_cost
+
+if TYPE_CHECKING:
+    from remat.planning.frontier import Frontier
+    from remat.planning.plan import Plan
 
 #: Points of a frontier that the slider stops at.
 STOPS = 16
@@ -28,74 +30,16 @@ _NO_FRONTIER = (
 _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 
 
-class Point(Protocol):
-    """A point of a frontier; see `remat.planning.frontier.FrontierPoint`."""
-
-    @property
-    def saved_bytes(self) -> int: ...
-    @property
-    def recompute_cost(self) -> int: ...
-    @property
-    def peak_bytes(self) -> int: ...
-
-
-class AnyPlan(Point, Protocol):
-    """What a page needs of a plan; see `remat.planning.plan.Plan`."""
-
-    @property
-    def graph(self) -> str: ...
-    @property
-    def cost(self) -> str: ...
-    @property
-    def solver(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def saved(self) -> tuple[str, ...]: ...
-    @property
-    def recomputed(self) -> tuple[str, ...]: ...
-    @property
-    def ways(self) -> object: ...
-    @property
-    def asked(self) -> Budget: ...
-    @property
-    def rows(self) -> list[tuple[str, str]]: ...
-    @property
-    def before_after(self) -> BeforeAfter: ...
-    @property
-    def view(self) -> StepView: ...
-    def to_json(self) -> str: ...
-
-
-class AnyFrontier(Protocol):
-    """What a page needs of a frontier; see `remat.planning.frontier.Frontier`."""
-
-    @property
-    def by(self) -> str: ...
-    @property
-    def unit(self) -> str: ...
-    @property
-    def points(self) -> Sequence[Point]: ...
-    @property
-    def bound(self) -> Sequence[tuple[int, int]]: ...
-    def thinned(self, rows: int) -> Sequence[Any]: ...
-    def knee(self) -> Point: ...
-    def plan(self, point: Any) -> AnyPlan: ...
-    def bytes_of(self, point: Any) -> int: ...
-    def check_same(self, plan: Any) -> None: ...
-    def to_json(self) -> str: ...
-
-
-def figures_of(plan: AnyPlan) -> dict[str, Any]:
+def figures_of(plan: Plan) -> dict[str, Any]:
     """The figures of a plan by name, as its JSON has them, without lists of names."""
     return {k: v for k, v in json.loads(plan.to_json()).items() if k not in _NAMES}
 
 
 def explore(
-    plan: AnyPlan,
+    plan: Plan,
     path: str | Path,
     *,
-    frontier: AnyFrontier | None = None,
+    frontier: Frontier | None = None,
     title: str = "",
     on_step: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -148,12 +92,10 @@ def explore(
     return figures
 
 
-def _along(
-    frontier: AnyFrontier, plan: AnyPlan, on_step: Callable[[str], None] | None
-) -> list[AnyPlan]:
+def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
     """Plans at points of a frontier, with the plan itself at its place among them."""
     points = frontier.thinned(STOPS)
-    made: list[AnyPlan] = []
+    made: list[Plan] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PeakWarning)  # the page shows the peak of the plan itself
         for k, point in enumerate(points, 1):
@@ -164,16 +106,16 @@ def _along(
     return sorted([*others, plan], key=lambda p: (frontier.bytes_of(p), -_added(p)))
 
 
-def _decided(plan: AnyPlan) -> tuple[object, ...]:
+def _decided(plan: Plan) -> tuple[object, ...]:
     return plan.saved, plan.recomputed, plan.ways
 
 
-def _added(plan: AnyPlan) -> int:
+def _added(plan: Plan) -> int:
     """What a plan costs beside the step: computing again, packing, and waiting for copies."""
     return plan.recompute_cost + plan.before_after.ways_cost
 
 
-def _knee(frontier: AnyFrontier, plans: Sequence[AnyPlan]) -> int:
+def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
     knee = frontier.knee()
     wanted = (frontier.bytes_of(knee), knee.recompute_cost)
     found = [k for k, p in enumerate(plans) if (frontier.bytes_of(p), _added(p)) == wanted]
@@ -183,7 +125,7 @@ def _knee(frontier: AnyFrontier, plans: Sequence[AnyPlan]) -> int:
     return found[0] if found else near
 
 
-def curve_of(frontier: AnyFrontier) -> Curve:
+def curve_of(frontier: Frontier) -> Curve:
     points = [
         (
             frontier.bytes_of(p),
@@ -198,7 +140,7 @@ def curve_of(frontier: AnyFrontier) -> Curve:
     return Curve(points=points, bound=shown, axis=_AXIS[frontier.by], unit=frontier.unit)
 
 
-def stop_of(plan: AnyPlan, asked: bool, frontier: AnyFrontier | None) -> Stop:
+def stop_of(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
     label, view = plan.asked.label, plan.view
     return Stop(
         label=f"Plan at budget {label}" + (", as asked for" if asked and frontier else ""),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import fx
 
@@ -20,6 +20,9 @@ from remat.graph.replays import maker_of
 from remat.graph.source import source_line
 from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
 from remat.solvers.graph_problem import GraphProblem
+
+if TYPE_CHECKING:
+    from remat.planning.plan import Plan
 
 #: What a plan does with a value.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
@@ -108,25 +111,8 @@ class StepView:
         return [(run.name, run.source) for run in self.runs]
 
 
-class ViewedPlan(Protocol):
-    """What a view needs of a plan; see `remat.planning.plan.Plan`."""
-
-    @property
-    def graph(self) -> str: ...
-    @property
-    def timeline(self) -> Timeline: ...
-    @property
-    def forward(self) -> fx.GraphModule: ...
-    @property
-    def backward(self) -> fx.GraphModule: ...
-    @property
-    def recomputed(self) -> Sequence[str]: ...
-    @property
-    def ways(self) -> Sequence[Way]: ...
-
-
 def view_step(
-    plan: ViewedPlan,
+    plan: Plan,
     problem: GraphProblem | None,
     costs: Mapping[str, int] | None,
     without: MemoryCurve | None,

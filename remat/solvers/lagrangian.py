@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.solvers.base import Solver
-from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
+from remat.solvers.graph_problem import GraphProblem, infeasible
 from remat.solvers.hull import Edge, Hull
 from remat.solvers.kernel import kernel
 from remat.solvers.solution import Answer
@@ -106,16 +106,14 @@ class Search:
         )
 
     def repair(self, best: Found, *, most: int = BEAM) -> Found:
-        """A decision near the hull, by the kernel where there is one, else by filling greedily.
+        """A decision near the hull, by the kernel; without one, the decision that is known.
 
         Args:
             best: what is known so far.
             most: prefixes that are kept at a time.
         """
-        if kernel() is None:
-            return best if best.gap == 0 else self._filled(best)
         for share in BEAM_SHARES:
-            if best.gap <= TOLERANCE or self.late():
+            if best.gap <= TOLERANCE or self.late() or kernel() is None:
                 break
             best, _, _ = self._run(best, share=share, most=most, work=2**40)
         return best
@@ -234,20 +232,3 @@ class Search:
             spent,
             complete,
         )
-
-    def _filled(self, best: Found) -> Found:
-        """Saves more of what is worth most per byte until nothing fits any more."""
-        core, saved = self.core, set(best.saved)
-        cost = best.cost
-        while not self.late():
-            room = self.capacity - sum(core.size[i] for i in saved)
-            again = evaluate(core, saved).recomputed
-            open_nodes = [i for i in again if core.savable[i] and 0 < core.size[i] <= room]
-            gains = ((cost - evaluate(core, (*saved, i)).recompute_cost, i) for i in open_nodes)
-            gain, i = max(((g / core.size[i], i) for g, i in gains if g > 0), default=(0.0, -1))
-            if gain <= 0:
-                break
-            saved.add(i)
-            cost = evaluate(core, saved).recompute_cost
-        done = evaluate(core, saved)
-        return Found(saved=done.saved, cost=cost, bound=best.bound, by_clock=self.late())

@@ -1,6 +1,6 @@
 """CBC, through PuLP and the binary that it brings; PuLP's other solvers by option.
 
-They compute in floating point, as HiGHS does, and are asked in the same rounds. PuLP writes numbers with
+They compute in floating point, as HiGHS does. PuLP writes numbers with
 thirteen digits, so sums stay below that; of bounds it returns only whether the answer is optimal.
 
 PuLP imports ``highspy`` if it is there. The ``libhighs`` of ``highspy`` and that of OR-Tools have the
@@ -14,12 +14,11 @@ import inspect
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.solvers.cover_cuts import Attempt, Cover, ToleranceSolver
 from remat.solvers.problem import KnapsackProblem
+from remat.solvers.tolerances import Attempt, ToleranceSolver
 
 _CBC = "COIN_CMD"
 
@@ -59,9 +58,7 @@ class PulpCbc(ToleranceSolver):
             return f"PuLP's solver '{self.solver}' is not installed here"
         return None
 
-    def attempt(
-        self, problem: KnapsackProblem, covers: Sequence[Cover], time_limit: float | None
-    ) -> Attempt:
+    def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
         """Run it to a gap of zero, or to its limit."""
         started = time.monotonic()
         pulp = load_pulp()
@@ -71,9 +68,6 @@ class PulpCbc(ToleranceSolver):
         model += pulp.LpAffineExpression(list(zip(picks, problem.values, strict=True)))
         load = pulp.LpAffineExpression(list(zip(picks, problem.weights, strict=True)))
         model += load <= problem.capacity + 0.5
-        for cover in covers:
-            model += pulp.LpAffineExpression([(picks[i], 1) for i in cover.items]) <= cover.most
-
         with tempfile.TemporaryDirectory() as folder:
             limits: dict[str, Any] = {"maxNodes": self.nodes}
             if time_limit is not None:
@@ -85,7 +79,7 @@ class PulpCbc(ToleranceSolver):
         optimal = model.sol_status == pulp.LpSolutionOptimal
         upper = float(pulp.value(model.objective)) if optimal else float("inf")
         picked = tuple(i for i, x in enumerate(picks) if (x.varValue or 0.0) > 0.5)
-        return Attempt(picked=picked, upper=upper, finished=optimal)
+        return Attempt(picked=picked, upper=upper)
 
 
 def pulp_engine(name: str, **options: Any) -> Any:

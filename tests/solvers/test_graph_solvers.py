@@ -129,7 +129,8 @@ def test_without_the_kernel_plans_still_fit_and_are_bounded(monkeypatch) -> None
     for solver in (Lagrangian(), Auto()):
         without = run_graph(solver, problem)
         assert without.saved_bytes <= (problem.capacity or 0)
-        assert without.bound <= with_it.cost <= without.cost <= 1.2 * with_it.cost
+        assert without.bound <= with_it.cost <= without.cost
+    assert without.cost <= 1.01 * with_it.cost  # HiGHS takes over
 
 
 def test_a_clock_that_ends_the_search_is_told() -> None:

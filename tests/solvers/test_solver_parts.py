@@ -1,4 +1,4 @@
-"""The exact parts that solvers share: relaxation, reduction, scaling, covers, quiet."""
+"""The exact parts that solvers share: relaxation, reduction, scaling, quiet."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from remat.solvers import Answer, KnapsackProblem
 from remat.solvers.bounds import efficiency_order, relax, relax_in_python, repair
-from remat.solvers.cover_cuts import cover, scale_down
 from remat.solvers.highs import quiet_stdout
 from remat.solvers.kernel import kernel
 from remat.solvers.reduction import fix_variables, reduce
+from remat.solvers.tolerances import scale_down
 from remat.testing.families import family
 from remat.testing.oracle import brute_force
 
@@ -105,19 +105,6 @@ def test_repair_makes_any_choice_fit_and_leaves_no_room(problem: KnapsackProblem
     assert all(w > room for i, w in enumerate(problem.weights) if i not in fixed)
     if problem.weight_of(picked) <= problem.capacity:
         assert picked <= set(fixed)
-
-
-@given(problems())
-def test_a_cover_cuts_off_the_choice_and_nothing_that_fits(problem: KnapsackProblem) -> None:
-    everything = range(len(problem))
-    if problem.total_weight <= problem.capacity:
-        return
-    cut = cover(problem, list(everything))
-    assert len(cut.items) > cut.most
-    for mask in range(2 ** len(problem)):
-        chosen = [i for i in everything if mask >> i & 1]
-        if problem.weight_of(chosen) <= problem.capacity:
-            assert len(set(chosen) & set(cut.items)) <= cut.most
 
 
 def test_quiet_drops_noise_and_nothing_else(capfd) -> None:

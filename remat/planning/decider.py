@@ -168,6 +168,7 @@ class Decider:
 
     def decided(self, limits: DecisionInfo) -> Decided:
         """The decision within limits."""
+        _ = self.hull  # held here, so that every decision shares it
         found, choice = self.deciding.decide(self.state, limits)
         return Decided(
             decision=self.lowered.decision(found.saved),

@@ -72,7 +72,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     capacity = shared + budget.capacity(**limits, why=why)
     best, reserve = smallest, passed.all_bytes
     room = capacity - taken
-    # Where every graph'p cheapest decision fits, there is nothing to share out.
+    # Where every graph's cheapest decision fits, there is nothing to share out.
     most = [max(p.hull.ends[1].saved_bytes, p.least_bytes) for p in free]
     cheapest = sum(r * b for r, b in zip(runs, most, strict=True)) + passed.all_bytes <= room
     if cheapest:

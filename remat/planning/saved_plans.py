@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,11 +38,20 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
         except (OSError, UnicodeDecodeError) as error:
             raise PlanError(f"plan '{plan}' cannot be read: {error}") from None
     try:
-        return (PlanSet if f'"{PlanSet.form.key}"' in text[:200] else Plan).from_json(text)
+        return (PlanSet if _is_set(text) else Plan).from_json(text)
     except PlanError as error:
         if not of_file:
             raise
         raise PlanError(f"plan '{plan}': {error}") from error
+
+
+def _is_set(text: str) -> bool:
+    """Whether a text has plans of several graphs; what is no JSON is refused by whoever reads it."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(data, dict) and PlanSet.form.key in data
 
 
 def plan_for(

@@ -10,6 +10,7 @@ bound; the search for the price is that of M. J. Eisner and D. G. Severance, Jou
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,8 +61,8 @@ class Edge:
 
 #: What makes a problem but for its capacity.
 _SHAPE = ("inputs", "cost", "size", "savable", "recomputable", "in_forward", "needed")
-#: The problem asked for last, and its hull: one tuple, so that threads see both or neither.
-_latest: tuple[tuple[Any, ...], Hull] | None = None
+#: Hulls that somebody holds, by the identities of what makes their problems.
+_HULLS: weakref.WeakValueDictionary[tuple[int, ...], Hull] = weakref.WeakValueDictionary()
 
 
 class Hull:
@@ -97,13 +98,11 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """The hull of a problem; the last one is reused if the problems differ in capacity at most."""
-        global _latest
-        key, latest = tuple(getattr(problem, f) for f in _SHAPE), _latest
-        if latest is not None and all(a is b for a, b in zip(latest[0], key, strict=True)):
-            return latest[1]
-        hull = cls(problem)
-        _latest = (key, hull)
+        """The hull of a problem, shared by problems that differ in capacity, as long as somebody holds it."""
+        key = tuple(id(getattr(problem, f)) for f in _SHAPE)
+        hull = _HULLS.get(key)
+        if hull is None:
+            hull = _HULLS[key] = cls(problem)  # it holds what the identities are of
         return hull
 
     def compiled(self, edge: Edge) -> Any:

@@ -83,5 +83,4 @@ class CheckpointLayers(remat.Pass):
                         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
                         node.meta["ac_graph_id"] = region
                         tagged += 1
-            edit.modified = tagged > 0
-        return edit.result(f"{tagged} operators of {len(layers)} layers", tagged=tagged)
+            return edit.result(f"{tagged} operators of {len(layers)} layers", tagged=tagged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,13 +104,11 @@ class Pipeline:
                 state = replace(state, joint=state.joint.copy())
         run = _Runner(tuple(instruments), verify=verify)
         result: PassResult | None = None
-        try:
+        with contextlib.ExitStack() as started:
             for instrument in instruments:
                 instrument.start(self, state)
+                started.callback(lambda finish: finish(result), instrument.finish)
             result = run.sequence(self.passes, state)
-        finally:
-            for instrument in reversed(instruments):
-                instrument.finish(result)
         return PassResult(
             state=result.state,
             modified=result.modified,
@@ -134,14 +133,17 @@ class _Runner:
             here = (*path, p.name)
             if not all(i.should_run(p, state, here) for i in self.instruments):
                 continue
-            for instrument in self.instruments:
-                instrument.before(p, state, here)
+            watching: list[Instrument] = []
             try:
+                for instrument in self.instruments:
+                    instrument.before(p, state, here)
+                    watching.append(instrument)
                 result = self._one(p, state, here)
-                for instrument in reversed(self.instruments):
-                    instrument.after(p, result, here)
+                while watching:  # one that raises has failed, those before it have not
+                    watching[-1].after(p, result, here)
+                    watching.pop()
             except BaseException as error:
-                for instrument in reversed(self.instruments):
+                for instrument in reversed(watching):
                     instrument.failed(p, state, here, error)
                 raise
             state, modified = result.state, modified or result.modified

@@ -180,8 +180,8 @@ class State:
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
         """Changes the joint graph in place or, after partitioning, the two halves.
 
-        What is known about the graphs is dropped at the end, unless nothing was changed after all
-        (``edit.modified = False``) or the pass preserves it.
+        What is known about the graphs is dropped at the end, unless the pass preserves it, or nothing was
+        changed: ``return edit.result(removed=n)`` inside of the edit says so by counts of 0.
 
         Args:
             preserves: analyses that the change does not touch. One that was computed from an
@@ -196,7 +196,7 @@ class State:
             yield edit
         finally:
             known.is_edited = False
-            if edit.modified:
+            if edit.modified is not False:
                 known.edits += 1
                 known.keep_only(preserves)
 
@@ -243,18 +243,25 @@ class Edit:
 
     Attributes:
         state: the state whose graphs change.
-        modified: whether anything changed; set it to False where nothing did.
+        modified: whether anything changed; None: `result` tells by its counts.
     """
 
     state: State
-    modified: bool = True
+    modified: bool | None = None
 
     def result(self, detail: str = "", **statistics: int) -> PassResult:
-        """What the pass returns once the edit has ended.
+        """What the pass returns.
 
         A changed joint graph has no decision any more: that was about the graph as it was.
+
+        Args:
+            detail: one line on what was done.
+            **statistics: counts of what was done. If all are 0, nothing was changed; without any,
+                something was.
         """
         state = self.state
+        if self.modified is None:
+            self.modified = any(statistics.values()) or not statistics
         if self.modified and state.forward is None:
             state = replace(state, decision=None, choice=None)
         return PassResult(state=state, modified=self.modified, detail=detail, statistics=statistics)

@@ -103,10 +103,11 @@ class Budgeted(Pass):
             state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
         )
         problem = problem.knowing(cuts)
+        hull = None if by_items else Hull.of(problem)  # held, so that every solver call shares it
         found = [self._solved(problem)]
         if not isinstance(solver, CutSolver):
-            if not by_items:
-                found += self._lower_rungs(problem, found[0], limits)
+            if hull is not None:
+                found += self._lower_rungs(problem, hull, found[0], limits)
             if is_auto(solver):  # a named solver decides alone
                 found += self._cut_solutions(problem, found[0])
         best = min(found, key=lambda s: (s.cost, s.saved_bytes))
@@ -144,7 +145,7 @@ class Budgeted(Pass):
         )
 
     def _lower_rungs(
-        self, problem: GraphProblem, found: GraphSolution, choice: DecisionInfo
+        self, problem: GraphProblem, hull: Hull, found: GraphSolution, choice: DecisionInfo
     ) -> Iterator[GraphSolution]:
         """What the solver finds at lower budgets that may be cheaper than what it found at this one.
 
@@ -157,7 +158,7 @@ class Budgeted(Pass):
         best, full = found.cost, choice.full_bytes or 0
         if found.status is Status.OPTIMAL or self.time_limit or not full:
             return
-        hull, capacity, least = Hull.of(problem), choice.capacity or 0, choice.least_bytes or 0
+        capacity, least = choice.capacity or 0, choice.least_bytes or 0
         bound = max(found.bound, hull.edge(capacity).bound(capacity))
         if best - bound > CLOSE * best:
             return

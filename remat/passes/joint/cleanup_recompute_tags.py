@@ -40,8 +40,7 @@ class CleanupRecomputeTags(Pass):
         with state.edit(preserves=(Positions, Classification, Distances, Memory, Costs)) as edit:
             for node in found:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-            edit.modified = bool(found)
-        return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
+            return edit.result(f"{len(found)} nodes retagged", retagged=len(found))
 
 
 def _boundaries(graph: fx.Graph) -> list[fx.Node]:

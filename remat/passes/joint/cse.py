@@ -45,8 +45,7 @@ class CommonSubexpressions(Pass):
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:
             merged = merge(state.joint.graph, state.joint.memories)
-            edit.modified = merged > 0
-        return edit.result(f"{merged} nodes merged", merged=merged)
+            return edit.result(f"{merged} nodes merged", merged=merged)
 
 
 def merge(graph: fx.Graph, memories: Memories | None = None) -> int:

@@ -28,8 +28,7 @@ class DeadCode(Pass):
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:
             removed = sum(eliminate(m.graph) for m in state.modules.values())
-            edit.modified = removed > 0
-        return edit.result(f"{removed} nodes removed", removed=removed)
+            return edit.result(f"{removed} nodes removed", removed=removed)
 
 
 def eliminate(graph: fx.Graph) -> int:

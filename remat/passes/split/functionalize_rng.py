@@ -61,8 +61,7 @@ class FunctionalizeRng(Pass):
                     states.append((_save_state(fwd), later))
             if states:
                 _hand_over(state, states)
-            edit.modified = bool(drawn)
-        return edit.result(f"{len(drawn)} operators replayed", replayed=len(drawn))
+            return edit.result(f"{len(drawn)} operators replayed", replayed=len(drawn))
 
 
 def drawn_again(forward: fx.Graph, backward: fx.Graph) -> list[tuple[fx.Node, list[fx.Node]]]:

@@ -26,8 +26,7 @@ class RaiseGetitems(Pass):
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:
             moved = sum(raise_getitems(m.graph) for m in state.modules.values())
-            edit.modified = moved > 0
-        return edit.result(f"{moved} nodes moved", moved=moved)
+            return edit.result(f"{moved} nodes moved", moved=moved)
 
 
 def raise_getitems(graph: fx.Graph) -> int:

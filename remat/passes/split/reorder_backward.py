@@ -41,8 +41,7 @@ class ReorderBackward(Pass):
             return PassResult(state=state, modified=False, detail="the decision has an order")
         with state.edit() as edit:
             moved = reorder(state.backward.graph)
-            edit.modified = moved > 0
-        return edit.result(f"{moved} nodes moved", moved=moved)
+            return edit.result(f"{moved} nodes moved", moved=moved)
 
 
 def reorder(graph: fx.Graph) -> int:

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "knapsack.hpp"
 
 namespace remat {
@@ -51,6 +52,7 @@ class Frontier {
         merge_shifted(points_, next_, arena_, static_cast<std::int32_t>(bundles_.size() - 1), w, kind.second * size,
                       [&](const State& s) { return s.w <= capacity - w; }, any);
         points_.swap(next_);
+        listen();
         work_ += points_.size();
         // Once much has been merged already, fewer points are kept for what is still to come.
         if (work_ > kMuchWork) most_ = std::min(most_, kFewPoints);

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "integers.hpp"
 
 namespace remat {
@@ -231,6 +232,7 @@ struct GraphCore {
         if (node.recomputable && all) emit(next, index, with, states, 0, node.recompute_loss, false);
       }
       settle(next);
+      listen();
       out.work += kKey * static_cast<i64>(groups.size());
       for (const Group& group : next) out.work += prefix * static_cast<i64>(group.lists.front().size());
       out.by_clock = seconds > 0 && std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() > seconds;

@@ -192,6 +192,10 @@ py::tuple points(const Frontier& f) {
 }  // namespace
 
 PYBIND11_MODULE(_kernel, m) {
+  remat::heed = [] {
+    py::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  };
   m.doc() = "Exact 0/1 knapsack and its Pareto frontier, graph problems and step problems, in 64-bit integers.";
   m.def("solve", &solve, py::arg("weights"), py::arg("values"), py::arg("capacity"), py::arg("seconds"),
         py::arg("work"), py::arg("states"),

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "interrupt.hpp"
 #include "states.hpp"
 
 namespace remat {
@@ -172,6 +173,7 @@ class Search {
 
   bool out_of_work() {
     if (stopped_) return true;
+    listen();
     if (work_ > limits_.work) stopped_ = true;
     if (limits_.seconds > 0) {
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;

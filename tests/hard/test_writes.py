@@ -227,7 +227,8 @@ def test_memory_that_only_backward_writes_to_may_be_allocated_there() -> None:
         f(x.requires_grad_()).sum().backward()
         return [x.grad, *(p.grad for p in convolution.parameters())]
 
-    options = {"budget": remat.Peak(0.0), "lower": "eager"}
+    # Priced for another device: on this one the convolution's workspace is the peak, whatever the order.
+    options = {"budget": remat.Peak(0.0), "lower": "eager", "cost": "roofline:h100"}
     found = gradients(torch.compile(warped, backend="remat", options=options))
     assert "empty" in remat.plans()[-1].backward_order
     torch.testing.assert_close(found, gradients(warped))

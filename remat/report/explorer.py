@@ -55,7 +55,7 @@ class AnyPlan(Point, Protocol):
     @property
     def recomputed(self) -> tuple[str, ...]: ...
     @property
-    def ways(self) -> object: ...
+    def offloads(self) -> object: ...
     @property
     def asked(self) -> Budget: ...
     @property
@@ -165,12 +165,12 @@ def _along(
 
 
 def _decided(plan: AnyPlan) -> tuple[object, ...]:
-    return plan.saved, plan.recomputed, plan.ways
+    return plan.saved, plan.recomputed, plan.offloads
 
 
 def _added(plan: AnyPlan) -> int:
-    """What a plan costs beside the step: computing again, packing, and waiting for copies."""
-    return plan.recompute_cost + plan.before_after.ways_cost
+    """Cost of a plan beside the step: recomputation and exposed transfer time."""
+    return plan.recompute_cost + plan.before_after.waited
 
 
 def _knee(frontier: AnyFrontier, plans: Sequence[AnyPlan]) -> int:

@@ -93,10 +93,8 @@ class OffloadPlanner:
                 break
         return without
 
-    def _candidates(
-        self, peak_bytes: int, without: Decided | None
-    ) -> list[tuple[OffloadChoice, Decision | None]]:
-        """Decisions with offloads, each with its orders if it has any, the best first."""
+    def search_within(self, peak_bytes: int) -> OffloadSearch:
+        """The search for decisions within a peak."""
         problem = offload_problem(
             self._of.state,
             self._of.lowered,
@@ -105,7 +103,7 @@ class OffloadPlanner:
             self._link,
             self._left_out,
         )
-        search = OffloadSearch(
+        return OffloadSearch(
             problem,
             self._of.lowered.problem,
             self._node_of,
@@ -113,6 +111,12 @@ class OffloadPlanner:
             self._lives,
             peak_bytes,
         )
+
+    def _candidates(
+        self, peak_bytes: int, without: Decided | None
+    ) -> list[tuple[OffloadChoice, Decision | None]]:
+        """Decisions with offloads, each with its orders if it has any, the best first."""
+        search = self.search_within(peak_bytes)
         begun = [self._best(search, without), *self._from_above(search, peak_bytes)]
         begun.sort(key=lambda c: c.rank)
         candidates = [self._reordered(search, c, peak_bytes, without) for c in begun[:_REORDERED]]

@@ -117,7 +117,7 @@ class OffloadSearch:
         for v in sorted(idle, key=lambda v: (idle[v][0], v)):
             if not best.over or self._spent():
                 break
-            if self._may_offload(v):
+            if self.may_offload(v):
                 choice = self.evaluated(saved, best.schedule, (*best.offloaded, v))
                 if choice.over < best.over and choice.exposed <= best.exposed:
                     best = choice
@@ -149,7 +149,8 @@ class OffloadSearch:
             for v, (sent, fetched) in zip(offloaded, places, strict=True)
         ]
 
-    def _may_offload(self, v: int) -> bool:
+    def may_offload(self, v: int) -> bool:
+        """Whether the value of a node of the step may be offloaded."""
         return self._problem.send[v] >= 0
 
     def _grant(self, share: float) -> None:
@@ -183,7 +184,7 @@ class OffloadSearch:
         for i in range(len(p)):
             if p.savable[i] and p.size[i]:
                 node = self._node_of[i]
-                count *= 1 + (node >= 0 and self._may_offload(node)) + bool(p.recomputable[i])
+                count *= 1 + (node >= 0 and self.may_offload(node)) + bool(p.recomputable[i])
                 if count > WHOLE:
                     break
         return count
@@ -203,7 +204,7 @@ class OffloadSearch:
             if start.saved in seen or (best and not best.over and start.cost >= best.cost):
                 continue  # what more it needs is not free
             seen.add(start.saved)
-            nodes = [v for v in start.schedule.idle if self._may_offload(v)]
+            nodes = [v for v in start.schedule.idle if self.may_offload(v)]
             for away in itertools.product((False, True), repeat=len(nodes)):
                 offloaded = list(itertools.compress(nodes, away))
                 one = self.evaluated(start.saved, start.schedule, offloaded) if offloaded else start
@@ -217,7 +218,7 @@ class OffloadSearch:
         """Offloads of what a decision keeps until it fits: the most bytes per second first, then what is ready first."""
         problem, rates = self._problem, []
         for v, (ready, _) in start.schedule.idle.items():
-            if self._may_offload(v):
+            if self.may_offload(v):
                 time = problem.send[v] + problem.fetch[v]
                 rate = math.floor(_ALIKE * math.log2(problem.step.size[v] / (1 + time)))
                 rates.append((-rate, ready, v))
@@ -286,7 +287,7 @@ class OffloadSearch:
             candidates = [
                 v
                 for v, (ready, needed) in best.schedule.idle.items()
-                if ready < at < needed and self._may_offload(v) and v not in best.offloaded
+                if ready < at < needed and self.may_offload(v) and v not in best.offloaded
             ]
             candidates.sort(key=lambda v: (-min(sizes[v], over) / (1 + send[v] + fetch[v]), v))
             for v in candidates[:_MENDS]:
@@ -349,7 +350,7 @@ class OffloadSearch:
         for i in again:
             if i in best.saved:
                 continue
-            for more in ((), (node_of[i],)) if self._may_offload(node_of[i]) else ((),):
+            for more in ((), (node_of[i],)) if self.may_offload(node_of[i]) else ((),):
                 if self._spent():
                     return best
                 choice = self.choice((*best.saved, i), (*best.offloaded, *more))

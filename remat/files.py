@@ -258,7 +258,7 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
             )
         for name, reason in form.dropped:
             if data.pop(name, None):
-                raise ValueError(f"{what}: field '{name}': {reason}")
+                raise ValueError(f"{what}: field '{name}' {reason}")
     wanted = {name: of for name, of in _fields(kind).items() if name not in known}
     missing = sorted(n for n, (_, optional) in wanted.items() if not optional and n not in data)
     unknown = sorted(data.keys() - wanted.keys())

@@ -123,7 +123,7 @@ class Plan(Record):
         dropped=(
             (
                 "ways",
-                "earlier versions packed or offloaded values so; plan again with remat.plan(joint, …)",
+                "is of an earlier version, which packed or offloaded values so; plan again with remat.plan",
             ),
         ),
     )

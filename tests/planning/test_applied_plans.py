@@ -142,7 +142,7 @@ def test_copies_that_were_moved_are_refused() -> None:
     ("ways", "message"),
     [
         ([], ""),
-        ([{"name": "mm", "pair": "bf16"}], "field 'ways': earlier versions packed or offloaded"),
+        ([{"name": "mm", "pair": "bf16"}], "field 'ways' is of an earlier version, which packed"),
     ],
 )
 def test_a_file_of_a_version_that_packed_values_is_read_if_it_packs_none(

@@ -58,10 +58,6 @@ if TYPE_CHECKING:
     from remat.solvers.solution import ScheduleAnswer as ScheduleAnswer
     from remat.solvers.solution import Solution as Solution
     from remat.solvers.solution import Status as Status
-    from remat.solvers.solution import WaysAnswer as WaysAnswer
-    from remat.solvers.solution import WaysSchedule as WaysSchedule
-    from remat.solvers.ways_problem import Packing as Packing
-    from remat.solvers.ways_problem import WaysProblem as WaysProblem
     from remat.units import Peak as Peak
     from remat.units import Saved as Saved
 
@@ -110,10 +106,6 @@ _HOME = {
     "Answer": "remat.solvers.solution",
     "Schedule": "remat.solvers.solution",
     "ScheduleAnswer": "remat.solvers.solution",
-    "WaysAnswer": "remat.solvers.solution",
-    "WaysSchedule": "remat.solvers.solution",
-    "Packing": "remat.solvers.ways_problem",
-    "WaysProblem": "remat.solvers.ways_problem",
     "Solution": "remat.solvers.solution",
     "Status": "remat.solvers.solution",
 }

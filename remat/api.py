@@ -16,10 +16,8 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run as run_solver
 from remat.solvers.run_graph import run_graph
 from remat.solvers.run_schedule import run_schedule
-from remat.solvers.run_ways import run_ways
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import GraphSolution, Schedule, Solution, WaysSchedule
-from remat.solvers.ways_problem import WaysProblem
+from remat.solvers.solution import GraphSolution, Schedule, Solution
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
         CostOption,
         HooksOption,
         OffloadOption,
-        PackOption,
         SolverOption,
     )
     from remat.planning.saved_plans import SavedPlan
@@ -62,22 +59,14 @@ def solve(
     *,
     isolation: str | None = ...,
 ) -> Schedule: ...
-@overload
 def solve(
-    problem: WaysProblem,
-    solver: str | Solver = ...,
-    time_limit: float | None = ...,
-    *,
-    isolation: str | None = ...,
-) -> WaysSchedule: ...
-def solve(
-    problem: KnapsackProblem | GraphProblem | ScheduleProblem | WaysProblem,
+    problem: KnapsackProblem | GraphProblem | ScheduleProblem,
     solver: str | Solver = "auto",
     time_limit: float | None = None,
     *,
     isolation: str | None = None,
-) -> Solution | GraphSolution | Schedule | WaysSchedule:
-    """Solves a bare problem and checks the answer: a knapsack, a graph problem, a step problem, or one with ways.
+) -> Solution | GraphSolution | Schedule:
+    """Solves a bare problem and checks the answer: a knapsack, a graph problem, or a step problem.
 
     Args:
         problem: what to solve, in plain ints: weights, values and capacity; or a graph.
@@ -92,8 +81,6 @@ def solve(
         ProblemError: an argument is not what it must be.
     """
     decider = registry().solver(solver, isolation=isolation)
-    if isinstance(problem, WaysProblem):
-        return run_ways(decider, problem, time_limit=time_limit)
     if isinstance(problem, ScheduleProblem):
         return run_schedule(decider, problem, time_limit=time_limit)
     if isinstance(problem, GraphProblem):
@@ -135,7 +122,6 @@ def plan(
     reread_inputs: bool = ...,
     isolation: str | None = ...,
     offload: OffloadOption = ...,
-    pack: PackOption = ...,
 ) -> Plan: ...
 @overload
 def plan(
@@ -152,7 +138,6 @@ def plan(
     reread_inputs: bool = ...,
     isolation: str | None = ...,
     offload: OffloadOption = ...,
-    pack: PackOption = ...,
 ) -> PlanSet: ...
 def plan(
     joint: JointGraph | Sequence[JointGraph],
@@ -168,7 +153,6 @@ def plan(
     reread_inputs: bool = True,
     isolation: str | None = None,
     offload: OffloadOption = None,
-    pack: PackOption = (),
 ) -> Plan | PlanSet:
     """Decides what one training step keeps and what it computes again.
 
@@ -202,9 +186,7 @@ def plan(
         isolation: ``"process"``: the solver runs in a process of its own.
         offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``, ``"pcie5"``,
             ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may then go to the host's
-            memory where that costs less time than keeping to the peak otherwise. `Plan.ways` lists them.
-        pack: names of ready-made pairs by which saved values may be packed where that pays, such as
-            ``["bf16"]``. All of them lose something, so gradients change.
+            memory where that costs less time than keeping to the peak otherwise. `Plan.offloaded` names them.
 
     Raises:
         BudgetError: a budget that cannot be read, or below the least possible (which is named).
@@ -227,7 +209,6 @@ def plan(
         reread_inputs=reread_inputs,
         isolation=isolation,
         offload=offload,
-        pack=pack,
     )
     if isinstance(joint, (list, tuple)):
         return plan_graphs(joint, request)
@@ -267,7 +248,6 @@ def frontier(
     by: str = "saved",
     reread_inputs: bool = True,
     offload: OffloadOption = None,
-    pack: PackOption = (),
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -280,8 +260,7 @@ def frontier(
         time_limit: seconds for the solver at each budget; None: no clock.
         by: ``"saved"``: less cost for more saved bytes (``"bytes"`` is an alias); ``"peak"``: less cost for a higher peak of the step.
         reread_inputs: as in `plan`.
-        offload: as in `plan`, by peak only: ways are tried at some of the peaks, and below the lowest.
-        pack: likewise.
+        offload: as in `plan`, by peak only: offloading is tried at some of the peaks, and below the lowest.
         executor: what decides at the budgets, some to each worker: any `concurrent.futures.Executor`, a number of
             processes, or None for this process. By peak it is not used: that is one search, each step of which
             builds on those before. Solver and cost model are given by name.
@@ -289,8 +268,7 @@ def frontier(
 
     Raises:
         PlanError: nothing to differentiate, or conflicting tags.
-        ProblemError: ``by`` is something else, not ``"peak"`` beside ``offload`` or ``pack``, or the executor
-            cannot be used.
+        ProblemError: ``by`` is something else, not ``"peak"`` beside ``offload``, or the executor cannot be used.
         SolverError: as from `plan`.
     """
     from remat.planning.frontier import Frontier
@@ -305,7 +283,6 @@ def frontier(
         time_limit=time_limit,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=pack,
     )
     check_executor(executor)
     if executor is not None:

@@ -111,11 +111,13 @@ class Form:
         what: what it is, for messages: "plan".
         key: the key of the JSON object under which the version stands.
         version: version of the fields; another one is refused.
+        dropped: fields of earlier versions, each with the reason why a file that uses one is refused.
     """
 
     what: str
     key: str
     version: int
+    dropped: tuple[tuple[str, str], ...] = ()
 
 
 def write_record(record: Any) -> str:
@@ -254,6 +256,9 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"this {form.what} is of version {version!r}; this remat reads version {form.version}"
             )
+        for name, reason in form.dropped:
+            if data.pop(name, None):
+                raise ValueError(f"{what}: field '{name}' {reason}")
     wanted = {name: of for name, of in _fields(kind).items() if name not in known}
     missing = sorted(n for n, (_, optional) in wanted.items() if not optional and n not in data)
     unknown = sorted(data.keys() - wanted.keys())

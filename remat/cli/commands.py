@@ -162,21 +162,11 @@ batch_option = click.option(
 seq_option = click.option(
     "--seq", type=click.IntRange(min=1), help="tokens of an hf model [default: up to 512]"
 )
-#: Ways of saved values besides being kept.
-ways_options = options(
-    click.option(
-        "--offload",
-        metavar="LINK",
-        help="under a budget on the peak: saved values may go to the host over this link where that pays: 25GB/s, "
-        "or pcie4, pcie5, nvlink-c2c",
-    ),
-    click.option(
-        "--pack",
-        type=params.Names(),
-        default=(),
-        metavar="PAIRS",
-        help="likewise: saved values may be packed by these pairs, which round them: bf16,float8,int8",
-    ),
+offload_option = click.option(
+    "--offload",
+    metavar="LINK",
+    help="under a budget on the peak: saved values may go to the host over this link where that pays: 25GB/s, "
+    "or pcie4, pcie5, nvlink-c2c",
 )
 time_limit_option = click.option(
     "--time-limit",
@@ -226,7 +216,7 @@ model_options = options(capture_options, time_limit_option, reread_option)
     metavar="PAIR",
     help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
 )
-@ways_options
+@offload_option
 @click.option(
     "--no-fullgraph",
     "fullgraph",
@@ -263,7 +253,6 @@ def plan(
     save: Path | None,
     hooks: str | None,
     offload: str | None,
-    pack: tuple[str, ...],
     explain: bool,
     plot: Path | None,
     only_breaks: bool,
@@ -285,7 +274,6 @@ def plan(
         hooks=hooks,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=pack,
     )
     if only_breaks:
         _tell_breaks(model, overrides, as_json=as_json, **options)

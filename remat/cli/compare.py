@@ -13,9 +13,9 @@ from remat.cli.commands import (
     capture_model,
     main,
     model_options,
+    offload_option,
     plan_request,
     title_of,
-    ways_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @main.command()
 @model_options
-@ways_options
+@offload_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER_NAME),
@@ -51,7 +51,6 @@ def compare(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
-    pack: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -71,7 +70,6 @@ def compare(
         "time_limit": time_limit,
         "reread_inputs": reread_inputs,
         "offload": offload,
-        "pack": pack,
     }
     asked = [plan_request(budget=budget, **common).budget for budget in budgets]
     names: list[str | Solver] = [*(api.solver_names() if solvers is None else solvers)]

@@ -14,10 +14,10 @@ from remat.cli.commands import (
     echo_json,
     main,
     model_options,
+    offload_option,
     plan_request,
     solver_option,
     title_of,
-    ways_options,
     wrong_usage,
 )
 from remat.cli.progress import Progress
@@ -27,13 +27,13 @@ from remat.cli.progress import Progress
 @model_options
 @budget_option
 @solver_option
-@ways_options
+@offload_option
 @click.option("--html", type=params.PageFile(), help="write a page to explore the plan")
 @click.option(
     "--by",
     type=click.Choice(["saved", "peak", "none", "bytes"]),
     help="the frontier that the slider of the page moves over; none: no slider, less work "
-    "[default: saved, or peak for a budget on the peak, and with --offload or --pack]",
+    "[default: saved, or peak for a budget on the peak, and with --offload]",
 )
 @click.option(
     "--export",
@@ -57,7 +57,6 @@ def explain(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
-    pack: tuple[str, ...],
     html: Path | None,
     by: str | None,
     exports: tuple[Path, ...],
@@ -82,13 +81,10 @@ def explain(
         time_limit=time_limit,
         reread_inputs=reread_inputs,
         offload=offload,
-        pack=pack,
     )
-    by = by or ("peak" if request.has_ways or request.budget.on_peak else "saved")
-    if html is not None and by not in ("peak", "none") and request.has_ways:
-        raise click.UsageError(
-            "'--offload' and '--pack' go together with '--by peak' or '--by none' only"
-        )
+    by = by or ("peak" if request.offload is not None or request.budget.on_peak else "saved")
+    if html is not None and by not in ("peak", "none") and request.offload is not None:
+        raise click.UsageError("'--offload' goes together with '--by peak' or '--by none' only")
     with wrong_usage("exports"):
         for path in exports:
             format_of(path, export_format)

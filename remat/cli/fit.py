@@ -18,11 +18,11 @@ from remat.cli.commands import (
     json_option,
     main,
     model_arguments,
+    offload_option,
     plan_request,
     seq_option,
     solver_option,
     time_limit_option,
-    ways_options,
     wrong_usage,
 )
 from remat.cli.errors import fail
@@ -111,7 +111,7 @@ def _optimizer(text: str) -> str:
 )
 @seq_option
 @time_limit_option
-@ways_options
+@offload_option
 @json_option
 def fit(
     model: str,
@@ -121,7 +121,6 @@ def fit(
     solver: str,
     time_limit: float | None,
     offload: str | None,
-    pack: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -139,7 +138,6 @@ def fit(
         solver=solver,
         time_limit=time_limit,
         offload=offload,
-        pack=pack,
     )
     if "TORCH_LOGS" not in os.environ:
         logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
@@ -154,7 +152,7 @@ def fit(
                 **options,
             )
         except ProblemError as error:
-            if error.option not in ("optimizer", "offload", "pack"):
+            if error.option not in ("optimizer", "offload"):
                 raise
             with wrong_usage():
                 raise

@@ -15,10 +15,10 @@ from remat.cli.commands import (
     capture_options,
     echo_json,
     main,
+    offload_option,
     plan_request,
     reread_option,
     time_limit_option,
-    ways_options,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -37,7 +37,7 @@ ROWS = 20
 @capture_options
 @time_limit_option
 @reread_option
-@ways_options
+@offload_option
 @click.option(
     "--solvers",
     type=params.ListOf(params.SOLVER),
@@ -74,7 +74,6 @@ def frontier(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
-    pack: tuple[str, ...],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -82,28 +81,28 @@ def frontier(
 
     The knee is the point beyond which more memory buys little. A share is of the bytes that the
     runtime-optimal partition saves: up to 1, what --budget takes. By peak it is a matter of seconds, and a
-    solver is asked for budget 1's plan and a few around the least peak. With --offload or --pack there are two
-    frontiers by peak: with those ways of keeping values, and without.
+    solver is asked for budget 1's plan and a few around the least peak. With --offload there are two frontiers
+    by peak: with offloading, and without.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph
 
-    has_ways = offload is not None or bool(pack)
-    if has_ways and by != "peak":
-        raise click.UsageError("'--offload' and '--pack' go together with '--by peak' only")
+    if offload is not None and by != "peak":
+        raise click.UsageError("'--offload' goes together with '--by peak' only")
     given: dict[str, Any] = {} if budget is None else {"budget": budget}
     given |= {"cost": cost, "time_limit": time_limit, "reread_inputs": reread_inputs}
     requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
-    if has_ways:
-        # First, so that a plan at a budget has them; those without stand beside them.
-        given |= {"offload": offload, "pack": pack}
+    if offload is not None:
+        # First, so that a plan at a budget may offload; those without stand beside them.
+        given["offload"] = offload
         requests = [plan_request(solver=requests[0].solver, **given), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []
         failed: dict[str, str] = {}
         for request in requests:
-            name = ", ".join(filter(None, (request.solver.name, request.ways_told)))
+            link = request.offload
+            name = request.solver.name + ("" if link is None else f", offload {link.told}")
             progress.step(f"planning at all budgets with {name}")
             try:
                 planner = Planner.of(

@@ -21,7 +21,6 @@ def solver_rows() -> list[Row]:
             "knapsack": kind.knapsack,
             "graph": kind.graph,
             "schedule": kind.schedule,
-            "ways": kind.ways,
         }
         rows.append(
             {

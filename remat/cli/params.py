@@ -229,13 +229,3 @@ class ListOf(ParamType):
         if not parts:
             self.fail(f"'{value}' is an empty list", param, ctx)
         return tuple(self.item.convert(part, param, ctx) for part in parts)
-
-
-class Names(ParamType):
-    """Names with commas between them, empty ones too: whoever knows the names refuses them."""
-
-    name = "names"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[str, ...]:
-        given = value.split(",") if isinstance(value, str) else value
-        return tuple(name.strip() for name in given)

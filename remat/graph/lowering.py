@@ -85,26 +85,18 @@ class Lowered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How one saved value is kept while nobody reads it, if not as it is.
+class Offload:
+    """One saved value that is in the host's memory between its uses in forward and backward.
 
     Attributes:
         name: the value, by its node of the joint graph.
         nbytes: its bytes.
-        pair: the pair of hooks that packs it; empty where it is offloaded.
-        packed_bytes: bytes on the device once it is packed; 0 where it is offloaded.
-        cost: time of packing and unpacking.
-        freed_after: where it is offloaded, the node of forward behind which its memory is free at the latest;
-            empty: behind its last use.
-        fetched_before: where it is offloaded, the node of backward before which its fetch begins; empty:
-            before its first use.
+        freed_after: the node of forward after which its memory is free at the latest; empty: after its last use.
+        fetched_before: the node of backward before which its fetch begins; empty: before its first use.
     """
 
     name: str
     nbytes: int
-    pair: str = ""
-    packed_bytes: int = 0
-    cost: int = 0
     freed_after: str = ""
     fetched_before: str = ""
 
@@ -120,14 +112,14 @@ class Decision:
         forward_order: nodes that forward runs, in this order; one that stands there again runs again.
             Views are made where they are read. Empty: as the passes arrange it.
         backward_order: likewise for backward.
-        ways: those of the saved values that are packed or offloaded.
+        offloads: those of the saved values that are offloaded.
     """
 
     saved: tuple[str, ...]
     snapshots: tuple[str, ...] = ()
     forward_order: tuple[str, ...] = ()
     backward_order: tuple[str, ...] = ()
-    ways: tuple[Way, ...] = ()
+    offloads: tuple[Offload, ...] = ()
 
     @property
     def is_ordered(self) -> bool:

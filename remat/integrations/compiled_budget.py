@@ -96,7 +96,7 @@ class CompiledBudget:
             return replace(made, budget=str(budget), _asked=budget, peak_limit=0)
         if last and budget.peak_bytes is None:
             # Copies may begin so early in compiled code that steps without any are lower.
-            request = replace(request, offload=None, pack=())
+            request = replace(request, offload=None)
         # Once something was compiled, this may find nothing else; then the graph is planned once more.
         planner = Planner.of(joint, request, in_place=not self.peaks)
         found = within_fused_peak(

@@ -60,7 +60,6 @@ from remat.planning.request import (
     CostOption,
     HooksOption,
     OffloadOption,
-    PackOption,
     PlanRequest,
     SolverOption,
 )
@@ -594,7 +593,6 @@ def partitioner(
     reread_inputs: bool = True,
     repro: str | Path | bool | None = None,
     offload: OffloadOption = None,
-    pack: PackOption = (),
     strict: bool = False,
 ) -> Partitioner:
     """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
@@ -617,7 +615,6 @@ def partitioner(
             for none, None for what the variable ``REMAT_REPRO_DIR`` names, else for one among the
             temporary files.
         offload: as in `remat.plan`.
-        pack: as in `remat.plan`.
         strict: whether a budget in bytes that cannot be held is refused at every compilation. By default only the
             first compilation of a step refuses it; a later one, for a longer batch in the middle of training, runs
             the plan with the least peak and warns once.
@@ -637,7 +634,6 @@ def partitioner(
         reread_inputs=reread_inputs,
         repro=repro,
         offload=offload,
-        pack=pack,
         strict=strict,
     )
 

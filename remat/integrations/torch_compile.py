@@ -64,7 +64,7 @@ def backend(
     """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
 
     Options: ``budget``, ``solver``, ``cost``, ``time_limit``, ``plan``, ``pipeline``,
-    ``rank_wait_s``, ``hooks``, ``reread_inputs``, ``repro``, ``offload``, ``pack``, ``strict`` as in `partitioner`;
+    ``rank_wait_s``, ``hooks``, ``reread_inputs``, ``repro``, ``offload``, ``strict`` as in `partitioner`;
     ``autotune``: compile up to so many plans that fit, time them on these inputs, and keep the fastest;
     ``lower``: ``"inductor"`` (default) or ``"eager"`` (run the planned graphs as they are). Every
     other option, and ``mode``, goes to Inductor.

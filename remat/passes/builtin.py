@@ -15,8 +15,8 @@ def builtin_passes() -> list[type[Pass]]:
     from remat.passes.decide.min_cut import MinCut
     from remat.passes.decide.solve_graph import SolveGraph
     from remat.passes.decide.torch_partition import TorchPartition
+    from remat.passes.hooks.offload_saved import OffloadSaved
     from remat.passes.hooks.saved_tensor_hooks import PackSaved
-    from remat.passes.hooks.ways import KeepInWays
     from remat.passes.joint.classify import Classify
     from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
     from remat.passes.joint.cse import CommonSubexpressions
@@ -43,7 +43,7 @@ def builtin_passes() -> list[type[Pass]]:
         FunctionalizeRng,
         ReorderBackward,
         RaiseGetitems,
-        KeepInWays,
+        OffloadSaved,
         PackSaved,
         Fixpoint,
     ]

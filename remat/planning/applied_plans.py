@@ -20,15 +20,13 @@ from remat.graph.costs.counting import Flops, Unit
 from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import RooflineFused
 from remat.graph.costs.links import Link
-from remat.graph.lowering import Way
 from remat.graph.storages import WORKSPACE, has_symbols
 from remat.passes.core.state import State
-from remat.passes.packing.pairs import PAIRS
+from remat.planning.offload_copies import Copies
+from remat.planning.offload_costs import Times
 from remat.planning.pipelines import split
 from remat.planning.plan import Plan
-from remat.planning.request import PACKING, PlanRequest
-from remat.planning.ways_copies import Copies
-from remat.planning.ways_prices import Times, packing_of
+from remat.planning.request import PlanRequest
 from remat.version import __version__
 
 
@@ -39,8 +37,8 @@ def edited(plan: Plan, fault: str) -> PlanError:
     )
 
 
-def ways_of(prepared: State, plan: Plan, request: PlanRequest) -> tuple[tuple[Way, ...], int]:
-    """The ways of a saved plan with their own figures, and how long runs wait for its copies.
+def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
+    """How long runs wait for the copies of a saved plan, computed anew.
 
     Args:
         prepared: the graph, before it is split.
@@ -48,12 +46,12 @@ def ways_of(prepared: State, plan: Plan, request: PlanRequest) -> tuple[tuple[Wa
         request: how it is applied; its cost model is the plan's, on this graph.
 
     Raises:
-        PlanError: the graph has no such ways, or their figures are others.
+        PlanError: the graph has no such values to offload, or runs wait for another time.
     """
-    if not plan.ways:
+    if not plan.offloads:
         if plan.waited:
             raise edited(plan, f"waited is {plan.waited} in it, and nothing is offloaded")
-        return (), 0
+        return 0
     sizes = prepared.storages.nbytes
     of_name = {
         n.name: sizes[prepared.storages.owner[i]] for i, n in enumerate(prepared.index.nodes)
@@ -64,76 +62,36 @@ def ways_of(prepared: State, plan: Plan, request: PlanRequest) -> tuple[tuple[Wa
     if request.cost.unit != "ps":
         raise edited(
             plan,
-            f"its cost model is {plan.cost}, whose unit is {request.cost.unit}, and packing and offloading are "
-            "planned by times",
+            f"its cost model is {plan.cost}, whose unit is {request.cost.unit}, and offloading is planned by times",
         )
-    same = _is_comparable(plan, prepared) and _is_data(request.cost)
-    times = Times.of(prepared, request)
-    ways = tuple(_priced(way, prepared, times, plan, same=same) for way in plan.ways)
-    waited = _waited(prepared, plan, ways, times)
-    if same and waited != plan.waited:
-        raise edited(
-            plan, f"waited is {plan.waited} ps in it, and runs wait {waited} ps for its copies"
-        )
-    return ways, waited
-
-
-def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """What is wrong with the ways of a plan, whatever they cost."""
-    seen, saved = set(), set(plan.saved)
-    for way in plan.ways:
-        if way.name in seen:
-            yield f"'{way.name}' has two ways"
-        seen.add(way.name)
-        if way.name not in saved or way.name not in sizes:
-            yield f"'{way.name}' is packed or offloaded in it, and is not among what it saves"
-        elif way.nbytes != sizes[way.name]:
-            yield f"'{way.name}' has {way.nbytes} bytes in it, and {sizes[way.name]} in the graph"
-        elif way.pair and way.pair not in PACKING:
-            yield (
-                f"'{way.name}' is packed by '{way.pair}', and there is no such pair; expected one of "
-                f"{', '.join(PACKING)}"
-            )
-        elif not way.pair and (way.cost or way.packed_bytes):
-            yield (
-                f"'{way.name}' has a cost of {way.cost} and {way.packed_bytes} bytes packed in it, and is "
-                "offloaded, which has neither"
-            )
-        elif way.pair and (way.freed_after or way.fetched_before):
-            yield f"'{way.name}' is packed by '{way.pair}', and has places for copies, of which it has none"
-
-
-def _priced(way: Way, prepared: State, times: Times, plan: Plan, *, same: bool) -> Way:
-    """A way with the bytes and the time that it takes."""
-    if not way.pair:
-        return way
-    node = prepared.index.nodes[prepared.index.by_name[way.name]]
-    found = packing_of(prepared, node, PAIRS[way.pair], times, {})
-    if found is None:
-        raise edited(plan, f"'{way.name}' is packed by '{way.pair}', which is not for it")
-    cost = found.pack + found.unpack
-    if same and (way.packed_bytes, way.cost) != (found.nbytes, cost):
-        raise edited(
-            plan,
-            f"'{way.name}' has a cost of {way.cost} and {way.packed_bytes} bytes packed in it, and packing "
-            f"it by '{way.pair}' takes {cost} ps and {found.nbytes} bytes",
-        )
-    return replace(way, packed_bytes=found.nbytes, cost=cost)
-
-
-def _waited(prepared: State, plan: Plan, ways: tuple[Way, ...], times: Times) -> int:
-    if all(way.pair for way in ways):
-        return 0
     try:
         link = Link.of_told(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
-    unplaced = tuple(replace(way, freed_after="", fetched_before="") for way in ways)
-    halves = split(replace(prepared, decision=replace(plan.decision, ways=unplaced)))
+    unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
+    done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:
-        return Copies(halves, ways, link, times).waited()
+        waited = Copies(done, plan.offloads, link, Times.of(prepared, request.cost)).waited()
     except PlanError as error:
         raise edited(plan, str(error)) from None
+    if _is_comparable(plan, prepared) and _is_data(request.cost) and waited != plan.waited:
+        raise edited(
+            plan, f"waited is {plan.waited} ps in it, and runs wait {waited} ps for its copies"
+        )
+    return waited
+
+
+def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
+    """What is wrong with the offloads of a plan, whatever they cost."""
+    seen, saved = set(), set(plan.saved)
+    for value in plan.offloads:
+        if value.name in seen:
+            yield f"'{value.name}' is offloaded twice in it"
+        seen.add(value.name)
+        if value.name not in saved or value.name not in sizes:
+            yield f"'{value.name}' is offloaded in it, and is not among what it saves"
+        elif value.nbytes != sizes[value.name]:
+            yield f"'{value.name}' has {value.nbytes} bytes in it, and {sizes[value.name]} in the graph"
 
 
 def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:

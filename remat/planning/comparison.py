@@ -13,7 +13,7 @@ from remat.errors import RematError
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
 from remat.planning.planner import Planner
-from remat.planning.request import CostOption, OffloadOption, PackOption, PlanRequest
+from remat.planning.request import CostOption, OffloadOption, PlanRequest
 from remat.planning.without import Without
 from remat.plugins.registry import registry
 from remat.report.before_after import BeforeAfter
@@ -41,7 +41,7 @@ class ComparisonRow:
         decided_by: what decided: the solver; of ``auto``, also the cut of the pass ``min-cut``.
         capacity: the bytes that the plan was allowed to save.
         saved_bytes: bytes saved.
-        recompute_cost: cost of recomputing, and of packing and waiting for copies, in ``unit``.
+        recompute_cost: cost of recomputing, and exposed transfer time, in ``unit``.
         recompute_bound: proven lower bound on it within ``capacity``.
         peak_bytes: simulated peak of the step.
         solve_s: seconds that the solver took to decide this plan.
@@ -160,7 +160,6 @@ def compare(
     *,
     reread_inputs: bool = True,
     offload: OffloadOption = None,
-    pack: PackOption = (),
     executor: AnyExecutor = None,
     on_row: Callable[[ComparisonRow], None] | None = None,
 ) -> Comparison:
@@ -178,7 +177,6 @@ def compare(
         time_limit: seconds for each solver on each problem; None: no clock.
         reread_inputs: as in `plan`.
         offload: as in `plan`, for all, whose budgets are then peaks.
-        pack: likewise.
         executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             With one, solvers and the cost model are given by name.
         on_row: called with each row as it is known, ``best`` not yet set.
@@ -200,7 +198,6 @@ def compare(
             time_limit=time_limit,
             reread_inputs=reread_inputs,
             offload=offload,
-            pack=pack,
         )
         for b in as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
     ]
@@ -219,7 +216,6 @@ def compare(
                 time_limit=time_limit,
                 reread_inputs=reread_inputs,
                 offload=None if request.offload is None else str(request.offload),
-                pack=tuple(pair.name for pair in request.pack),
             )
             for request in requests
             for name in names
@@ -253,7 +249,7 @@ def compare(
                         budget=budget,
                         decided_by=p.solver,
                         plan_s=time.perf_counter() - start,
-                        recompute_cost=p.recompute_cost + p.ways_cost,
+                        recompute_cost=p.recompute_cost + p.waited,
                         **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )
@@ -289,7 +285,6 @@ class _Elsewhere:
     time_limit: float | None
     reread_inputs: bool
     offload: str | None
-    pack: tuple[str, ...]
 
 
 def _asked_of(
@@ -321,7 +316,6 @@ def _planned_elsewhere(asked: _Elsewhere) -> ComparisonRow:
         asked.time_limit,
         reread_inputs=asked.reread_inputs,
         offload=asked.offload,
-        pack=asked.pack,
     ).rows
     return row
 

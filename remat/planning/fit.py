@@ -22,7 +22,7 @@ class FitRow:
             optimizer's state, buffers of collectives. Where none fits, the least that was found, or is possible.
         step_s: modelled seconds of one step; None where none fits.
         samples_per_s: samples of all ranks in a second; None where none fits.
-        recompute_s: modelled seconds of what runs twice, and of packing and waiting; None where none fits.
+        recompute_s: modelled seconds of what runs twice, and of exposed transfers; None where none fits.
         reason: why none fits; empty where one does.
         proven: where none fits, whether that is proven; else none was found.
     """
@@ -60,7 +60,6 @@ class Fit:
         state_bytes: the optimizer's state on one rank.
         optimizer_bytes: what the optimizer's step allocates and frees.
         offload: the link over which saved values may go to the host; empty where none may.
-        pack: the pairs by which they may be packed.
         asked_cost: the cost model by the name that it was asked for with; empty for the default, and without one.
         rows: by batch, the smallest first.
     """
@@ -78,7 +77,6 @@ class Fit:
     optimizer_bytes: int
     rows: tuple[FitRow, ...]
     offload: str = ""
-    pack: tuple[str, ...] = ()
     asked_cost: str = ""
 
     @property
@@ -120,8 +118,6 @@ class Fit:
             options.append(f'"cost": "{self.asked_cost}"')
         if budget.on_peak and self.offload:
             options.append(f'"offload": "{self.offload}"')
-        if budget.on_peak and self.pack:
-            options.append(f'"pack": {json.dumps(self.pack)}')
         return f'model = torch.compile(model, backend="remat", options={{{", ".join(options)}}})'
 
     def to_json(self) -> str:

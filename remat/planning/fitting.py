@@ -21,7 +21,6 @@ from remat.planning.fit_row import device_of
 from remat.planning.request import (
     CostOption,
     OffloadOption,
-    PackOption,
     PlanRequest,
     SolverOption,
 )
@@ -52,7 +51,6 @@ def fit(
     lower: str = "inductor",
     device: str | torch.device | None = None,
     offload: OffloadOption = None,
-    pack: PackOption = (),
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Fit:
@@ -86,7 +84,6 @@ def fit(
         lower: as in `remat.capture`; for ``"inductor"`` peaks are those that fused code is expected to have.
         device: as in `remat.capture`.
         offload: as in `remat.plan`, on one rank: saved values may go to the host where a step does not fit without.
-        pack: likewise.
         executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
             Batches that are listed are planned at the same time, and so are doubled ones; steps are captured
             here, and solver and cost model are given by name.
@@ -111,7 +108,7 @@ def fit(
         fsdp=fsdp,
         link_gbps=link_gbps,
         request=PlanRequest.without_budget(
-            cost=cost, solver=solver, time_limit=time_limit, offload=offload, pack=pack
+            cost=cost, solver=solver, time_limit=time_limit, offload=offload
         ),
         lower=lower,
         device=device,
@@ -161,7 +158,7 @@ def fit_calls(
     if fsdp and ranks == 1:
         raise ProblemError("fsdp shares the step among several ranks, and ranks is 1; say ranks=8")
     if ranks > 1:
-        request.refuse_ways("a step of several ranks")
+        request.refuse_offload("a step of several ranks")
     if not link_gbps > 0:
         raise ProblemError(f"link_gbps is {link_gbps!r}; expected GB/s above 0")
     if request.cost.unit != "ps":
@@ -227,7 +224,6 @@ def fit_calls(
         optimizer_bytes=use.step_bytes,
         rows=tuple(found[b] for b in sorted(found)),
         offload="" if request.offload is None else request.offload.option,
-        pack=tuple(pair.name for pair in request.pack),
         asked_cost=_name_of(request.cost),
     )
 

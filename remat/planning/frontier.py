@@ -36,7 +36,7 @@ class FrontierPoint:
 
     Attributes:
         saved_bytes: bytes that forward hands to backward, beyond inputs and outputs.
-        recompute_cost: cost of what runs twice, and of packing and waiting, in the frontier's unit.
+        recompute_cost: cost of what runs twice, and exposed transfer time, in the frontier's unit.
         peak_bytes: simulated peak of the step.
     """
 
@@ -60,7 +60,7 @@ class Frontier:
             bytes are those of peaks.
         full_bytes: bytes that the runtime-optimal partition saves.
         least_bytes: the least bytes that any plan saves.
-        ways: how saved values may be packed or offloaded, for people; empty where they may not.
+        link: the link over which values may be offloaded, for people; empty where they may not.
     """
 
     form: ClassVar[Form] = Form("frontier", "remat_frontier", 1)
@@ -74,7 +74,7 @@ class Frontier:
     points: tuple[FrontierPoint, ...]
     bound: tuple[tuple[int, int], ...]
     by: str = "saved"
-    ways: str = ""
+    link: str = ""
     _planner: Planner = field(repr=False)
     _decided: tuple[Decided, ...] = field(repr=False)
 
@@ -96,11 +96,11 @@ class Frontier:
             joint: the graph as it was captured, for an executor.
 
         Raises:
-            ProblemError: values may be packed or offloaded, and the frontier does not go by peak.
+            ProblemError: values may be offloaded, and the frontier does not go by peak.
         """
         by = "saved" if by == "bytes" else by
         if by != "peak":
-            planner.request.refuse_ways("a frontier by what is saved")
+            planner.request.refuse_offload("a frontier by what is saved")
         if by == "peak":
             found, bound = planner.peaks.frontier()
         else:
@@ -119,7 +119,7 @@ class Frontier:
             ),
             bound=bound,
             by=by,
-            ways=planner.request.ways_told,
+            link="" if planner.request.offload is None else planner.request.offload.told,
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,
@@ -128,8 +128,8 @@ class Frontier:
 
     @property
     def label(self) -> str:
-        """Who decided, and how values may be kept besides."""
-        return ", ".join(filter(None, (self.solver, self.ways)))
+        """The solver, and the link over which values may be offloaded."""
+        return self.solver + (f", offload {self.link}" if self.link else "")
 
     def bytes_of(self, point: FrontierPoint | Plan) -> int:
         """Bytes of a point or a plan on the frontier's axis: those it saves, or those of its peak."""
@@ -240,8 +240,8 @@ class Frontier:
         def at(point: FrontierPoint | Plan) -> tuple[int, int]:
             return self.bytes_of(point), point.recompute_cost
 
-        # Ways add plans, so what bounds those with them bounds all.
-        below = next((f for f in (self, *others) if f.ways), self)
+        # Offloading adds plans, so a bound of frontiers with it holds for all.
+        below = next((f for f in (self, *others) if f.link), self)
         alike = {(f._planner.fingerprint, f.cost) for f in (self, *others)}
         curves = [
             Curve(

@@ -28,8 +28,8 @@ _GAP = 16
 _HALVINGS = 2
 #: Share of the least simulated peak by which an aim is raised.
 _STEP = 100
-#: Searches with ways, and the share by which an aim is lowered then.
-_IN_WAYS = 5, 150
+#: Searches with offloads, and by what part of the least simulated peak an aim is lowered then.
+_OFFLOADED = 5, 150
 #: What was compiled is far above a peak by this part of it, as one over it.
 _FAR = 10
 #: Room below the peak, as a share of it, that is not worth another search.
@@ -95,7 +95,7 @@ def within_fused_peak(
             at[nbytes] = tried(planner.at(nbytes))
     full = planner.peaks.full
     most = tried(full)
-    lowest = planner.peaks.within(Budget(peak_share=0.0), ways=False)  # what shares are of
+    lowest = planner.peaks.within(Budget(peak_share=0.0), offload=False)  # what shares are of
     off = planner.peak(lowest) - tried(lowest)
     least = min(expected for _, expected in found)
     limit = budget.peak_bytes
@@ -104,13 +104,13 @@ def within_fused_peak(
     wanted = limit - excess
     feasible = planner.peak(lowest)
     searches, step = _SEARCHES, feasible // _STEP
-    if planner.request.has_ways:
-        searches, step = _IN_WAYS[0], -(feasible // _IN_WAYS[1])
+    if planner.request.offload is not None:
+        searches, step = _OFFLOADED[0], -(feasible // _OFFLOADED[1])
     aim = wanted + off
     for _ in range(searches):
         if aim < feasible:
-            # Too low. Plans a little above the least simulated peak may be expected to take less than that; with ways,
-            # that of a step without any, a little below it.
+            # Too low. Plans a little above the least simulated peak may be expected to take less than that; with
+            # offloads, plans a little below the least peak without them.
             feasible += step
             aim = feasible
         try:

@@ -13,26 +13,26 @@ from remat.planning.peak_frontier import pareto
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Choices of one way for each graph that are weighed up at once.
+#: Choices of one decision for each graph that are weighed up at once.
 _CHOICES = 2_000
 #: How often choices are made again for a lower peak, as what graphs hand on was counted roughly.
 _ROUNDS = 8
-#: Ways with the lowest peaks of their graph that are tried for the graph where the peak is.
+#: Decisions with the lowest peaks of their graph that are tried for the graph where the peak is.
 _LOW = 6
 #: Graphs that are searched within what the others leave, the dearest first.
 _SEARCHED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Option:
     """A decision for one graph, with the peak of that graph alone."""
 
     decided: Decided
     peak_bytes: int
 
 
-#: Bytes saved by the graphs so far, what is to be small, and the way of each.
-_Choice = tuple[int, int, tuple[_Way, ...]]
+#: Bytes saved by the graphs so far, what is to be small, and the decision of each.
+_Choice = tuple[int, int, tuple[_Option, ...]]
 
 
 class PeakOfGraphs:
@@ -68,9 +68,9 @@ class PeakOfGraphs:
         best = self._chosen(peak_bytes)
         known = [*([best] if best else []), self._searched(lowest, least), full]
         fits = [d for d in known if max(self.highest(d)) <= peak_bytes]
-        ways = any(p.request.has_ways for p in self._planners)
-        if not fits and ways:
-            fits = [d for d in (self._lowered_in_ways(lowest, peak_bytes),) if d]
+        offloads = all(p.request.offload is not None for p in self._planners)
+        if not fits and offloads:
+            fits = [d for d in (self._lowered_by_offloads(lowest, peak_bytes),) if d]
         if not fits:
             raise BudgetError(
                 f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes), and no plans of these "
@@ -79,10 +79,10 @@ class PeakOfGraphs:
                 "once do not shrink with the budget. Raise the budget, or make the model or the batch smaller"
             )
         best = self._searched(min(fits, key=self._cost), peak_bytes)
-        if not ways:
+        if not offloads:
             return best
-        pairs = zip(self._planners, self._in_ways(best, peak_bytes), strict=True)
-        return [p.peaks.ways.with_tagged(d, p.peak(d)) for p, d in pairs]
+        pairs = zip(self._planners, self._with_offloads(best, peak_bytes), strict=True)
+        return [p.peaks.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
 
     def _split(self, k: int, decided: Decided) -> Halves:
         key = (k, decided)
@@ -96,32 +96,32 @@ class PeakOfGraphs:
         return self._halves[key]
 
     @cached_property
-    def _ways(self) -> list[list[_Way]]:
-        """For each graph, the ways to run it that may be part of a good choice.
+    def _options(self) -> list[list[_Option]]:
+        """For each graph, the decisions that may be part of a good choice.
 
         Graphs that are the same up to their numbers, as equal layers are, are decided once.
         """
-        known: dict[tuple[str, tuple[str, ...]], list[_Way]] = {}
+        known: dict[tuple[str, tuple[str, ...]], list[_Option]] = {}
         found = []
         for planner in self._planners:
             names = tuple(n.name for n in planner.state.index.nodes)
             key = (planner.fingerprint, names)
             if key not in known:
-                known[key] = list(self._ways_of(planner))
+                known[key] = list(self._options_of(planner))
             found.append(known[key])
         return found
 
     @staticmethod
-    def _ways_of(planner: Planner) -> Iterator[_Way]:
+    def _options_of(planner: Planner) -> Iterator[_Option]:
         most_saved = planner.peaks.most_saved
         for decided, peak_bytes in planner.peaks.frontier()[0]:
             if most_saved is None or decided.saved_bytes <= most_saved:
-                yield _Way(decided, peak_bytes)
+                yield _Option(decided, peak_bytes)
         tried = planner.peaks.search.tried
         for decided in (*planner.pareto(), planner.peaks.full, planner.cheapest):
             if most_saved is not None and decided.saved_bytes > most_saved:
                 continue
-            yield _Way(decided, tried(planner.saved_of(decided)).peak_bytes)
+            yield _Option(decided, tried(planner.saved_of(decided)).peak_bytes)
 
     @cached_property
     def _others(self) -> list[int]:
@@ -135,19 +135,19 @@ class PeakOfGraphs:
         return others
 
     def _choices(self, score: Callable[[int, int, int], int | None]) -> list[_Choice]:
-        """Choices of one way for each graph of which none saves less and has a better score.
+        """Choices of one decision for each graph of which none saves less and has a better score.
 
         Args:
-            score: of a choice that is extended by a way: its score so far, the peak of the step while
+            score: of a choice that is extended by a decision: its score so far, the peak of the step while
                 that graph runs, and the cost of its runs; None: it cannot be extended by that.
         """
         best: list[_Choice] = [(0, 0, ())]
-        for k, (ways, beside) in enumerate(zip(self._ways, self._others, strict=True)):
+        for k, (options, beside) in enumerate(zip(self._options, self._others, strict=True)):
             runs = self._runs[k]
             more = (
                 (saved + runs * w.decided.saved_bytes, value, (*chosen, w))
                 for saved, so_far, chosen in best
-                for w in ways
+                for w in options
                 if (
                     value := score(
                         so_far,
@@ -170,14 +170,14 @@ class PeakOfGraphs:
 
     @cached_property
     def _lowest(self) -> list[Decided]:
-        """The decisions of the least peak found: that choice, and then another way for the highest graph."""
+        """The decisions of the least peak found: that choice, and then another one for the highest graph."""
         chosen = [w.decided for w in self._least[2]]
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
             peak, before = max(highest), chosen
             k = highest.index(peak)
-            for way in sorted(self._ways[k], key=lambda w: w.peak_bytes)[:_LOW]:
-                other = [*chosen[:k], way.decided, *chosen[k + 1 :]]
+            for option in sorted(self._options[k], key=lambda o: o.peak_bytes)[:_LOW]:
+                other = [*chosen[:k], option.decided, *chosen[k + 1 :]]
                 if max(self.highest(other)) < peak:
                     chosen, peak = other, max(self.highest(other))
             if chosen is before:
@@ -200,13 +200,13 @@ class PeakOfGraphs:
             aim -= over
         return None
 
-    def _in_ways(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
-        """Packs and offloads in one graph after the other what is cheaper so, within what the rest leaves."""
+    def _with_offloads(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
+        """Offloads in one graph after the other where that is cheaper, within what the rest leaves."""
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
             # What another graph's peak has no room for is found out below; less is asked for then.
             for part in dict.fromkeys((room // self._runs[k], 0)):
-                found = planner.peaks.ways.within(planner.peak(chosen[k]) + part, chosen[k])
+                found = planner.peaks.offloading.within(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
                     break
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
@@ -215,8 +215,8 @@ class PeakOfGraphs:
                     break
         return chosen
 
-    def _lowered_in_ways(self, chosen: list[Decided], peak_bytes: int) -> list[Decided] | None:
-        """Packs and offloads in one graph after the other until the step is within a peak; None if it never is."""
+    def _lowered_by_offloads(self, chosen: list[Decided], peak_bytes: int) -> list[Decided] | None:
+        """Offloads in one graph after the other until the step is within a peak; None if it never is."""
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
             over = max(highest) - peak_bytes
@@ -231,7 +231,7 @@ class PeakOfGraphs:
             for k in dict.fromkeys((at, *others)):
                 planner = self._planners[k]
                 less = -(-over // self._runs[k])
-                found = planner.peaks.ways.within(planner.peak(chosen[k]) - less, None)
+                found = planner.peaks.offloading.within(planner.peak(chosen[k]) - less, None)
                 other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
                 if max(self.highest(other)) < max(highest):
                     chosen = other
@@ -245,7 +245,7 @@ class PeakOfGraphs:
         dearest = sorted(range(len(chosen)), key=lambda k: (-self._runs[k] * chosen[k].cost, k))
         for k in dearest[:_SEARCHED]:
             alone = self._planners[k].peaks.is_alone  # a named solver's decisions are its own
-            if alone or not chosen[k].cost or chosen[k].decision.ways:
+            if alone or not chosen[k].cost or chosen[k].decision.offloads:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
             room = [(peak_bytes - h) // self._runs[k] for h in highest]

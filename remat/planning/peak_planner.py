@@ -14,11 +14,11 @@ from remat.graph.fused_liveness import predict_peak
 from remat.graph.lowering import Decision
 from remat.passes.decide.budgeted import RegionBudget
 from remat.planning.decider import VERTICES, Decided, Decider
+from remat.planning.offload_planner import OffloadPlanner
 from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, pareto
 from remat.planning.peak_search import PeakSearch, Tried
-from remat.planning.ways_planner import WaysPlanner
 from remat.solvers.auto import is_auto
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.lagrangian import Lagrangian
@@ -40,8 +40,8 @@ LEAST_RUNS = 2_000
 CLOSING = 3
 #: Parts of the room between the least peak and the lowest that decisions alone reach: orders are searched between them.
 _TO_LEAST = 6
-#: Peaks of a frontier at which ways are tried, nearly; and parts of the room below the lowest, likewise.
-_IN_WAYS, _BELOW = 12, 4
+#: Peaks of a frontier at which offloading is tried, nearly; and parts of the room below the lowest, likewise.
+_OFFLOADED, _BELOW = 12, 4
 #: Why no budget lowers a peak further, and what does.
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget: raise it, or make the "
@@ -79,10 +79,10 @@ class PeakPlanner:
 
         Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
         differ by what a few scalars take. Of a step of up to `LEAST_RUNS` runs the first is within the least peak
-        that `within` comes to. Where values may be packed or offloaded, that is tried at some of the peaks, and
+        that `within` comes to. Where values may be offloaded, that is tried at some of the peaks, and
         below the lowest. The line is given by its vertices (peak bytes, cost).
         """
-        ways = self.ways if self._of.request.has_ways else None
+        offloading = None if self._of.request.offload is None else self.offloading
         search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
         cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
         if self.is_alone:
@@ -94,7 +94,7 @@ class PeakPlanner:
         others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
         found = search.found([*cuts, *others], self._of.on_step)
         self._of.on_step("proving bounds")
-        line = search.bound(ways or self.bounds, cuts)
+        line = search.bound(offloading or self.bounds, cuts)
         few = len(found) * len(self._of.state.index) <= SIMULATED
         decided = [(self.decided(f), f.peak_bytes) for f in found]
         decided = [(d, self._of.peak(d) if few else at) for d, at in decided]
@@ -109,13 +109,15 @@ class PeakPlanner:
                 orders = (search.reordered(first, aim) for aim in aims)
                 decided += [(d, self._of.peak(d)) for d in map(self.decided, filter(None, orders))]
             decided = _on_curve([*decided, (lowest, least)])
-        if ways is not None:
-            decided += self._in_ways(ways, decided, search.least_possible)
+        if offloading is not None:
+            decided += self._with_offloads(offloading, decided, search.least_possible)
         return self._above(line, self._with_tagged(decided)), line
 
     def _with_tagged(self, decided: list[tuple[Decided, int]]) -> list[tuple[Decided, int]]:
         """Decisions with what is tagged for the host's memory offloaded, each with its peak."""
-        found = ((self.ways.with_tagged(d, at), d, at) for d, at in decided)
+        if self._of.request.offload is None:
+            return decided
+        found = ((self.offloading.with_tagged(d, at), d, at) for d, at in decided)
         return [(new, at if new is d else self._of.peak(new)) for new, d, at in found]
 
     @staticmethod
@@ -129,18 +131,18 @@ class PeakPlanner:
             pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
         return _on_curve(pairs)
 
-    def _in_ways(
-        self, ways: WaysPlanner, found: Sequence[tuple[Decided, int]], least_possible: int
+    def _with_offloads(
+        self, offloading: OffloadPlanner, found: Sequence[tuple[Decided, int]], least_possible: int
     ) -> list[tuple[Decided, int]]:
-        """Cheaper decisions with ways than some of a frontier, and such of lower peaks, each with its peak."""
-        thin = found[:: max(1, len(found) // _IN_WAYS)]
+        """Cheaper decisions with offloads than some of a frontier, and such of lower peaks, each with its peak."""
+        thin = found[:: max(1, len(found) // _OFFLOADED)]
         wanted: list[tuple[int, Decided | None]] = [(peak, d) for d, peak in thin]
         lowest = found[0][1]
         room = lowest - least_possible
         wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
         made = []
         for peak, without in wanted:
-            d = ways.within(peak, without)
+            d = offloading.within(peak, without)
             if d is not None and d is not without:
                 made.append((d, self._of.peak(d)))
             elif without is None:
@@ -155,20 +157,20 @@ class PeakPlanner:
     def bounds(self) -> PeakBounds:
         return PeakBounds(self._of.state, self._of.lowered.problem)
 
-    def within(self, budget: Budget, *, ways: bool = True) -> Decided:
+    def within(self, budget: Budget, *, offload: bool = True) -> Decided:
         """The cheapest decision found whose simulated peak is within a budget on it.
 
         Args:
             budget: a peak, or a share.
-            ways: whether values may be packed and offloaded, if the request allows it.
+            offload: whether values may be offloaded, if the request has a link.
 
         Raises:
             BudgetError: none is; the message names the least peak that was found, or is possible.
         """
         started = time.perf_counter()
         peak_bytes = self._peak_of(budget)
-        if ways and self._of.request.has_ways:
-            found = self._within_ways(budget, peak_bytes)
+        if offload and self._of.request.offload is not None:
+            found = self._offloaded_within(budget, peak_bytes)
         else:
             found = self._within(budget, peak_bytes)
         own = self._of.state.get(RegionBudget())
@@ -178,31 +180,26 @@ class PeakPlanner:
             choice = replace(choice, peak_limit=peak_bytes)
         return replace(found, choice=choice)
 
-    def _within_ways(self, budget: Budget, peak_bytes: int) -> Decided:
-        """The same where values may be packed and offloaded."""
+    def _offloaded_within(self, budget: Budget, peak_bytes: int) -> Decided:
+        """The same where values may be offloaded."""
         try:
             without = self._within(budget, peak_bytes)
         except BudgetError:
-            possible = peak_bytes >= self.search.least_possible  # whatever is kept how
-            found = self.ways.within(peak_bytes, None) if possible else None
+            possible = peak_bytes >= self.search.least_possible  # whatever is offloaded
+            found = self.offloading.within(peak_bytes, None) if possible else None
             if found is None:
                 raise
         else:
-            found = self.ways.within(peak_bytes, without) or without
-        found = self.ways.with_tagged(found, peak_bytes)
+            found = self.offloading.within(peak_bytes, without) or without
+        found = self.offloading.with_tagged(found, peak_bytes)
         tried = self.search.tried(self._of.saved_of(found))
-        bound = self.ways.bound(peak_bytes, self.search.highest(tried))
+        bound = self.offloading.bound(peak_bytes, self.search.highest(tried))
         return replace(found, choice=replace(found.choice, recompute_bound=bound))
 
     @cached_property
-    def ways(self) -> WaysPlanner:
-        """Decides what to pack and to offload."""
-        return WaysPlanner(self._of, self.search, self.bounds, self._kept)
-
-    def _kept(self, peak_bytes: int) -> Decided | None:
-        """The cheapest decision found within a peak whose saved values are all just kept."""
-        cheapest = self._cheapest
-        return cheapest if self._of.peak(cheapest) <= peak_bytes else self.searched(peak_bytes)
+    def offloading(self) -> OffloadPlanner:
+        """Decides which values are offloaded, where the request has a link."""
+        return OffloadPlanner(self._of, self.search, self.bounds)
 
     def limit_of(self, budget: Budget) -> Budget:
         """A budget with a ratio of the peak in bytes; any other budget as it is."""

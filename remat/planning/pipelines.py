@@ -18,8 +18,8 @@ from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.core.state import State
+from remat.passes.hooks.offload_saved import OffloadSaved
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
-from remat.passes.hooks.ways import KeepInWays
 from remat.passes.joint.classify import Classify
 from remat.passes.joint.cleanup_recompute_tags import CleanupRecomputeTags
 from remat.passes.joint.cse import CommonSubexpressions
@@ -149,10 +149,10 @@ def with_copies(state: State, places: Collection[int]) -> State:
 @without_collection
 def split(state: State) -> State:
     """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
-    packing: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)
-    if state.decision is not None and state.decision.ways:
-        packing = (KeepInWays(), *packing)
-    return PassManager((*SPLIT, *packing)).run(state, in_place=True, verify=False).state
+    last: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)
+    if state.decision is not None and state.decision.offloads:
+        last = (OffloadSaved(), *last)
+    return PassManager((*SPLIT, *last)).run(state, in_place=True, verify=False).state
 
 
 def count_workspaces(state: State, cost: CostModel) -> None:

@@ -15,17 +15,16 @@ from remat.errors import PlanError, ProblemError, RematError
 from remat.files import Form, Record
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
-from remat.graph.lowering import Decision, Way
+from remat.graph.lowering import Decision, Offload
 from remat.graph.refills import told
 from remat.graph.source import source_line
 from remat.graph.storages import sizes_at
-from remat.planning.plan_text import rows_of
+from remat.planning.plan_text import offload_lines, rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
 from remat.report.explorer import explore
 from remat.report.exports import export
 from remat.report.step_view import StepView, view_step
-from remat.report.ways import ways_lines
 from remat.solvers.graph_problem import GraphProblem
 from remat.units import Budget, format_bytes, format_cost
 
@@ -60,8 +59,8 @@ class Plan(Record):
         recompute_cost: summed cost of ``recomputed``, in ``unit``.
         recompute_bound: a proven lower bound on the cost of every plan that saves no more than
             ``capacity`` bytes, in ``unit``. Under a budget on the peak: of every schedule within it, in
-            which backward's own operators run once; where values may be packed or offloaded, what that
-            takes is part of the cost.
+            which backward's own operators run once; where values may be offloaded, exposed transfer time is
+            part of the cost.
         unit: unit of both costs.
         capacity: the bytes that may be saved; under a budget on the peak, bytes that do not bind.
         full_bytes: bytes that the runtime-optimal partition saves: what a ratio is of.
@@ -111,8 +110,8 @@ class Plan(Record):
         without_recompute_cost: what that plan recomputes, in ``unit``.
         without_expected_bytes: the peak that the step without remat is expected to have once Inductor has
             compiled it, to be compared with ``peak_bytes`` of a step as it was compiled; 0 where it is not known.
-        ways: the saved values that are packed or offloaded, under a budget on the peak that allows it.
-        waited: time for which runs wait for copies to and from the host, in ``unit``.
+        offloads: the saved values that are offloaded, and when each is away.
+        waited: exposed transfer time, in ``unit``: runs wait so long for copies to and from the host.
         link: the link to the host, where values may be offloaded.
         peak_limit: the peak in bytes that a ratio of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
             and in files written before it was recorded.
@@ -120,7 +119,17 @@ class Plan(Record):
             was recorded, and where hooks, outputs that count as saved, or a pipeline had a part in them.
     """
 
-    form: ClassVar[Form] = Form("plan", "remat_plan", 1)
+    form: ClassVar[Form] = Form(
+        "plan",
+        "remat_plan",
+        1,
+        dropped=(
+            (
+                "ways",
+                "is of an earlier version, which packed or offloaded values so; plan again with remat.plan",
+            ),
+        ),
+    )
 
     graph: str
     fingerprint: str
@@ -161,7 +170,7 @@ class Plan(Record):
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0
     without_expected_bytes: int = 0
-    ways: tuple[Way, ...] = ()
+    offloads: tuple[Offload, ...] = ()
     waited: int = 0
     link: str = ""
     peak_limit: int = 0
@@ -241,7 +250,7 @@ class Plan(Record):
     @property
     def gap(self) -> int:
         """How far from optimal the plan can be at most, in ``unit``."""
-        return self.recompute_cost + self.ways_cost - self.recompute_bound
+        return self.recompute_cost + self.waited - self.recompute_bound
 
     @property
     def asked(self) -> Budget:
@@ -261,18 +270,18 @@ class Plan(Record):
             snapshots=self.snapshots,
             forward_order=self.forward_order,
             backward_order=self.backward_order,
-            ways=self.ways,
+            offloads=self.offloads,
         )
 
     @property
-    def ways_cost(self) -> int:
-        """Time of packing and unpacking, and of waiting for copies, in ``unit``."""
-        return sum(way.cost for way in self.ways) + self.waited
+    def offloaded(self) -> tuple[str, ...]:
+        """Names of the saved values that are offloaded: in the host's memory between forward and backward."""
+        return tuple(value.name for value in self.offloads)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of the values that are in the host's memory between forward and backward."""
-        return sum(way.nbytes for way in self.ways if not way.pair)
+        """Bytes of the offloaded values."""
+        return sum(value.nbytes for value in self.offloads)
 
     def __repr__(self) -> str:
         compiled = ""
@@ -330,8 +339,8 @@ class Plan(Record):
             places = ", ".join(map(str, self.copied_outputs))
             lines += [f"  returns copies of outputs (at {places}), whose numbers backward reads"]
         show_cost = partial(format_cost, unit=self.unit)
-        nodes = () if self._modules is None or not self.ways else self._modules[0].graph.nodes
-        lines += ways_lines(self.ways, show_cost, {n.name: source_line(n) for n in nodes})
+        nodes = () if self._modules is None or not self.offloads else self._modules[0].graph.nodes
+        lines += offload_lines(self, {n.name: source_line(n) for n in nodes})
         if self._modules is not None and self._problem is not None:
             lines += explain(
                 self.forward, self.backward, self._problem, self.recomputed, show_cost, self.link
@@ -351,7 +360,7 @@ class Plan(Record):
             without_peak_bytes=self.without_peak_bytes,
             step_cost=self.step_cost,
             recompute_cost=self.recompute_cost,
-            ways_cost=self.ways_cost,
+            waited=self.waited,
             without_recompute_cost=self.without_recompute_cost,
             unit=self.unit,
         )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from remat.report.explanation import counted
-from remat.report.ways import ways_row
 from remat.units import Budget, bytes_of_share, format_bytes, format_cost
 
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
+#: Offloaded values that are listed; the others are summed up.
+MOST_LISTED = 40
 #: What is meant by "without remat" wherever it stands.
 WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partitioner starts from in plain torch.compile"
 
@@ -23,7 +24,7 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
         ("saved", _saved(plan)),
         ("raised", _raised(plan)),
         ("recomputed", _recomputed(plan)),
-        ("ways", _ways(plan)),
+        ("offloaded", _offloaded(plan)),
         ("peak", _peak(plan)),
         ("step", plan.before_after.step_text),
         ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
@@ -42,10 +43,16 @@ def _saved(plan: Plan) -> str:
     )
 
 
-def _ways(plan: Plan) -> str:
-    if plan.link and not plan.ways:
-        return f"nothing offloaded over {plan.link}: no plan that does was found cheaper"
-    return ways_row(plan.ways, plan.waited, plan.link, partial(format_cost, unit=plan.unit))
+def _offloaded(plan: Plan) -> str:
+    if not plan.link:
+        return ""
+    if not plan.offloads:
+        return f"nothing over {plan.link}: no plan that offloads was found cheaper"
+    exposed = format_cost(plan.waited, plan.unit) if plan.waited else "none"
+    return (
+        f"{counted(len(plan.offloads), 'value')}, {format_bytes(plan.host_bytes)} over {plan.link}; exposed "
+        f"transfer time: {exposed}"
+    )
 
 
 def _recomputed(plan: Plan) -> str:
@@ -111,3 +118,30 @@ def _raised(plan: Plan) -> str:
         f"{share.label} of {format_bytes(full)} is {format_bytes(bytes_of_share(share.share or 0.0, full))}; "
         f"{format_bytes(least)} is the least possible, because {plan.least_because}"
     )
+
+
+def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
+    """Each offloaded value, the largest first, as lines of text.
+
+    Args:
+        plan: the plan.
+        made_by: the source line of each value, where it is known.
+    """
+    chosen = sorted(plan.offloads, key=lambda value: (-value.nbytes, value.name))
+    if not chosen:
+        return []
+    lines = [f"  offloaded values: {format_bytes(plan.host_bytes)} in {len(chosen)}"]
+    for value in chosen[:MOST_LISTED]:
+        freed = f"freed after {value.freed_after}" if value.freed_after else "freed at once"
+        fetched = (
+            f"fetched from {value.fetched_before} on"
+            if value.fetched_before
+            else "fetched when read"
+        )
+        line = f"{value.name}  {freed}, {fetched}  {made_by.get(value.name, '')}"
+        lines.append(f"    {format_bytes(value.nbytes):>10}  {line}".rstrip())
+    if len(chosen) > MOST_LISTED:
+        rest = chosen[MOST_LISTED:]
+        nbytes = format_bytes(sum(value.nbytes for value in rest))
+        lines.append(f"    {nbytes:>10}  {len(rest)} smaller ones")
+    return lines

@@ -39,7 +39,7 @@ from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
-from remat.planning.applied_plans import check_applied, ways_of
+from remat.planning.applied_plans import check_applied, exposed_time
 from remat.planning.decider import Decided, Decider, fingerprint_of
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
@@ -126,11 +126,10 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
             "False; plan again with remat.plan(joint, …, reread_inputs=False): the saved plan carries "
             "the option"
         )
-    if plan.ways and request.hooks is not None:
+    if plan.offloads and request.hooks is not None:
         raise PlanError(
-            f"this plan for '{plan.graph}' packs or offloads {len(plan.ways)} values, but "
-            f"hooks={request.hooks.name!r} would pack what it has put away once more; leave hooks out, or plan "
-            "again without offload and pack"
+            f"this plan for '{plan.graph}' offloads {len(plan.offloads)} values, but hooks={request.hooks.name!r} "
+            "would pack their copies in the host's memory; leave hooks out, or plan again without offload"
         )
     prepared = prepare(
         joint, in_place=in_place, hooks=request.hooks, reread_inputs=plan.reread_inputs
@@ -139,7 +138,6 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         prepared = with_copies(prepared, plan.copied_outputs)
     request = replace(request, cost=request.plan_costs[plan.cost].on(prepared.joint))
     count_workspaces(prepared, request.cost)
-    ways, waited = ways_of(prepared, plan, request)
     choice = DecisionInfo(
         capacity=plan.capacity,
         full_bytes=plan.full_bytes,
@@ -149,11 +147,10 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         deterministic=plan.deterministic,
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
-        waited=waited,
+        waited=exposed_time(prepared, plan, request),
         peak_limit=plan.peak_limit,
     )
-    decision = replace(plan.decision, ways=ways)
-    done = split(replace(prepared, decision=decision, choice=choice))
+    done = split(replace(prepared, decision=plan.decision, choice=choice))
     if has_symbols(
         done.index.values
     ):  # at these sizes it may keep more than at those it was made for
@@ -357,7 +354,7 @@ def finish(
         peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
-            recompute_cost + choice.waited + sum(way.cost for way in state.decision.ways),
+            recompute_cost + choice.waited,
             max(choice.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
@@ -391,7 +388,7 @@ def finish(
         without_peak_bytes=0 if without is None else without.peak_bytes,
         without_recompute_cost=0 if without is None else without.recompute_cost,
         without_expected_bytes=0 if without is None else without.expected_bytes,
-        ways=state.decision.ways,
+        offloads=state.decision.offloads,
         waited=choice.waited,
         peak_limit=choice.peak_limit,
         link=link,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.knapsack import Knapsack
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.decide.solve_graph import SolveGraph
-from remat.passes.packing.pairs import PAIRS, Pack, SavedTensorHooks, Unpack
+from remat.passes.packing.pairs import Pack, SavedTensorHooks, Unpack
 from remat.passes.split.partition import Partition
 from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.planning.plan import Plan
@@ -34,10 +34,6 @@ SolverOption = str | Solver | LeftOut[str]
 CostOption = str | CostModel | LeftOut[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
-PackOption = str | Sequence[str]
-
-#: The pairs by which single values may be packed: the ready-made ones, but for that which offloads.
-PACKING = {name: pair for name, pair in PAIRS.items() if name != "cpu-offload"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +55,6 @@ class PlanRequest:
         hooks: what saved tensors pass through on their way to backward.
         reread_inputs: whether backward may read inputs of the step again that are no parameters, and its outputs.
         offload: the link over which saved values may go to the host's memory; None: none may.
-        pack: the pairs by which saved values may be packed.
     """
 
     budget: Budget
@@ -75,7 +70,6 @@ class PlanRequest:
     hooks: SavedTensorHooks | None = None
     reread_inputs: bool = True
     offload: Link | None = None
-    pack: tuple[SavedTensorHooks, ...] = ()
 
     @classmethod
     def of(
@@ -92,7 +86,6 @@ class PlanRequest:
         reread_inputs: bool = True,
         isolation: str | None = None,
         offload: OffloadOption = None,
-        pack: PackOption = (),
     ) -> PlanRequest:
         """Reads options as users give them; the arguments are those of `remat.plan`.
 
@@ -114,8 +107,6 @@ class PlanRequest:
             pair = None if hooks is None else SavedTensorHooks.of(hooks)
         with _about("offload"):
             link = None if offload is None else Link.parse(offload)
-        with _about("pack"):
-            pairs = _read_pairs(pack)
         with _about("reread_inputs"):
             if type(reread_inputs) is not bool:
                 raise ProblemError(
@@ -138,10 +129,9 @@ class PlanRequest:
             hooks=pair,
             reread_inputs=reread_inputs,
             offload=link,
-            pack=pairs,
         )
         if pipeline is None:
-            made._check_ways()
+            made._check_offload()
             return made
         given = {
             "budget": not isinstance(budget, LeftOut),
@@ -154,13 +144,13 @@ class PlanRequest:
         with _about("pipeline"):
             made._refuse_beside_pipeline([name for name, is_given in given.items() if is_given])
             made = replace(made, pipeline=_read_pipeline(pipeline))
-        made._check_ways()
+        made._check_offload()
         return made
 
     @classmethod
     def without_budget(cls, **options: Any) -> PlanRequest:
-        """As `of`, for what has no budget of its own: ways of keeping values then go with any peak."""
-        given = options.get("offload") is not None or bool(options.get("pack"))
+        """As `of`, for what has no budget of its own: offloading then goes with any peak."""
+        given = options.get("offload") is not None
         budget: dict[str, Any] = {"budget": Budget(peak_share=1.0)} if given else {}
         return cls.of(**options, **budget)
 
@@ -193,63 +183,44 @@ class PlanRequest:
             told["reread_inputs"] = "False"
         if self.offload is not None:
             told["offload"] = str(self.offload)
-        if self.pack:
-            told["pack"] = ",".join(pair.name for pair in self.pack)
         return told
 
-    @property
-    def has_ways(self) -> bool:
-        """Whether saved values may be packed or offloaded where that pays."""
-        return self.offload is not None or bool(self.pack)
-
-    @property
-    def ways_told(self) -> str:
-        """The ways for people, as in ``"offload 25 GB/s, pack bf16"``."""
-        told = [] if self.offload is None else [f"offload {self.offload.told}"]
-        return ", ".join([*told, *(f"pack {pair.name}" for pair in self.pack)])
-
-    def refuse_ways(self, who: str) -> None:
-        """Refuses ways where they are not planned.
+    def refuse_offload(self, who: str) -> None:
+        """Refuses offloading where it is not planned.
 
         Raises:
-            ProblemError: the request has some.
+            ProblemError: the request has a link.
         """
-        if not self.has_ways:
+        if self.offload is None:
             return
-        with _about(self._way):
+        with _about("offload"):
             raise ProblemError(
-                f"{who} does not offload or pack; leave offload and pack out, or plan one graph within a peak"
+                f"{who} does not offload; leave offload out, or plan one graph within a peak"
             )
 
-    @property
-    def _way(self) -> str:
-        """The option that asks for ways."""
-        return "offload" if self.offload is not None else "pack"
-
-    def _check_ways(self) -> None:
-        """Refuses ways beside what they do not go together with."""
-        if not self.has_ways:
+    def _check_offload(self) -> None:
+        """Refuses offloading beside options that it does not go together with."""
+        if self.offload is None:
             return
-        asked = self._way
-        with _about(asked):
+        with _about("offload"):
             if not self.budget.on_peak and self.plan is None:
                 raise ProblemError(
-                    f"{asked} is given with budget {self.budget.label}; expected a budget on the peak, "
-                    "which is what packing and offloading lower: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5"
+                    f"offload is given with budget {self.budget.label}; expected a budget on the peak, "
+                    "which is what offloading lowers: remat.Peak('40GiB') or remat.Peak(0.5), as text peak:0.5"
                 )
             if self.hooks is not None:
                 raise ProblemError(
-                    f"{asked} and hooks={self.hooks.name!r} are given; hooks pack everything, {asked} what pays: "
-                    "leave one of them out"
+                    f"offload and hooks={self.hooks.name!r} are given; hooks pack every saved value, offload "
+                    "sends some to the host: leave one of them out"
                 )
             if self.plan is None and self.cost.unit != "ps":
                 raise ProblemError(
-                    f"offload and pack are given with cost model '{self.cost}', whose unit is {self.cost.unit}; "
-                    "expected one that gives times, such as roofline:h100: copies and packing take time"
+                    f"offload is given with cost model '{self.cost}', whose unit is {self.cost.unit}; "
+                    "expected one that gives times, such as roofline:h100: copies take time"
                 )
             if self.pipeline is not None:
                 raise ProblemError(
-                    f"{asked} does not go together with a pipeline, whose passes decide"
+                    "offload does not go together with a pipeline, whose passes decide"
                 )
 
     def by(self, solver: str | Solver, *, isolation: str | None = None) -> PlanRequest:
@@ -318,29 +289,6 @@ class PlanRequest:
                 "hooks do not go together with a pipeline: end the pipeline with the pass "
                 "'saved-tensor-hooks(pair=float8)'"
             )
-
-
-def _read_pairs(pack: PackOption) -> tuple[SavedTensorHooks, ...]:
-    """The pairs of a list of names, or of text with commas between them."""
-    if not isinstance(pack, (str, Sequence)):
-        raise ProblemError(
-            f"pack is {pack!r}; expected names of ready-made pairs: 'bf16', or ['bf16', 'float8']"
-        )
-    given = [n.strip() for n in pack.split(",")] if isinstance(pack, str) else list(pack)
-    for name in given:
-        if not isinstance(name, str) or name not in PACKING:
-            instead = (
-                ": pairs of your own, which nobody can price, are for hooks=, and pack everything"
-            )
-            if name == "":
-                instead = ", or [] to pack nothing"
-            elif name == "cpu-offload":
-                instead = ": to send values to the host, give offload"
-            raise ProblemError(
-                f"pack has {name!r}; expected names of ready-made pairs ({', '.join(PACKING)}), for example "
-                f"pack=['bf16']{instead}"
-            )
-    return tuple(PACKING[name] for name in dict.fromkeys(given))
 
 
 @contextlib.contextmanager

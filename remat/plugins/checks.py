@@ -137,7 +137,7 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
 
 def _check_methods(solver: type[Solver]) -> str | None:
     where = solver.__qualname__
-    if not (solver.knapsack or solver.graph or solver.schedule or solver.ways):
+    if not (solver.knapsack or solver.graph or solver.schedule):
         return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"
     if not _accepts(solver):
         return f"{where}() needs arguments: give every argument of its constructor a default"
@@ -148,8 +148,6 @@ def _check_methods(solver: type[Solver]) -> str | None:
         calls.append(("solve_graph", {"time_limit": None}))
     if solver.schedule:
         calls.append(("solve_schedule", {"time_limit": None}))
-    if solver.ways:
-        calls.append(("solve_ways", {"time_limit": None}))
     for method, keywords in calls:
         function = getattr(solver, method)
         if not callable(function) or not _accepts(function, None, None, **keywords):

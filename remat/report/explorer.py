@@ -107,12 +107,12 @@ def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
-    return plan.saved, plan.recomputed, plan.ways
+    return plan.saved, plan.recomputed, plan.offloads
 
 
 def _added(plan: Plan) -> int:
-    """What a plan costs beside the step: computing again, packing, and waiting for copies."""
-    return plan.recompute_cost + plan.before_after.ways_cost
+    """Cost of a plan beside the step: recomputation and exposed transfer time."""
+    return plan.recompute_cost + plan.before_after.waited
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:

@@ -6,16 +6,13 @@ figure than the plan itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from torch import fx
 
 from remat.graph.copying import run_of
 from remat.graph.host_copies import RELOAD
 from remat.graph.liveness import MemoryCurve, StorageKind, Timeline
-from remat.graph.lowering import Way
 from remat.graph.replays import maker_of
 from remat.graph.source import source_line
 from remat.report.explanation import KeptStorage, RecomputedNode, again, kept, op_name
@@ -135,7 +132,6 @@ def view_step(
     keeps = kept(forward, problem, recomputed)
     rows = {k.name: k for k in keeps}
     twice = set(recomputed)
-    moved = _packing_costs(forward, plan.ways)
     runs: list[OperatorRun] = []
     ran: set[str] = set()
     for half in (forward, backward):
@@ -150,16 +146,16 @@ def view_step(
                     source=source_line(node),
                     in_backward=half is backward,
                     again=name in twice and name in ran,
-                    cost=costs.get(name, 0) + moved.get(node.name, 0) if costs else None,
+                    cost=costs.get(name, 0) if costs else None,
                 )
             )
             ran.add(name)
     repeated = {(run.name, run.in_backward) for run in runs if run.again}
     # By operator and bytes: one of several results has a name of its own.
     sent = {
-        (run_of(maker_of(nodes[way.name])), way.nbytes): way.name
-        for way in plan.ways
-        if not way.pair and way.name in nodes
+        (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
+        for value in plan.offloads
+        if value.name in nodes
     }
     values = []
     for life in timeline.lifetimes:
@@ -195,15 +191,3 @@ def view_step(
         recomputed=tuple(again(forward, backward, problem, recomputed)),
         without=without,
     )
-
-
-def _packing_costs(forward: fx.GraphModule, ways: Sequence[Way]) -> dict[str, int]:
-    """What packing and unpacking cost, by the nodes that end them; of a pair the time of both together is known."""
-    pairs = {way.name: way.cost for way in ways if way.pair}
-    last: dict[str, str] = {}
-    for node in forward.graph.nodes:
-        name = str(node.meta.get("packed_from"))
-        if name in pairs:
-            last[name] = node.name
-    unpacking = {f"{name}_unpacked": cost // 2 for name, cost in pairs.items()}
-    return unpacking | {node: pairs[name] - pairs[name] // 2 for name, node in last.items()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import ClassVar
 
 from remat.errors import SolverError
@@ -23,10 +22,8 @@ from remat.solvers.reduction import reduce
 from remat.solvers.run import run
 from remat.solvers.schedule_cpsat import MOST_NODES
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status, WaysAnswer
+from remat.solvers.solution import Answer, ScheduleAnswer, Solution, Status
 from remat.solvers.verify import verify
-from remat.solvers.ways_bare import solve_ways
-from remat.solvers.ways_problem import WaysProblem
 
 #: Items times capacities: tables up to this size are filled in well under a second.
 _TABLE_CELLS = 50_000_000
@@ -111,14 +108,6 @@ class Auto(Solver):
         if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
             return CpSat().solve_schedule(problem, time_limit=time_limit)
         return ScheduleAnswer(Greedy().solve_schedule(problem))
-
-    def solve_ways(self, problem: WaysProblem, *, time_limit: float | None = None) -> WaysAnswer:
-        """Prices on moments and on the link, then single ways changed; work is counted."""
-        if problem.step.capacity is None:
-            everything = sum(problem.step.size) + sum(problem.step.extra) + problem.step.resident
-            problem = replace(problem, step=problem.step.within(everything))
-        found = solve_ways(problem)
-        return WaysAnswer(found.followed.sequence, found.ways, found.followed.done.boundary)
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:

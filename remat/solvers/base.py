@@ -10,8 +10,7 @@ from typing import Any, ClassVar
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, WaysAnswer
-from remat.solvers.ways_problem import WaysProblem
+from remat.solvers.solution import Answer, ScheduleAnswer
 
 
 class Solver:
@@ -37,7 +36,6 @@ class Solver:
         graph: it has ``solve_graph``, which does for the graph problem what ``solve`` does for
             knapsacks. Set when the class is made.
         schedule: it has ``solve_schedule``, for the step problem. Set when the class is made.
-        ways: it has ``solve_ways``, for the step problem with packing and offloading. Set when the class is made.
     """
 
     __slots__ = ()
@@ -53,14 +51,12 @@ class Solver:
     knapsack: ClassVar[bool] = False
     graph: ClassVar[bool] = False
     schedule: ClassVar[bool] = False
-    ways: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.knapsack = cls.solve is not Solver.solve
         cls.graph = cls.solve_graph is not Solver.solve_graph
         cls.schedule = cls.solve_schedule is not Solver.solve_schedule
-        cls.ways = cls.solve_ways is not Solver.solve_ways
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 
@@ -114,21 +110,6 @@ class Solver:
             remat.errors.BudgetError: no schedule within the capacity exists, or was found.
         """
         raise NotImplementedError(f"solver '{self.name}' does not solve step problems")
-
-    def solve_ways(self, problem: WaysProblem, *, time_limit: float | None = None) -> WaysAnswer:
-        """Choose a schedule within the capacity, and which of its values are packed or offloaded; optional.
-
-        Args:
-            problem: what to solve; a capacity of None allows everything.
-            time_limit: as for ``solve``.
-
-        Returns:
-            Nodes in the order in which they run, and the ways of values.
-
-        Raises:
-            remat.errors.BudgetError: none within the capacity exists, or was found.
-        """
-        raise NotImplementedError(f"solver '{self.name}' does not solve problems with ways")
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Return why the solver does not take this problem, or None. Called before ``solve``.

@@ -31,11 +31,10 @@ from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer, WaysAnswer
-from remat.solvers.ways_problem import WaysProblem
+from remat.solvers.solution import Answer, ScheduleAnswer
 
 #: What a solver may be asked.
-Problem = KnapsackProblem | GraphProblem | ScheduleProblem | WaysProblem
+Problem = KnapsackProblem | GraphProblem | ScheduleProblem
 
 _START_S = 120.0  # importing a plugin may import torch
 _ASK_S = 60.0
@@ -164,17 +163,6 @@ class Isolated(Solver):
         """Let the solver work on a step in its process, and end it if it does not come back."""
         answer = self._solve("solve_schedule", problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
-
-    def solve_ways(self, problem: WaysProblem, *, time_limit: float | None = None) -> WaysAnswer:
-        """Let the solver choose ways in its process, and end it if it does not come back."""
-        reply = self._reply("solve_ways", problem, time_limit)
-        return WaysAnswer(
-            reply["saved"],
-            dict(reply["ways"]),
-            reply["boundary"],
-            reply["bound"],
-            by_clock=reply["by_clock"],
-        )
 
     def start(self) -> None:
         """Start the process, unless it runs."""

@@ -24,8 +24,7 @@ from remat.solvers.base import Solver
 from remat.solvers.run import run
 from remat.solvers.run_graph import run_graph
 from remat.solvers.run_schedule import run_schedule
-from remat.solvers.run_ways import run_ways
-from remat.solvers.solution import Schedule, WaysSchedule
+from remat.solvers.solution import Schedule
 
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
 _ORPHAN_S = 30.0
@@ -92,7 +91,6 @@ _ASK: dict[str, Callable[..., Any]] = {
     "solve": run,
     "solve_graph": run_graph,
     "solve_schedule": run_schedule,
-    "solve_ways": run_ways,
 }
 
 
@@ -104,15 +102,12 @@ def _answer(solver: Solver, message: bytes) -> bytes:
             return json.dumps({"reason": None if reason is None else str(reason)}).encode()
         solution = _ASK[what](solver, problem, time_limit=time_limit)
         claimed = solution.claimed_bound
-        ordered = isinstance(solution, (Schedule, WaysSchedule))
-        saved = solution.sequence if ordered else solution.saved
+        saved = solution.sequence if isinstance(solution, Schedule) else solution.saved
         reply: dict[str, Any] = {
             "saved": saved,
             "bound": solution.bound if claimed is None else claimed,
             "by_clock": solver.deterministic and not solution.deterministic,
         }
-        if isinstance(solution, WaysSchedule):
-            reply |= {"ways": list(solution.ways.items()), "boundary": solution.boundary}
         return json.dumps(reply).encode()
     except MemoryError:
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -47,26 +47,6 @@ class ScheduleAnswer:
     """
 
     sequence: Iterable[int]
-    bound: int | None = None
-    by_clock: bool = field(default=False, kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class WaysAnswer:
-    """What a solver returns for a problem with ways.
-
-    Attributes:
-        sequence: nodes in the order in which they run.
-        ways: the way of each value that is not just kept; of values that this schedule does not carry over the
-            boundary, nothing counts.
-        boundary: position of the first run after the boundary; None: as early as the sequence allows.
-        bound: a lower bound on the cost of any schedule with ways, as far as the solver has proven one.
-        by_clock: a clock, not counted work, ended the search, so that the next run may differ.
-    """
-
-    sequence: Iterable[int]
-    ways: Mapping[int, int]
-    boundary: int | None = None
     bound: int | None = None
     by_clock: bool = field(default=False, kw_only=True)
 
@@ -144,26 +124,5 @@ class Schedule(Checked):
 
     sequence: tuple[int, ...]
     cost: int
-    peak_bytes: int
-    boundary: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaysSchedule(Checked):
-    """A checked answer to a problem with ways; see `Checked` for the other attributes.
-
-    Attributes:
-        sequence: nodes in the order in which they run.
-        ways: the way of each value that is packed or offloaded: a number of the problem's packings, or -1.
-        cost: what runs again, packing, and waiting for copies together, recomputed; never below ``bound``.
-        waited: time that runs wait for copies.
-        peak_bytes: most bytes alive on the device at a time, recomputed; at most the capacity.
-        boundary: position of the first run after the boundary; the length where there is none.
-    """
-
-    sequence: tuple[int, ...]
-    ways: Mapping[int, int]
-    cost: int
-    waited: int
     peak_bytes: int
     boundary: int

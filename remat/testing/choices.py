@@ -31,7 +31,7 @@ class Candidate:
     reason: str | None
 
     def solves(self, what: str) -> bool:
-        """Whether it solves ``"knapsack"``, ``"graph"``, ``"schedule"`` or ``"ways"`` problems; True if not known."""
+        """Whether it solves ``"knapsack"``, ``"graph"`` or ``"schedule"`` problems; True if not known."""
         return self.kind is None or bool(getattr(self.kind, what))
 
     def solver(self) -> Solver:

@@ -82,7 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         stash[_AVAILABLE] = available()
     chosen = stash[_CHOSEN] if _CHOSEN in stash else stash[_AVAILABLE]
-    # A module may say that its tests are for solvers of "knapsack", "graph", "schedule" or "ways" problems only.
+    # A module may say that its tests are for solvers of "knapsack", "graph" or "schedule" problems only.
     about = getattr(metafunc.module, "SOLVES", None)
     chosen = tuple(c for c in chosen if about is None or c.solves(about))
     ids = [candidate.name for candidate in chosen]

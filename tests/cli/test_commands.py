@@ -144,7 +144,7 @@ def test_plan_offloads_what_pays_and_says_what_it_needs() -> None:
     assert plan.link == "100000 GB/s"
     assert plan.gap >= 0
     without = remat.Plan.from_json(run(*asked[:4], *model, "--json").stdout)
-    assert plan.recompute_cost + plan.ways_cost <= without.recompute_cost
+    assert plan.recompute_cost + plan.waited <= without.recompute_cost
     refused = run(*asked, "--budget", "0.5")
     assert refused.exit_code == 2
     assert "expected a budget on the peak" in refused.output
@@ -247,12 +247,12 @@ def test_wrong_usage_is_2(args: list[str], says: str) -> None:
 @pytest.mark.parametrize(
     "command", ["plan", "compare", "explain", "fit", "frontier", "frontier --by peak"]
 )
-def test_an_empty_name_of_a_pair_is_wrong_usage(command: str) -> None:
+def test_an_empty_link_is_wrong_usage(command: str) -> None:
     name, *more = command.split()
     memory = ["--memory", "1GiB"] if name == "fit" else []
-    done = run(name, "some_models.py:mlp", *memory, *more, "--pack", "")
+    done = run(name, "some_models.py:mlp", *memory, *more, "--offload", "")
     assert done.exit_code == 2, done.output
-    says = "go together with '--by peak' only" if command == "frontier" else "(bf16, float8, int8)"
+    says = "goes together with '--by peak' only" if command == "frontier" else "expected the link"
     assert says in done.stderr
 
 

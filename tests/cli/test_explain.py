@@ -137,7 +137,7 @@ def test_explain_offloads_by_peak_only() -> None:
     asked = ("explain", "--offload", "100TB/s", "--cost", "roofline:epyc")
     done = run(*asked, "--budget", "peak:0.2")
     assert done.exit_code == 0, done.output
-    assert "offloaded over 100000 GB/s" in done.stdout
+    assert "over 100000 GB/s" in done.stdout
     refused = run(*asked, "--budget", "peak:0.2", "--html", "p.html", "--by", "bytes")
     assert refused.exit_code == 2
-    assert "go together with '--by peak' or '--by none' only" in refused.output
+    assert "goes together with '--by peak' or '--by none' only" in refused.output

@@ -45,7 +45,7 @@ def check(case: Case) -> None:
         result = manager.run(State(joint=joint, count_outputs=case.count_outputs))
         check_result(result, captured, reference)
     check_plan(case, captured, reference)
-    check_ways(case, captured, reference)
+    check_offloading(case, captured, reference)
     check_same_pipeline(joint, manager, result)
     check_same_graph(joint, manager, result)
     check_without_replay(case, captured, reference)
@@ -146,7 +146,7 @@ def plan_in_bytes(case: Case, joint: remat.JointGraph, first: remat.Plan) -> rem
     return plan
 
 
-def check_ways(case: Case, captured: Recorded, reference: dict[str, torch.Tensor]) -> None:
+def check_offloading(case: Case, captured: Recorded, reference: dict[str, torch.Tensor]) -> None:
     """What goes to the host's memory comes back as it was, in time that pays, and as the saved plan says."""
     joint, budget = captured.joint, case.plan[0]
     assert joint is not None
@@ -157,13 +157,13 @@ def check_ways(case: Case, captured: Recorded, reference: dict[str, torch.Tensor
     without = remat.plan(joint, share, **timed)
     plan = remat.plan(joint, share, offload="20000GB/s", **timed)
     SEEN["plans"] += 1
-    SEEN["plans that offload"] += bool(plan.ways)
+    SEEN["plans that offload"] += bool(plan.offloads)
     left, _ = run_halves(joint, plan.forward, plan.backward, captured)
     assert differences(left, reference) == [], "the plan that offloads differs from the joint graph"
-    assert plan.recompute_cost + plan.ways_cost <= without.recompute_cost
+    assert plan.recompute_cost + plan.waited <= without.recompute_cost
     assert plan.peak_bytes <= max(plan.peak_limit, without.peak_bytes)
     again = remat.plan(joint, plan=remat.Plan.from_json(plan.to_json()))
-    assert (again.ways, again.peak_bytes) == (plan.ways, plan.peak_bytes)
+    assert (again.offloads, again.peak_bytes) == (plan.offloads, plan.peak_bytes)
 
 
 def check_result(

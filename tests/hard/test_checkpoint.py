@@ -120,13 +120,13 @@ def test_what_is_tagged_for_the_host_is_offloaded_over_a_link(tag: Any, share: f
     budget = remat.Peak(share)
     assert_same(step(compiled(f, budget=budget, **LINK), args), expected)
     plan = remat.plans()[-1]
-    assert {"sin", "sin_1"} <= {way.name for way in plan.ways if not way.pair}
+    assert {"sin", "sin_1"} <= set(plan.offloaded)
     assert plan.peak_bytes <= (plan.peak_limit or plan.peak_bytes)
     text = plan.explain()
     assert "tagged for the host's memory is saved" not in text
     joint = remat.capture(f, args, lower="eager")
     again = remat.plan(joint, plan=remat.plan(joint, budget, **LINK).to_json())
-    assert {"sin", "sin_1"} <= {way.name for way in again.ways}
+    assert {"sin", "sin_1"} <= set(again.offloaded)
 
 
 @pytest.mark.parametrize("solver", ["auto", "greedy"])
@@ -137,7 +137,7 @@ def test_every_plan_of_a_frontier_offloads_what_is_tagged(solver: str) -> None:
     found = remat.frontier(joint, solver=solver, by="peak", **LINK)
     for point in found.points:
         plan = found.plan(point)
-        assert {"sin", "sin_1"} <= {way.name for way in plan.ways}
+        assert {"sin", "sin_1"} <= set(plan.offloaded)
         assert plan.peak_bytes == point.peak_bytes
 
 
@@ -160,8 +160,8 @@ def test_a_view_that_is_tagged_for_the_host_is_offloaded_itself() -> None:
     for options in ({"budget": 0}, {"budget": remat.Peak(1.0), **LINK}):
         plan = remat.plan(joint, **options)
         assert "view" in plan.saved
-        assert ("view" in {way.name for way in plan.ways}) is ("offload" in options)
-        assert "tagged MUST_CPU_OFFLOAD" in plan.explain() or plan.ways
+        assert ("view" in plan.offloaded) is ("offload" in options)
+        assert "tagged MUST_CPU_OFFLOAD" in plan.explain() or plan.offloads
 
 
 def test_what_cannot_go_to_the_host_says_so() -> None:
@@ -170,7 +170,7 @@ def test_what_cannot_go_to_the_host_says_so() -> None:
     )
     plan = remat.plan(joint, remat.Peak(1.0), **LINK)
     assert {"sin", "sin_1"} <= {*plan.saved}
-    assert not plan.ways
+    assert not plan.offloads
     assert "tagged for the host's memory is saved: it has a symbolic size" in plan.explain()
 
 
@@ -184,7 +184,7 @@ def test_each_graph_of_a_step_offloads_what_is_tagged(tag: Any) -> None:
     joints = remat.capture(f, (drawn(64, 64), drawn(64, 64)), lower="eager", fullgraph=False)
     plans = remat.plan(joints, remat.Peak(1.0), **LINK)
     assert len(plans) == 2
-    assert all({"sin", "sin_1"} <= {way.name for way in plan.ways} for plan in plans)
+    assert all({"sin", "sin_1"} <= set(plan.offloaded) for plan in plans)
 
 
 def test_under_inductor_what_is_tagged_for_the_host_goes_there() -> None:
@@ -199,7 +199,7 @@ def test_under_inductor_what_is_tagged_for_the_host_goes_there() -> None:
         f, lower="inductor", budget=remat.Peak(1.0), offload="25GB/s", cost="roofline-fused:epyc"
     )
     assert_same(step(made, args), expected, 1e-4)
-    assert {"sin", "sin_1"} <= {way.name for way in remat.plans()[-1].ways}
+    assert {"sin", "sin_1"} <= set(remat.plans()[-1].offloaded)
 
 
 def test_under_inductor() -> None:

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import remat
 from remat.errors import PlanError
-from tests.graphs import joint_of, weight
-from tests.planning.test_ways import OPTIONS, Blocks, Torn, blocks, products
+from tests.planning.test_offloading import OPTIONS, Blocks, Torn, blocks
 
-#: Values that runs wait for: what is offloaded there is needed back too soon.
+#: A link so slow that runs wait for it.
 SLOW: dict[str, Any] = {**OPTIONS, "offload": "3GB/s"}
 
 
@@ -37,14 +35,6 @@ def offloading() -> remat.Plan:
     assert plan.host_bytes
     assert plan.waited
     return plan
-
-
-@cache
-def packing() -> tuple[remat.JointGraph, remat.Plan]:
-    joint = joint_of(products, weight(64, 1024), weight(1024, 1024))
-    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack=["float8"])
-    assert plan.ways
-    return joint, plan
 
 
 @cache
@@ -73,10 +63,10 @@ def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> No
         ({"link": ""}, "the link is ''; expected its rate"),
         ({"link": "1e400 GB/s"}, "the link is '1e400 GB/s'"),
         ({"unit": "FLOP"}, "unit is FLOP in it, and its costs are in ps"),
-        ({"cost": "flops"}, "whose unit is FLOP, and packing and offloading are planned by times"),
+        ({"cost": "flops"}, "whose unit is FLOP, and offloading is planned by times"),
         ({"cost": "roofline:h100"}, " is .* in it, and "),
-        ({"ways": []}, "waited is .* in it, and nothing is offloaded"),
-        ({"ways": [], "waited": 0}, "_bytes is .* in it, and .* in the step that it makes"),
+        ({"offloads": []}, "waited is .* in it, and nothing is offloaded"),
+        ({"offloads": [], "waited": 0}, "_bytes is .* in it, and .* in the step that it makes"),
     ],
 )
 def test_what_else_was_edited_is_refused(other: dict[str, object], message: str) -> None:
@@ -86,8 +76,8 @@ def test_what_else_was_edited_is_refused(other: dict[str, object], message: str)
 
 def test_a_budget_that_is_not_kept_is_refused() -> None:
     plan = remat.plan(blocks(), remat.Peak(offloading().peak_bytes), **SLOW)
-    assert plan.ways
-    emptied = {"ways": [], "waited": 0}
+    assert plan.offloads
+    emptied = {"offloads": [], "waited": 0}
     for edited in (
         older(plan, **emptied),  # no figures to compare with, and yet the budget holds
         read(plan, budget=f"peak:{plan.peak_bytes - 1}B"),
@@ -109,19 +99,19 @@ def test_a_budget_that_is_not_kept_is_refused() -> None:
 
 def test_figures_of_older_files_are_computed_and_not_compared() -> None:
     plan = offloading()
-    first, *rest = json.loads(plan.to_json())["ways"]
+    first, *rest = json.loads(plan.to_json())["offloads"]
     again = remat.plan(
         blocks(), plan=older(plan, peak_bytes=1, saved_bytes=2, recompute_cost=3, waited=4)
     )
-    for name in ("peak_bytes", "saved_bytes", "recompute_cost", "waited", "ways", "remat"):
+    for name in ("peak_bytes", "saved_bytes", "recompute_cost", "waited", "offloads", "remat"):
         assert getattr(again, name) == getattr(plan, name)
     with pytest.raises(PlanError, match=r"bytes in it, and .* in the graph"):
-        remat.plan(blocks(), plan=older(plan, ways=[{**first, "nbytes": 4}, *rest]))
+        remat.plan(blocks(), plan=older(plan, offloads=[{**first, "nbytes": 4}, *rest]))
 
 
 def test_places_where_no_copy_can_stand_are_refused() -> None:
     plan = offloading()
-    first, *rest = json.loads(plan.to_json())["ways"]
+    first, *rest = json.loads(plan.to_json())["offloads"]
     forward = {n.name for n in plan.forward.graph.nodes if n.op == "call_function"}
     in_backward = [n for n in plan.backward.graph.nodes if n.name not in first["name"]]
     taken = next(n.name for n in in_backward if n.op == "placeholder" and n.name in forward)
@@ -134,71 +124,35 @@ def test_places_where_no_copy_can_stand_are_refused() -> None:
         ("freed_after", late, "which does not run in forward once the value was used there"),
         ("freed_after", first["name"], "which does not run in forward once"),
     ):
-        edited = read(plan, ways=[{**first, place: node}, *rest])
+        edited = read(plan, offloads=[{**first, place: node}, *rest])
         with pytest.raises(PlanError, match=f"'{first['name']}' is .* '{node}', {message}"):
             remat.plan(blocks(), plan=edited)
 
 
 def test_copies_that_were_moved_are_refused() -> None:
     plan = offloading()
-    ways = json.loads(plan.to_json())["ways"]
-    moved = [{**way, "freed_after": "", "fetched_before": ""} for way in ways]
-    assert moved != ways
+    offloads = json.loads(plan.to_json())["offloads"]
+    moved = [{**value, "freed_after": "", "fetched_before": ""} for value in offloads]
+    assert moved != offloads
     with pytest.raises(PlanError, match=r"waited is .* in it, and runs wait"):
-        remat.plan(blocks(), plan=read(plan, ways=moved))
-
-
-def test_a_plan_that_packs_is_applied_without_the_pair_being_named() -> None:
-    joint, plan = packing()
-    again = remat.plan(joint, plan=read(plan))
-    for name in ("ways", "waited", "saved_bytes", "peak_bytes", "recompute_cost", "host_bytes"):
-        assert getattr(again, name) == getattr(plan, name)
+        remat.plan(blocks(), plan=read(plan, offloads=moved))
 
 
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("ways", "message"),
     [
-        ({"pair": "zip"}, "packed by 'zip', and there is no such pair; expected one of bf16"),
-        ({"pair": "cpu-offload"}, "packed by 'cpu-offload', and there is no such pair"),
-        ({"pair": "bf16"}, "bytes packed in it, and packing it by 'bf16' takes"),
-        ({"cost": 0}, "has a cost of 0 and .* in it, and packing it by 'float8' takes"),
-        ({"packed_bytes": 1}, "1 bytes packed in it, and packing it by 'float8' takes"),
-        ({"freed_after": "mm"}, "has places for copies, of which it has none"),
-        ({"pair": ""}, "is offloaded, which has neither"),
-        ({"pair": "", "cost": 0, "packed_bytes": 0}, "the link is ''"),
-        (
-            {"name": "nobody"},
-            "'nobody' is packed or offloaded in it, and is not among what it saves",
-        ),
+        ([], ""),
+        ([{"name": "mm", "pair": "bf16"}], "field 'ways' is of an earlier version, which packed"),
     ],
 )
-def test_pairs_that_are_not_those_of_the_values_are_refused(
-    other: dict[str, object], message: str
+def test_a_file_of_a_version_that_packed_values_is_read_if_it_packs_none(
+    ways: list[object], message: str
 ) -> None:
-    joint, plan = packing()
-    first, *rest = json.loads(plan.to_json())["ways"]
+    if not message:
+        assert read(plain(), ways=ways).saved == plain().saved
+        return
     with pytest.raises(PlanError, match=message):
-        remat.plan(joint, plan=read(plan, ways=[{**first, **other}, *rest]))
-
-
-def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    y = nn.functional.layer_norm(x @ w, (64,))
-    return torch.sort(y, -1).values.exp() @ w
-
-
-def test_values_that_must_not_be_rounded_are_not_packed_by_an_edited_plan() -> None:
-    joint = joint_of(normed, weight(64, 64), weight(64, 64))
-    plan = older(remat.plan(joint, 1, cost="roofline:epyc"))
-    values = {n.name: n.meta["val"] for n in joint.graph.nodes if n.name in plan.saved}
-    refused = 0
-    for name, value in values.items():
-        if value.is_floating_point() and value.dim() == 2 and value.shape[-1] > 1:
-            continue
-        way = {"name": name, "nbytes": value.untyped_storage().nbytes(), "pair": "float8"}
-        with pytest.raises(PlanError, match=f"'{name}'"):
-            remat.plan(joint, plan=older(plan, ways=[{**way, "packed_bytes": 1, "cost": 1}]))
-        refused += 1
-    assert refused >= 2  # a deviation of each row, and indices
+        read(plain(), ways=ways)
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from torch.cuda import _memory_viz
 import remat
 from remat.errors import PlanError, ProblemError
 from remat.graph.liveness import StorageKind
-from remat.report.exports import COLUMNS, FORMATS, SUFFIXES, chrome_trace
-from tests.graphs import joint_of, weight
+from remat.report.exports import COLUMNS, FORMATS, SUFFIXES
+from tests.graphs import joint_of
 
 
 class Block(nn.Module):
@@ -159,7 +159,7 @@ def test_a_csv_of_values(plan: remat.Plan, tmp_path: Path) -> None:
 
 def test_exports_tell_what_is_offloaded(joint: remat.JointGraph) -> None:
     plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", offload="100TB/s")
-    sent = {way.name: way.nbytes for way in plan.ways}
+    sent = {value.name: value.nbytes for value in plan.offloads}
     assert sent, "the exports show something that is offloaded"
     view = plan.view
     away = [v for v in view.values if v.state == "offloaded"]
@@ -187,23 +187,3 @@ def test_what_cannot_be_exported_is_an_error(plan: remat.Plan, tmp_path: Path) -
     with pytest.raises(PlanError, match="read from a file"):
         remat.Plan.from_json(plan.to_json()).export(tmp_path / "step.csv")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_packing_takes_its_time_in_a_trace() -> None:
-    def products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(6):
-            x = torch.tanh(x @ w)
-        return x.sum()
-
-    joint = joint_of(products, weight(64, 1024), weight(1024, 1024))
-    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack=["float8", "bf16"])
-    packed = [way for way in plan.ways if way.pair]
-    assert packed
-    events = json.loads(chrome_trace(plan.view))["traceEvents"]
-    slices = {(e["tid"], e["args"]["node"]): e for e in events if e["ph"] == "X"}
-    for way in packed:
-        unpacking = slices[2, f"{way.name}_unpacked"]
-        assert unpacking["args"]["cost_ps"] == way.cost // 2
-    total = sum(e["args"]["cost_ps"] for e in slices.values())
-    before = remat.plan(joint, 1.0, cost="roofline:epyc").step_cost
-    assert total == before + plan.recompute_cost + plan.ways_cost

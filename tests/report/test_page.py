@@ -131,17 +131,17 @@ def test_a_page_that_cannot_be_written_is_an_error(joint: remat.JointGraph, tmp_
         remat.plan(joint, 0.5).explore(tmp_path / "nowhere" / "plan.html")
 
 
-def test_packing_and_offloading_are_in_the_figures_of_the_page(tmp_path: Path) -> None:
-    """Each point of the frontier has a stop, and the step takes their time too."""
-    options: Any = {"cost": "roofline:epyc", "pack": "bf16"}
+def test_exposed_transfer_time_is_in_the_figures_of_the_page(tmp_path: Path) -> None:
+    """Each point of the frontier has a stop, and the step takes the time of copies too."""
+    options: Any = {"cost": "roofline:epyc", "offload": "25GB/s"}
     model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
     joint = joint_of(model, torch.randn(1024, 512))
     frontier = remat.frontier(joint, by="peak", **options)
     plan = remat.plan(joint, remat.Peak(0.1), **options)
-    assert plan.ways_cost > 0
+    assert plan.waited > 0
     plan.explore(tmp_path / "page.html", frontier=frontier)
     data = read(tmp_path / "page.html", "data")
-    step = plan.before_after.step_cost + plan.recompute_cost + plan.ways_cost
+    step = plan.before_after.step_cost + plan.recompute_cost + plan.waited
     shown = [stop["cards"][1][1] for stop in data["stops"]]
     assert format_cost(step, plan.unit) in shown
     assert len(shown) >= len({p.peak_bytes for p in frontier.points})

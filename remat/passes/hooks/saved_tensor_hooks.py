@@ -18,7 +18,7 @@ from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
 from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import Analysis, PassResult, State
-from remat.passes.hooks.choices import asks_for_signs, chosen_by, compared_by
+from remat.passes.hooks.choices import chosen_by
 from remat.passes.hooks.inlining import Inlining
 from remat.passes.hooks.tracing import Traced, Traces
 from remat.passes.packing.pairs import HooksWarning, SavedTensorHooks
@@ -204,23 +204,6 @@ LOSSY_RULES: tuple[_Rule, ...] = (
     ("random numbers", lambda h, n, _: _is_random(n)),
     ("backward chooses by it", lambda h, n, by: n.name in h.choosing[not by.keeps_signs]),
 )
-
-
-def may_be_rounded(
-    node: fx.Node, hooks: SavedTensorHooks, only_backward: Callable[[fx.Node], bool]
-) -> bool:
-    """Whether hooks that lose something may pack a tensor, as far as it is known before the graph is split.
-
-    Args:
-        node: the tensor.
-        hooks: the hooks.
-        only_backward: whether a node can run in backward alone.
-    """
-    value = node.meta["val"]
-    exact = _is_vector(node) or _is_statistic(node) or _is_random(node)
-    deciding = (u for u in node.users if only_backward(u) and node in compared_by(u))
-    exact = exact or any(not (hooks.keeps_signs and asks_for_signs(u)) for u in deciding)
-    return bool(value.is_floating_point()) and not exact
 
 
 def refusal_once_traced(saved: fx.Node, traced: Traced | None, hooks: SavedTensorHooks) -> str:

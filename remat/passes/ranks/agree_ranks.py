@@ -50,10 +50,10 @@ class AgreeRanks(Pass):
         ranks = other_ranks()
         if ranks is None or state.decision is None:
             return PassResult(state=state, modified=False, detail="nobody to agree with")
-        if state.decision.ways:
+        if state.decision.offloads:
             raise PlanError(
-                f"the plan for '{state.joint.name}' packs or offloads values, on which ranks do not agree yet; "
-                "leave offload and pack out, or let every rank decide by itself with rank_wait_s=None"
+                f"the plan for '{state.joint.name}' offloads values, on which ranks do not agree yet; "
+                "leave offload out, or let every rank decide by itself with rank_wait_s=None"
             )
         question = Question(graph=state.joint.name, outline=outline(state.joint), asked=self.asked)
         own = _verdict(state, state.decision, ranks)

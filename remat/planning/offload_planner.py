@@ -1,29 +1,28 @@
-"""Decisions with ways: what is packed, offloaded, recomputed or just kept within a peak."""
+"""Decisions with offloads: what is saved, recomputed or offloaded within a peak."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import ProblemError
 from remat.graph.copying import run_of
-from remat.graph.lowering import Decision, Way
+from remat.graph.lowering import Decision, Offload
 from remat.passes.core.state import State
-from remat.passes.hooks.ways import KeepInWays, sorted_out
+from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
 from remat.planning.decider import Decided, Decider
+from remat.planning.offload_copies import Copies
+from remat.planning.offload_costs import Times, offload_problem, offloaded_by_tag
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
 from remat.planning.pipelines import PassManager, split
-from remat.planning.ways_copies import Copies
-from remat.planning.ways_prices import Times, offloaded_by_tag, ways_problem
+from remat.solvers.offload_prices import Lives, OffloadChoice
+from remat.solvers.offload_search import OffloadSearch
 from remat.solvers.schedule_problem import evaluate_schedule
-from remat.solvers.ways_lagrangian import Found, Lives
-from remat.solvers.ways_problem import OFFLOADED, WaysProblem
-from remat.solvers.ways_search import WaysSearch
 
-#: How often a search is made anew: without what turned out to have no way, or lower by what was over.
+#: How often a search is made anew: without values that cannot be offloaded, or lower by what was over.
 _TURNS = 4
 #: Vertices of the hull that a search begins with.
 _CUTS = 4
@@ -31,35 +30,30 @@ _CUTS = 4
 _ORDER_SHARE = 0.5
 #: Shares of what goes over the link while forward runs by which a plan may be above the peak before it is offloaded.
 _ABOVE = (0.9, 0.6)
-#: Decisions with ways around which orders are looked for.
+#: Decisions with offloads around which orders are looked for.
 _REORDERED = 2
 #: Of those, how many are carried out at most, as long as what the passes make of them is above the peak.
 _PLACED = 3
 
 
-class WaysPlanner:
-    """Decides one prepared graph within a peak, with the ways that its request allows.
+class OffloadPlanner:
+    """Decides one prepared graph within a peak, with offloads over the link of its request.
 
     Args:
-        decider: decides it without them.
+        decider: decides it without them; its request has a link.
         search: the search for its peaks.
-        bounds: what is proven without ways.
-        kept: the cheapest decision found within a peak, all kept as it is; None where there is none.
+        bounds: what is proven without offloads.
     """
 
-    def __init__(
-        self,
-        decider: Decider,
-        search: PeakSearch,
-        bounds: PeakBounds,
-        kept: Callable[[int], Decided | None],
-    ) -> None:
-        self._of, self._search, self._without, self._kept = decider, search, bounds, kept
+    def __init__(self, decider: Decider, search: PeakSearch, bounds: PeakBounds) -> None:
+        link = decider.request.offload
+        assert link is not None, "there is a link wherever values may be offloaded"
+        self._of, self._search, self._bounds, self._link = decider, search, bounds, link
         self._left_out: frozenset[str] = frozenset()
 
     @cached_property
     def _times(self) -> Times:
-        return Times.of(self._of.state, self._of.request)
+        return Times.of(self._of.state, self._of.request.cost)
 
     @cached_property
     def _node_of(self) -> list[int]:
@@ -70,28 +64,23 @@ class WaysPlanner:
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
         ]
 
-    def _problem(self) -> WaysProblem:
-        return ways_problem(
-            self._of.state, self._of.lowered, self._search.step, self._times, self._left_out
-        )
-
     def within(self, peak_bytes: int, without: Decided | None) -> Decided | None:
         """The cheapest decision found whose simulated peak is within one; ``without`` where none is cheaper.
 
         Args:
             peak_bytes: the peak of the device's memory.
-            without: the best decision without ways; None where none is within the peak.
+            without: the best decision without offloads; None where none is within the peak.
         """
         if without is not None and not without.cost:
             return without
-        self._of.on_step("searching for what to pack and to offload")
+        self._of.on_step("searching for values to offload")
         aimed = peak_bytes
         for _ in range(_TURNS):
             most, excess = math.inf if without is None else without.cost, []
-            for found, decision in self._candidates(aimed, without):
-                if not found.ways or found.over or found.cost >= most:
+            for choice, decision in self._candidates(aimed, without):
+                if not choice.offloaded or choice.over or choice.cost >= most:
                     continue
-                decided, over = self._placed(found, decision, peak_bytes)
+                decided, over = self._placed(choice, decision, peak_bytes)
                 if decided is not None and not over:
                     over = max(0, self._of.peak(decided) - peak_bytes)
                     if not over and decided.cost < most:
@@ -104,20 +93,18 @@ class WaysPlanner:
                 break
         return without
 
-    def _candidates(
-        self, peak_bytes: int, without: Decided | None
-    ) -> list[tuple[Found, Decision | None]]:
-        """Decisions with ways, each with its orders if it has any, the best first."""
-        search = self._searching(peak_bytes)
-        begun = [self._found(search, without), *self._from_above(search, peak_bytes)]
-        begun.sort(key=lambda f: f.rank)
-        candidates = [self._reordered(search, f, peak_bytes, without) for f in begun[:_REORDERED]]
-        candidates += [(f, None) for f in begun if all(f is not other for other, _ in candidates)]
-        return sorted(candidates, key=lambda pair: pair[0].rank)
-
-    def _searching(self, peak_bytes: int) -> WaysSearch:
-        return WaysSearch(
-            self._problem(),
+    def search_within(self, peak_bytes: int) -> OffloadSearch:
+        """The search for decisions within a peak."""
+        problem = offload_problem(
+            self._of.state,
+            self._of.lowered,
+            self._search.step,
+            self._times,
+            self._link,
+            self._left_out,
+        )
+        return OffloadSearch(
+            problem,
             self._of.lowered.problem,
             self._node_of,
             self._search.schedule,
@@ -125,7 +112,18 @@ class WaysPlanner:
             peak_bytes,
         )
 
-    def _found(self, search: WaysSearch, without: Decided | None) -> Found:
+    def _candidates(
+        self, peak_bytes: int, without: Decided | None
+    ) -> list[tuple[OffloadChoice, Decision | None]]:
+        """Decisions with offloads, each with its orders if it has any, the best first."""
+        search = self.search_within(peak_bytes)
+        begun = [self._best(search, without), *self._from_above(search, peak_bytes)]
+        begun.sort(key=lambda c: c.rank)
+        candidates = [self._reordered(search, c, peak_bytes, without) for c in begun[:_REORDERED]]
+        candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
+        return sorted(candidates, key=lambda pair: pair[0].rank)
+
+    def _best(self, search: OffloadSearch, without: Decided | None) -> OffloadChoice:
         of = self._of
         starts = [of.cheapest, of.full, of.runtime_optimal]
         saved = [of.saved_of(d) for d in starts]
@@ -134,12 +132,10 @@ class WaysPlanner:
         saved += [cut for _, cut in of.cuts(_CUTS)]
         return search.best(saved)
 
-    def _from_above(self, search: WaysSearch, peak_bytes: int) -> Iterator[Found]:
+    def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
         """Decisions of higher peaks, of which as much is offloaded as lowers them to this one."""
-        link, of, seen = self._of.request.offload, self._of, set[tuple[int, ...]]()
-        if link is None:
-            return
-        room = link.bytes_in(self._forward_time)
+        of, seen = self._of, set[tuple[int, ...]]()
+        room = self._link.bytes_in(self._forward_time)
         for share in _ABOVE:
             above = int(share * room)
             higher = self._search.seen_within(peak_bytes + above)
@@ -160,22 +156,22 @@ class WaysPlanner:
 
     def _reordered(
         self,
-        search: WaysSearch,
-        found: Found,
+        search: OffloadSearch,
+        choice: OffloadChoice,
         peak_bytes: int,
         without: Decided | None,
-    ) -> tuple[Found, Decision | None]:
-        """A cheaper order around the ways of a decision, with the decision that it is; else what was found.
+    ) -> tuple[OffloadChoice, Decision | None]:
+        """A cheaper order around the offloads of a decision, with the decision that it is; else the same one.
 
-        It is looked for from the schedule of the decision, and from the best without ways, if that has an order.
+        It is looked for from the schedule of the decision, and from the best without offloads, if that has an order.
         """
-        if not found.ways:
-            return found, None
-        best: tuple[Found, Decision | None] = found, None
-        starts = [search.on(found.saved, *found.schedule, found.ways)]
+        if not choice.offloaded:
+            return choice, None
+        best: tuple[OffloadChoice, Decision | None] = choice, None
+        starts = [choice]
         if without is not None and without.decision.is_ordered:
             schedules = self._schedule_of(self._of.split(without))
-            starts += (search.on(found.saved, *schedule, found.ways) for schedule in schedules)
+            starts += (search.on(choice.saved, *s, choice.offloaded) for s in schedules)
         for start in starts:
             for other, decision in self._orders_from(
                 search, start, peak_bytes, _ORDER_SHARE if without else 1.0
@@ -185,40 +181,41 @@ class WaysPlanner:
         return best
 
     def _orders_from(
-        self, search: WaysSearch, start: Found, peak_bytes: int, share: float
-    ) -> Iterator[tuple[Found, Decision]]:
-        """Schedules around the ways of another one, looked for with a share of the usual edits.
+        self, search: OffloadSearch, start: OffloadChoice, peak_bytes: int, share: float
+    ) -> Iterator[tuple[OffloadChoice, Decision]]:
+        """Schedules around the offloads of another one, looked for with a share of the usual edits.
 
         As if copies took no time, and with the copies where they stand in that one; then, if runs wait in both, with room
         for what is under way.
         """
         orders, aimed, fits = self._search.orders, peak_bytes, False
+        own = start.schedule.sequence, start.schedule.boundary
         for turn, at_once in enumerate((True, False, True, True)):
             if aimed <= 0 or (turn > 1 and fits):
                 return
             copies = search.copies(start, at_once=at_once)
-            better = orders.improved(*start.schedule, aimed, copies, share=share)
+            better = orders.improved(*own, aimed, copies, share=share)
             if better is None:
                 return
-            other = search.settled(search.on(start.saved, *better, start.ways))
+            other = search.settled(search.on(start.saved, *better, start.offloaded))
             decision = orders.decision_of(*better)
             if decision is not None:
                 yield other, decision
-                fits = fits or not (other.over or other.done.waited)
+                fits = fits or not (other.over or other.exposed)
             if turn:
                 aimed -= max(other.peak_bytes - peak_bytes, *(c.nbytes for c in copies), 1)
 
     def _schedule_of(self, state: State) -> list[tuple[Sequence[int], int]]:
-        """The schedule of two halves, with the states and copies of inputs that they may do without.
+        """The schedule of forward and backward, with the states and copies of inputs that they may do without.
 
         Nothing where the step problem has no such schedule.
         """
         step, there, runs = self._search.step, set[int](), list[int]()
         optional, boundary = set(step.optional), 0
-        for half in (state.forward, state.backward):
-            assert half is not None
+        for module in (state.forward, state.backward):
+            assert module is not None
             boundary = len(runs)
-            for node in half.graph.nodes:
+            for node in module.graph.nodes:
                 at = step.of_name.get(run_of(node)) if node.op == "call_function" else None
                 if at is not None and at not in optional:
                     missing = [u for u in step.problem.inputs[at] if u in optional - there]
@@ -251,23 +248,22 @@ class WaysPlanner:
         )
 
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int:
-        """A lower bound on the cost of every decision with ways within a peak, whatever its order.
+        """A lower bound on the cost of every decision with offloads within a peak, whatever its order.
 
         What is in the host's memory at a moment of backward was sent while forward ran, and forward runs no
         longer than its operators and what the decision adds. So a decision that adds less than some time has
-        sent no more than goes over the link until then, and what is left is the problem without ways in so
-        many bytes more. What may be packed counts as if packing were free.
+        sent no more than goes over the link until then, and what is left is the problem without offloads in so
+        many bytes more.
 
         Args:
             peak_bytes: the peak.
             moments: positions of runs that backward makes in any case.
         """
-        link, at_moments = self._of.request.offload, tuple(moments)
-        forward, bounds = self._forward_time, self._bounds
+        at_moments, forward = tuple(moments), self._forward_time
 
         def least(added: int) -> int:
-            sent = 0 if link is None else link.bytes_in(forward + added) + 1
-            return bounds.bound(peak_bytes + sent, at_moments)
+            sent = self._link.bytes_in(forward + added) + 1
+            return self._bounds.bound(peak_bytes + sent, at_moments)
 
         low, high = 0, least(0)  # whoever adds less than `low` costs more than that
         while low < high:
@@ -275,45 +271,22 @@ class WaysPlanner:
             low, high = (middle + 1, high) if least(middle) > middle else (low, middle)
         return low
 
-    @cached_property
-    def _bounds(self) -> PeakBounds:
-        if not self._of.request.pack:
-            return self._without
-        problem, packings = self._of.lowered.problem, self._problem().packings
-        sizes = (
-            min((size, *(p.nbytes for p in packings[at]))) if at >= 0 else size
-            for size, at in zip(problem.size, self._node_of, strict=True)
-        )
-        return PeakBounds(self._of.state, replace(problem, size=tuple(sizes), known=()))
-
-    # ---- from what was found to a decision ------------------------------------------------------------
+    # ---- from a choice to a decision ------------------------------------------------------------------
     def _placed(
-        self, found: Found, ordered: Decision | None, peak_bytes: int
+        self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Decided | None, int]:
-        """What was found as a decision with its copies placed, and bytes that it is over the peak by.
+        """A choice as a decision with its copies placed, and bytes that it is over the peak by.
 
-        Where it has orders, ``ordered`` says which. None where some values cannot be kept so: the next search does without.
+        Where it has orders, ``ordered`` says which. None where some values cannot be offloaded: the next search
+        does without.
         """
         of, problem = self._of, self._of.lowered.problem
-        packings = self._problem().packings
         named = {at: i for i, at in enumerate(self._node_of) if at >= 0}
-        ways = []
-        for v, way in found.ways.items():
-            name, nbytes = problem.names[named[v]], problem.size[named[v]]
-            if way == OFFLOADED:
-                ways.append(Way(name=name, nbytes=nbytes))
-            else:
-                p = packings[v][way]
-                ways.append(
-                    Way(
-                        name=name,
-                        nbytes=nbytes,
-                        pair=p.name,
-                        packed_bytes=p.nbytes,
-                        cost=p.pack + p.unpack,
-                    )
-                )
-        decision = replace(ordered or of.lowered.decision(found.saved), ways=tuple(ways))
+        offloads = tuple(
+            Offload(name=problem.names[named[v]], nbytes=problem.size[named[v]])
+            for v in found.offloaded
+        )
+        decision = replace(ordered or of.lowered.decision(found.saved), offloads=offloads)
         saved = of.lowered.saved_of(decision) if ordered else found.saved
         saved_bytes = sum(problem.size[i] for i in saved)
         choice = replace(
@@ -325,42 +298,37 @@ class WaysPlanner:
             Decided(
                 decision=decision,
                 saved_bytes=saved_bytes,
-                cost=found.cost - found.done.waited,
+                cost=found.cost - found.exposed,
                 choice=choice,
             ),
             peak_bytes,
         )
 
     def with_tagged(self, decided: Decided, peak_bytes: int) -> Decided:
-        """A decision with all of what is tagged for the host's memory offloaded, where there is a link and it can be.
+        """A decision with all values offloaded that are tagged for the host's memory, as far as they can be.
 
         Args:
             decided: a decision within the peak.
             peak_bytes: the peak.
         """
-        of, before = self._of, decided.decision.ways
-        if of.request.offload is None:
-            return decided
-        sent = {way.name for way in before if not way.pair}
+        of, before = self._of, decided.decision.offloads
+        offloaded = {value.name for value in before}
         tagged = {
             name: nbytes
             for name, nbytes in offloaded_by_tag(of.state, of.lowered)
-            if name in decided.decision.saved and name not in sent
+            if name in decided.decision.saved and name not in offloaded
         }
-        plain_bytes = decided.saved_bytes + sum(way.nbytes - way.packed_bytes for way in before)
-        computing = decided.cost - decided.choice.waited - sum(way.cost for way in before)
+        unplaced = [replace(value, freed_after="", fetched_before="") for value in before]
         for _ in range(len(tagged) + 1):
             tagged = {name: n for name, n in tagged.items() if name not in self._left_out}
             if not tagged:
                 break
-            ways = [replace(w, freed_after="", fetched_before="") for w in before]
-            ways = [way for way in ways if way.name not in tagged]
-            ways += [Way(name=name, nbytes=nbytes) for name, nbytes in tagged.items()]
+            more = (Offload(name=name, nbytes=nbytes) for name, nbytes in tagged.items())
             found, _ = self._carried_out(
                 Decided(
-                    decision=replace(decided.decision, ways=tuple(ways)),
-                    saved_bytes=plain_bytes,
-                    cost=computing + sum(way.cost for way in ways),
+                    decision=replace(decided.decision, offloads=(*unplaced, *more)),
+                    saved_bytes=decided.saved_bytes + sum(value.nbytes for value in before),
+                    cost=decided.cost - decided.choice.waited,
                     choice=decided.choice,
                 ),
                 peak_bytes,
@@ -373,23 +341,23 @@ class WaysPlanner:
         """A decision with its copies placed, and bytes that it is over the peak by; None as in `_placed`.
 
         Args:
-            wanted: with the bytes that it saves as if all were just kept, and the cost without waiting.
+            wanted: with the bytes that it saves without offloads, and the cost without exposed transfer time.
             peak_bytes: the peak.
         """
-        of, decision, ways, choice = self._of, wanted.decision, wanted.decision.ways, wanted.choice
-        plain = split(replace(of.state, decision=replace(decision, ways=()), choice=choice))
-        _, left = sorted_out(plain, ways)
-        if left:
-            self._left_out |= left.keys()
+        of, decision, choice = self._of, wanted.decision, wanted.choice
+        plain = split(replace(of.state, decision=replace(decision, offloads=()), choice=choice))
+        _, refused = traced_offloads(plain, decision.offloads)
+        if refused:
+            self._left_out |= refused.keys()
             return None, 0
-        halves = PassManager((KeepInWays(),)).run(
+        done = PassManager((OffloadSaved(),)).run(
             replace(plain, decision=decision), in_place=True, verify=False
         )
-        copies = Copies(halves.state, decision.ways, of.request.offload, self._times)
+        copies = Copies(done.state, decision.offloads, self._link, self._times)
         placed, waited, over = copies.placed(peak_bytes)
         decided = Decided(
-            decision=replace(decision, ways=placed),
-            saved_bytes=wanted.saved_bytes - sum(way.nbytes - way.packed_bytes for way in placed),
+            decision=replace(decision, offloads=placed),
+            saved_bytes=wanted.saved_bytes - sum(value.nbytes for value in placed),
             cost=wanted.cost + waited,
             choice=replace(choice, waited=waited),
         )

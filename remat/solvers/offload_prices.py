@@ -1,4 +1,4 @@
-"""Prices on bytes at moments and on the link's time, and the decision with ways that is best at them."""
+"""Prices on bytes at moments and on the link's time, and the decision with offloads that is best at them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.ways_problem import OFFLOADED, Followed, WaysEvaluation, WaysProblem
+from remat.solvers.offload_problem import CarriedSchedule, OffloadEvaluation, OffloadProblem
 
 #: Prices and costs sum to less than this, so that every flow fits 64-bit integers.
 _ROOM = 2**58
@@ -35,33 +35,44 @@ class Lives:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A decision with ways, and what it comes to.
+class OffloadChoice:
+    """A decision with offloads, and its measures.
 
     Attributes:
         saved: positions in the graph problem.
-        ways: the ways of values that are not just kept, by nodes of the step problem.
-        cost: what runs again, packing, and waiting.
-        peak_bytes: of the device.
         over: bytes above the capacity, of all moments together.
+        schedule: its runs, without copies.
+        evaluation: its memory and cost.
     """
 
     saved: tuple[int, ...]
-    ways: dict[int, int]
-    cost: int
-    peak_bytes: int
     over: int
-    followed: Followed
-    done: WaysEvaluation
+    schedule: CarriedSchedule
+    evaluation: OffloadEvaluation
 
     @property
-    def schedule(self) -> tuple[tuple[int, ...], int]:
-        """Its runs, and the position of the first after the boundary."""
-        return self.followed.sequence, self.followed.done.boundary
+    def offloaded(self) -> tuple[int, ...]:
+        """The offloaded values, by nodes of the step problem."""
+        return self.evaluation.offloaded
+
+    @property
+    def cost(self) -> int:
+        """Recomputation and exposed transfer time together."""
+        return self.evaluation.cost
+
+    @property
+    def exposed(self) -> int:
+        """Exposed transfer time."""
+        return self.evaluation.placement.waited
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak of the device."""
+        return self.evaluation.peak_bytes
 
     @property
     def rank(self) -> tuple[int, int]:
-        """What is least for the best: what fits comes before what does not."""
+        """Least for the best: decisions within the capacity come before others."""
         return self.over, self.cost
 
 
@@ -69,7 +80,7 @@ class Prices:
     """Prices, moved along what decisions are over.
 
     Args:
-        problem: the problem with ways.
+        problem: the problem.
         graph: what may be saved and what recomputed.
         node_of: nodes of the step problem by those of the graph problem.
         lives: when values are there.
@@ -80,12 +91,12 @@ class Prices:
 
     def __init__(
         self,
-        problem: WaysProblem,
+        problem: OffloadProblem,
         graph: GraphProblem,
         node_of: Sequence[int],
         lives: Lives,
         capacity: int,
-        whole: Followed,
+        whole: CarriedSchedule,
         moments: Sequence[int],
     ) -> None:
         self._problem, self._graph, self._node_of = problem, graph, node_of
@@ -93,12 +104,12 @@ class Prices:
         self._network = Network(graph)
         self._moment: dict[int, float] = {}
         self._window: dict[tuple[bool, int, int], float] = {}
-        edge = whole.done.boundary
+        edge = whole.boundary
         # Time at the start of each run, to know when what is sent at once has left.
         self._starts = [0, *itertools.accumulate(problem.times[v] for v in whole.sequence)]
         runs = whole.sequence
         self._time_scale = max(1, self._starts[-1] // 2)
-        self._byte_scale = max(1, max(whole.done.bytes_alive) - capacity)
+        self._byte_scale = max(1, max(whole.evaluation.bytes_alive) - capacity)
         at_run = {m: k for k, m in reversed([*enumerate(moments[:edge])])}
         n = len(graph)
         self._sent, self._fetched = list(lives.ready), list(lives.first)
@@ -117,8 +128,8 @@ class Prices:
             k = max(edge, bisect_right(self._starts, start) - 1)
             self._fetched[i] = min(lives.first[i], moments[min(k, len(runs) - 1)])
 
-    def decision(self) -> tuple[tuple[int, ...], dict[int, int]]:
-        """What is best to save at the prices, and each value's cheapest way."""
+    def decision(self) -> tuple[tuple[int, ...], list[int]]:
+        """The best values to save at the prices, and the nodes of those that are cheaper offloaded."""
         graph, problem, lives = self._graph, self._problem, self._lives
         at = sorted(self._moment)
         sums = [0.0, *itertools.accumulate(self._moment[m] for m in at)]
@@ -126,25 +137,20 @@ class Prices:
         def priced(low: int, high: int) -> float:
             return max(0.0, sums[bisect_left(at, high + 1)] - sums[bisect_left(at, low)])
 
-        keep, again, way_of = [], [], {}
+        keep, again, offloaded = [], [], set()
         for i, nbytes in enumerate(graph.size):
             begin, ready, first, last = (
                 lives.begin[i], lives.ready[i], lives.first[i], lives.last[i],
             )  # fmt: skip
             least = nbytes * priced(begin, last) if nbytes and at else 0.0
             v = self._node_of[i]
-            if nbytes and at and v >= 0 and first <= last and ready < first:
-                ends = nbytes * (priced(begin, ready) + priced(first, last))
-                for k, packing in enumerate(problem.packings[v]):
-                    price = ends + packing.nbytes * priced(ready + 1, first - 1)
-                    price += packing.pack + packing.unpack
-                    if price < least:
-                        least, way_of[i] = price, k
-                if problem.send[v] >= 0:
-                    held = priced(begin, self._sent[i]) + priced(self._fetched[i], last)
-                    price = nbytes * held + self._on_link(i, v)
-                    if price < least:
-                        least, way_of[i] = price, OFFLOADED
+            between = first <= last and ready < first
+            if nbytes and at and between and v >= 0 and problem.send[v] >= 0:
+                held = priced(begin, self._sent[i]) + priced(self._fetched[i], last)
+                price = nbytes * held + self._on_link(i, v)
+                if price < least:
+                    least = price
+                    offloaded.add(i)
             keep.append(least)
             held = nbytes * priced(first, last) if nbytes and at else 0.0
             again.append((graph.cost[i] if graph.in_forward[i] else 0) + held)
@@ -152,8 +158,7 @@ class Prices:
         saved = self._network.cut(
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
         ).saved
-        ways = {self._node_of[i]: way for i in saved if (way := way_of.get(i)) is not None}
-        return saved, ways
+        return saved, [self._node_of[i] for i in saved if i in offloaded]
 
     def _on_link(self, i: int, v: int) -> float:
         lives, problem, total = self._lives, self._problem, 0.0
@@ -162,12 +167,12 @@ class Prices:
                 total += price * (problem.fetch[v] if back else problem.send[v])
         return total
 
-    def move(self, found: Found, moments: Sequence[int], most: float, step: float) -> bool:
+    def move(self, choice: OffloadChoice, moments: Sequence[int], most: float, step: float) -> bool:
         """Moves the prices along what a decision is over, by Polyak's rule; False where it is within all."""
         capacity, bytes_scale, time_scale = self._capacity, self._byte_scale, self._time_scale
         highest: dict[int, int] = {}
         # As if nothing waited: waiting is what the link's prices are about.
-        for m, nbytes in zip(moments, found.done.bytes_alive, strict=True):
+        for m, nbytes in zip(moments, choice.evaluation.placement.bytes_alive, strict=True):
             if nbytes > highest.get(m, 0):
                 highest[m] = nbytes
         slope: dict[int, float] = {
@@ -175,12 +180,12 @@ class Prices:
             for m, nbytes in highest.items()
             if nbytes > capacity or m in self._moment
         }
-        self._open_windows(found, moments)
-        behind = {w: self._behind(w, found, moments) / time_scale for w in self._window}
+        self._open_windows(choice, moments)
+        behind = {w: self._behind(w, choice, moments) / time_scale for w in self._window}
         length = sum(s * s for s in slope.values()) + sum(s * s for s in behind.values())
         if not length:
             return False
-        value = float(found.cost - found.done.waited)
+        value = float(choice.cost - choice.exposed)
         value += sum(self._moment.get(m, 0.0) * s * bytes_scale for m, s in slope.items())
         value += sum(self._window[w] * s * time_scale for w, s in behind.items())
         move = step * max(most - value, 0.02 * most) / length
@@ -190,30 +195,29 @@ class Prices:
             self._window[w] = min(1.0, max(0.0, self._window[w] + move * s / time_scale))
         return True
 
-    def _open_windows(self, found: Found, moments: Sequence[int]) -> None:
+    def _open_windows(self, choice: OffloadChoice, moments: Sequence[int]) -> None:
         """Begins a price for each stretch in which the link was behind, the longest waits first."""
-        placed, last = found.done.placement, len(moments) - 1
-        scale = len(moments) / max(1, len(found.done.placement.bytes_alive))
+        placed, last = choice.evaluation.placement, len(moments) - 1
         for back, waits in ((False, placed.sending), (True, placed.fetching)):
             opened = sum(w[0] == back for w in self._window)
             for wait in sorted(waits, key=lambda w: -w.time)[: max(0, _WINDOWS - opened)]:
-                low, high = sorted(
-                    moments[max(0, min(last, int(k * scale)))] for k in (wait.begin, wait.at)
-                )
+                low, high = sorted(moments[max(0, min(last, k))] for k in (wait.begin, wait.at))
                 self._window.setdefault((back, low, high), 0.0)
 
-    def _behind(self, window: tuple[bool, int, int], found: Found, moments: Sequence[int]) -> float:
+    def _behind(
+        self, window: tuple[bool, int, int], choice: OffloadChoice, moments: Sequence[int]
+    ) -> float:
         """Time by which copies of a window take longer than the runs beside them."""
         back, low, high = window
-        problem, idle = self._problem, found.followed.idle
+        problem, idle = self._problem, choice.schedule.idle
         copies = 0
-        for v in found.done.offloaded:
+        for v in choice.offloaded:
             at = moments[idle[v][1 if back else 0]]
             if low <= at <= high:
                 copies += problem.fetch[v] if back else problem.send[v]
         runs = sum(
             problem.times[v]
-            for v, m in zip(found.followed.sequence, moments, strict=True)
+            for v, m in zip(choice.schedule.sequence, moments, strict=True)
             if low <= m <= high
         )
         return copies - runs

@@ -1,4 +1,4 @@
-"""Saved values that are packed, or sent to the host's memory and fetched again, where a decision says so."""
+"""Saved values that are sent to the host's memory and fetched again, where a decision says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, offload, reload
 from remat.graph.joint import output_node
-from remat.graph.lowering import Way
+from remat.graph.lowering import Offload
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State, halves_of
 from remat.passes.hooks.inlining import Inlining
@@ -20,7 +20,7 @@ from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces, refusal_on
 from remat.passes.hooks.tracing import Traced
 from remat.passes.packing.pairs import SavedTensorHooks
 
-#: Offloading as a pair of hooks; the copies are waited for where a `Way` says.
+#: Offloading as a pair of hooks; the copies are waited for where an `Offload` says.
 OFFLOADING = SavedTensorHooks(
     name="offload",
     pack=lambda x: (offload(x), x.device),
@@ -28,91 +28,80 @@ OFFLOADING = SavedTensorHooks(
 )
 
 
-def pair_of(way: Way) -> SavedTensorHooks:
-    """The hooks of a way."""
-    return SavedTensorHooks.of(way.pair) if way.pair else OFFLOADING
-
-
 @dataclass(frozen=True)
-class KeepInWays(Pass):
-    """Packs and offloads the saved values that the decision has a way for.
+class OffloadSaved(Pass):
+    """Offloads the saved values that the decision names.
 
-    Packing stands as in `saved-tensor-hooks`. What is offloaded is sent behind its last use in forward, and
-    its memory is free behind the node that the way names; its fetch begins before the one that it names.
+    A value is sent after its last use in forward. Its memory is free after the node that the decision names
+    for it, and its fetch begins before the other one.
     """
 
-    name: ClassVar[str] = "keep-in-ways"
+    name: ClassVar[str] = "offload-saved"
     stage: ClassVar[Stage] = Stage.SPLIT
     keeps_numbers: ClassVar[bool] = False
-    summary: ClassVar[str] = "pack and offload what the decision says"
+    summary: ClassVar[str] = "send saved values to the host's memory, as decided"
 
     def run(self, state: State) -> PassResult:
-        ways = () if state.decision is None else state.decision.ways
-        if not ways:
-            return PassResult(state=state, modified=False, detail="every saved value is just kept")
+        offloads = () if state.decision is None else state.decision.offloads
+        if not offloads:
+            return PassResult(state=state, modified=False, detail="no saved value is offloaded")
         forward, backward = halves_of(state, self.name)
-        chosen, left = sorted_out(state, ways)
-        if left:
-            name, why = next(iter(left.items()))
+        traced, refused = traced_offloads(state, offloads)
+        if refused:
+            name, why = next(iter(refused.items()))
             raise PlanError(
-                f"the plan packs or offloads '{name}' of graph '{state.joint.name}', which cannot be: {why}; "
-                "plan again"
+                f"the plan offloads '{name}' of graph '{state.joint.name}', which cannot be: {why}; plan again"
             )
         with state.edit() as edit:
             inlining = Inlining(forward, backward, state.joint.num_fwd_outputs)
-            for _, saved, traced in chosen:
-                inlining.add(saved, traced)
+            for saved, hooks in traced:
+                inlining.add(saved, hooks)
             inlining.finish()
-            wait_for_copies(forward, backward, ways)
-        offloaded = sum(not way.pair for way in ways)
-        return edit.result(
-            f"{len(ways) - offloaded} values packed, {offloaded} offloaded",
-            packed=len(ways) - offloaded,
-            offloaded=offloaded,
-        )
+            wait_for_copies(forward, backward, offloads)
+        return edit.result(f"{len(offloads)} values offloaded", offloaded=len(offloads))
 
 
-def sorted_out(
-    state: State, ways: Iterable[Way]
-) -> tuple[list[tuple[Way, fx.Node, Traced]], dict[str, str]]:
-    """The ways that can be carried out in the two halves, and why others cannot, by name.
+def traced_offloads(
+    state: State, offloads: Iterable[Offload]
+) -> tuple[list[tuple[fx.Node, Traced]], dict[str, str]]:
+    """The saved values that can be offloaded, with their traced copies, and by name why others cannot.
 
     Raises:
         PlanError: the state is not partitioned.
     """
-    forward, backward = halves_of(state, KeepInWays.name)
+    forward, backward = halves_of(state, OffloadSaved.name)
     handed = Handed(state.joint, forward, backward)
     by_name = {n.name: n for n in handed.tensors}
-    done: list[tuple[Way, fx.Node, Traced]] = []
-    left: dict[str, str] = {}
-    for way in ways:
-        saved, hooks = by_name.get(way.name), pair_of(way)
+    done: list[tuple[fx.Node, Traced]] = []
+    refused: dict[str, str] = {}
+    for value in offloads:
+        saved = by_name.get(value.name)
         if saved is None:
-            left[way.name] = "forward does not hand it over"
+            refused[value.name] = "forward does not hand it over"
             continue
-        why = handed.refusal(saved, hooks)
-        traced = None if why else state.get(HookTraces(hooks)).of(saved.meta["val"])
-        why = why or refusal_once_traced(saved, traced, hooks)
+        why = handed.refusal(saved, OFFLOADING)
+        traced = None if why else state.get(HookTraces(OFFLOADING)).of(saved.meta["val"])
+        why = why or refusal_once_traced(saved, traced, OFFLOADING)
         if traced is None or why:
-            left[way.name] = why
+            refused[value.name] = why
         else:
-            done.append((way, saved, traced))
-    return done, left
+            done.append((saved, traced))
+    return done, refused
 
 
-def wait_for_copies(forward: fx.GraphModule, backward: fx.GraphModule, ways: Iterable[Way]) -> None:
-    """Puts waits for the copies of halves that begin them, and begins fetches where the ways say."""
+def wait_for_copies(
+    forward: fx.GraphModule, backward: fx.GraphModule, offloads: Iterable[Offload]
+) -> None:
+    """Puts waits for copies into two graphs that begin them, and begins fetches where the offloads say."""
     sent = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
     fetched = {n.args[0].name: n for n in backward.graph.nodes if n.target is RELOAD}
     named = {n.name: n for n in forward.graph.nodes}, {n.name: n for n in backward.graph.nodes}
     rank, late = ({n: i for i, n in enumerate(half.graph.nodes)} for half in (forward, backward))
     out = output_node(forward.graph)
     tail: dict[fx.Node, fx.Node] = {}
-    for way in ways:
-        if way.pair:
-            continue
-        copy, name = sent[way.name], sent[way.name].name
-        anchor = _node(named[0], way.freed_after, copy)
+    for value in offloads:
+        copy, name = sent[value.name], sent[value.name].name
+        anchor = _node(named[0], value.freed_after, copy)
         anchor = max(anchor, copy, key=rank.__getitem__)
         torch_compat.rename(copy, f"{name}_begun")
         torch_compat.used_names(forward.graph).discard(name)  # what is handed over has it now
@@ -125,7 +114,7 @@ def wait_for_copies(forward: fx.GraphModule, backward: fx.GraphModule, ways: Ite
 
         back = fetched[name]
         first = min(back.users, key=late.__getitem__)
-        before = _node(named[1], way.fetched_before, back)
+        before = _node(named[1], value.fetched_before, back)
         torch_compat.rename(back, f"{back.name}_begun")
         with backward.graph.inserting_before(first):
             there = backward.graph.call_function(WAIT_COPIED, (back, back.args[0]))

@@ -1,4 +1,4 @@
-"""Plans that pack and offload: what they come to, what they change, and what they refuse."""
+"""Plans that offload: their figures, that numbers stay the same, and which options are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import nn
 import remat
 from remat.errors import BudgetError, PlanError, ProblemError, RematError
 from remat.graph.costs.links import Link, links
-from remat.passes.hooks.choices import chosen_by
+from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
 from remat.running.differences import first_difference
 from remat.running.measure import measure_step
 from remat.running.trial import Trial
@@ -62,7 +62,7 @@ def test_a_compiled_step_has_the_gradients_of_eager_and_the_simulated_peak() -> 
         for p, w in zip(model.parameters(), wanted, strict=True)
     )
     plan = remat.plans()[-1]
-    assert plan.ways
+    assert plan.offloads
     assert plan.host_bytes
     assert measure_step(compiled, (x,), by="storages").peak_bytes == plan.peak_bytes
 
@@ -79,7 +79,7 @@ def test_inductor_compiles_copies_and_the_allocator_finds_the_known_peak(share: 
         compiled = torch.compile(model, backend="remat", options=options)
         compiled(x).backward()
         plan = remat.plans()[-1]
-        peaks[bool(plan.ways)] = plan.peak_bytes
+        peaks[bool(plan.offloads)] = plan.peak_bytes
         assert measure_step(compiled, (x,), by="allocator").peak_bytes == plan.peak_bytes
     got = [p.grad.clone() for p in model.parameters()]  # type: ignore[union-attr]
     model.zero_grad()
@@ -90,10 +90,10 @@ def test_inductor_compiles_copies_and_the_allocator_finds_the_known_peak(share: 
     assert peaks[True] <= peaks[False]
 
 
-def test_ways_never_cost_more_than_doing_without() -> None:
+def test_offloading_never_costs_more_than_doing_without() -> None:
     without = remat.plan(blocks(), remat.Peak(0.2), cost="roofline:epyc")
-    plan = ways_plan()
-    assert plan.recompute_cost + plan.ways_cost < without.recompute_cost
+    plan = offloading()
+    assert plan.recompute_cost + plan.waited < without.recompute_cost
     assert plan.before_after.more is not None
     assert plan.before_after.more < (without.before_after.more or 0)
     assert 0 <= plan.recompute_bound <= without.recompute_bound
@@ -101,11 +101,11 @@ def test_ways_never_cost_more_than_doing_without() -> None:
 
 
 @cache
-def ways_plan() -> remat.Plan:
+def offloading() -> remat.Plan:
     return remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
 
 
-def test_a_frontier_with_ways_lies_below_the_one_without(tmp_path: Path) -> None:
+def test_a_frontier_with_offloading_lies_below_the_one_without(tmp_path: Path) -> None:
     slow = {**OPTIONS, "offload": "2GB/s"}
     without = remat.frontier(blocks(), cost="roofline:epyc", by="peak")
     found = remat.frontier(blocks(), by="peak", **slow)
@@ -118,20 +118,20 @@ def test_a_frontier_with_ways_lies_below_the_one_without(tmp_path: Path) -> None
     assert found.points[0].peak_bytes <= remat.plan(blocks(), remat.Peak(0.0), **slow).peak_bytes
     cheapest = next(p for p in found.points if p not in without.points)
     plan = found.plan(cheapest)
-    assert plan.ways
+    assert plan.offloads
     assert plan.peak_bytes == cheapest.peak_bytes
-    assert plan.recompute_cost + plan.ways_cost == cheapest.recompute_cost
+    assert plan.recompute_cost + plan.waited == cheapest.recompute_cost
     found.plot(tmp_path / "both.svg", others=[without])
     assert "offload 2 GB/s" in (tmp_path / "both.svg").read_text()
     with pytest.raises(ProblemError, match="a frontier by what is saved does not offload"):
         remat.frontier(blocks(), **slow)
 
 
-def test_what_fits_and_what_solvers_come_to_know_ways() -> None:
+def test_fit_and_compare_offload() -> None:
     row = remat.compare(blocks(), ["auto"], [remat.Peak(0.2)], **OPTIONS).rows[0]
-    plan = ways_plan()
+    plan = offloading()
     assert (row.recompute_cost, row.peak_bytes) == (
-        plan.recompute_cost + plan.ways_cost,
+        plan.recompute_cost + plan.waited,
         plan.peak_bytes,
     )
     model = Blocks(width=64, depth=4)
@@ -148,93 +148,44 @@ def test_what_fits_and_what_solvers_come_to_know_ways() -> None:
             **options,
         )
 
-    with_ways, without = fit(offload="10GB/s"), fit()
-    assert with_ways.best is not None
+    offloaded, without = fit(offload="10GB/s"), fit()
+    assert offloaded.best is not None
     assert without.best is not None
-    assert (with_ways.best.recompute_s or 0) < (without.best.recompute_s or 0)
-    assert '"offload": "10GB/s"' in with_ways.code
+    assert (offloaded.best.recompute_s or 0) < (without.best.recompute_s or 0)
+    assert '"offload": "10GB/s"' in offloaded.code
     with pytest.raises(ProblemError, match="a step of several ranks does not offload"):
         fit(offload="10GB/s", ranks=2)
 
 
-def test_saved_plans_keep_their_ways() -> None:
-    plan = ways_plan()
-    assert plan.ways
+def test_a_plan_names_its_offloaded_values() -> None:
+    plan = offloading()
+    assert plan.offloaded
+    assert set(plan.offloaded) <= set(plan.saved)
+    sent = {n.meta["packed_from"] for n in plan.forward.graph.nodes if n.target is OFFLOAD}
+    assert set(plan.offloaded) == sent
+    assert remat.Plan.from_json(plan.to_json()).offloaded == plan.offloaded
+    assert remat.plan(blocks(), 0.5).offloaded == ()
+
+
+def test_saved_plans_keep_their_offloads() -> None:
+    plan = offloading()
+    assert plan.offloads
     again = remat.plan(blocks(), plan=remat.Plan.from_json(plan.to_json()))
     assert str(again.forward.graph) == str(plan.forward.graph)
     assert str(again.backward.graph) == str(plan.backward.graph)
-    for figure in ("ways", "waited", "link", "peak_bytes", "recompute_cost", "saved_bytes"):
+    for figure in ("offloads", "waited", "link", "peak_bytes", "recompute_cost", "saved_bytes"):
         assert getattr(again, figure) == getattr(plan, figure)
     text = plan.explain()
-    assert "offloaded over 10 GB/s" in text
-    assert all(f"{way.name}  " in text for way in plan.ways)
+    assert "over 10 GB/s; exposed transfer time: " in text
+    assert all(f"{name}  " in text for name in plan.offloaded)
 
 
-def test_older_files_are_read_as_plans_without_ways() -> None:
-    plan = ways_plan()
+def test_older_files_are_read_as_plans_without_offloads() -> None:
+    plan = offloading()
     data = json.loads(plan.to_json())
-    for field in ("ways", "waited", "link"):
+    for field in ("offloads", "waited", "link"):
         del data[field]
-    assert remat.Plan.from_json(json.dumps(data)).ways == ()
-
-
-def products(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Its values are dear to make again, for their bytes."""
-    for _ in range(10):
-        x = torch.tanh(x @ w)
-    return x
-
-
-def test_packing_is_chosen_where_it_pays_and_says_that_gradients_change() -> None:
-    joint = joint_of(products, weight(64, 1024), weight(1024, 1024))
-    without = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc")
-    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack=["float8", "bf16"])
-    assert plan.ways
-    assert {way.pair for way in plan.ways} <= {"float8", "bf16"}
-    assert plan.recompute_cost + plan.ways_cost < without.recompute_cost
-    assert plan.host_bytes == 0
-    trial = Trial.of(joint)
-    got = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
-    assert first_difference(trial.run_joint(joint), got) is not None
-    assert "packed values" in plan.explain()
-
-
-def test_what_backward_compares_again_is_not_packed() -> None:
-    """The masks that it makes of a packed product would not be forward's."""
-
-    def kinked(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        for _ in range(5):
-            x = torch.tanh(x @ w)
-            x = torch.nn.functional.leaky_relu(torch.tanh(x @ w))
-        return x
-
-    joint = joint_of(kinked, weight(64, 1024), weight(1024, 1024))
-    plan = remat.plan(joint, remat.Peak(0.3), cost="roofline:epyc", pack="float8")
-    compared = {n.name for n in chosen_by(plan.backward.graph) if n.op == "placeholder"}
-    packed = {way.name for way in plan.ways}
-    assert compared
-    assert packed
-    assert not packed & {name.removesuffix("_packed") for name in compared}
-
-
-@pytest.mark.parametrize("pair", ["bf16", "float8"])
-def test_inductor_compiles_packed_values_and_the_allocator_finds_the_known_peak(pair: str) -> None:
-    x, w = weight(64, 1024), (weight(1024, 1024) / 32).detach().requires_grad_()
-    found = {}
-    for more in ({}, {"pack": [pair]}):
-        torch.compiler.reset()
-        x.grad = w.grad = None
-        options = {"budget": remat.Peak(0.3), "cost": "roofline-fused:epyc", **more}
-        compiled = torch.compile(products, backend="remat", options=options)
-        compiled(x, w).sum().backward()
-        plan = remat.plans()[-1]
-        found[bool(more)] = plan, x.grad, w.grad
-        assert measure_step(compiled, (x, w), by="allocator").peak_bytes == plan.peak_bytes
-    (_, *exact), (packed, *rounded) = found[False], found[True]
-    assert {way.pair for way in packed.ways} == {pair}
-    assert packed.peak_bytes <= 1.005 * packed.peak_limit
-    for a, b in zip(exact, rounded, strict=True):
-        assert 0 < float((a - b).norm() / a.norm()) < {"bf16": 0.01, "float8": 0.1}[pair]
+    assert remat.Plan.from_json(json.dumps(data)).offloads == ()
 
 
 def dropped(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -262,7 +213,7 @@ def test_offloading_changes_nothing(name: str) -> None:
     trial = Trial.of(joint)
     for share in (0.6, 0.2):
         plan = remat.plan(joint, remat.Peak(share), cost="roofline:epyc", offload="100GB/s")
-        assert plan.ways
+        assert plan.offloads
         got = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
         assert first_difference(trial.run_joint(joint), got) is None
 
@@ -271,20 +222,13 @@ def test_offloading_changes_nothing(name: str) -> None:
     ("options", "message"),
     [
         ({"budget": 0.5, "offload": "25GB/s"}, "expected a budget on the peak"),
-        ({"budget": "saved:1MiB", "pack": "bf16"}, "expected a budget on the peak"),
+        ({"budget": "saved:1MiB", "offload": "25GB/s"}, "expected a budget on the peak"),
         ({"offload": "fast"}, "'fast'; expected the link to the host"),
         ({"offload": "0GB/s"}, "expected the link to the host"),
         ({"offload": "25Gb/s"}, "a small b stands for bits"),
         ({"offload": "1.2.3GB/s"}, "expected the link to the host"),
         ({"offload": 1e300}, "expected the link to the host"),
         ({"offload": 10**400}, "expected the link to the host"),
-        ({"pack": [["bf16"]]}, "expected names of ready-made pairs"),
-        ({"pack": "bf16,"}, "pack has ''"),
-        ({"pack": ""}, r"pack has ''; .* \(bf16, float8, int8\), .* or \[\] to pack nothing"),
-        ({"pack": [""]}, "pack has ''"),
-        ({"pack": ["zip"]}, "pack has 'zip'; expected names of ready-made pairs"),
-        ({"pack": ["cpu-offload"]}, "give offload"),
-        ({"pack": [("own", "pair")]}, "pairs of your own, .* are for hooks="),
         ({"offload": "900"}, "is 900 bytes per second; expected .* '900GB/s'"),
         ({"offload": 900}, "is 900 bytes per second"),
         ({"offload": "pcie5", "hooks": "bf16"}, "leave one of them out"),
@@ -318,7 +262,7 @@ def test_graphs_of_one_step_share_a_peak() -> None:
     without = remat.plan(joints, remat.Peak(0.0), cost=OPTIONS["cost"])
     plans = remat.plan(joints, remat.Peak(0.0), **OPTIONS)
     assert plans.host_bytes > 0
-    assert plans.recompute_cost + plans.ways_cost < without.recompute_cost
+    assert plans.recompute_cost + plans.waited < without.recompute_cost
     assert plans.peak_bytes <= without.peak_bytes
     assert "offloaded" in repr(plans)
     lower = remat.Peak(without.peak_bytes - 20_000)
@@ -339,16 +283,16 @@ def test_graphs_of_one_step_share_a_peak() -> None:
         assert torch.equal(p.grad, gradient)  # type: ignore[arg-type]
 
 
-def test_an_edited_way_is_refused() -> None:
-    plan = ways_plan()
-    edited = plan.to_json().replace(f'"name": "{plan.ways[0].name}"', '"name": "nobody"')
+def test_an_edited_offload_is_refused() -> None:
+    plan = offloading()
+    edited = plan.to_json().replace(f'"name": "{plan.offloaded[0]}"', '"name": "nobody"')
     with pytest.raises((PlanError, RematError), match="'nobody'"):
         remat.plan(blocks(), plan=remat.Plan.from_json(edited))
 
 
-def test_a_plan_with_ways_is_not_packed_once_more() -> None:
+def test_a_plan_that_offloads_is_not_packed_once_more() -> None:
     with pytest.raises(PlanError, match="leave hooks out"):
-        remat.plan(blocks(), plan=ways_plan(), hooks="bf16")
+        remat.plan(blocks(), plan=offloading(), hooks="bf16")
 
 
 def test_links_have_names() -> None:
@@ -372,8 +316,6 @@ def test_a_link_is_a_number_of_bytes_too() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="copies beside a GPU need one")
 def test_copies_of_a_gpu_come_back_as_they_were() -> None:
-    from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
-
     x = torch.randn(1024, 1024, device="cuda")
     host = WAIT_COPIED(OFFLOAD(x), x)
     back = WAIT_COPIED(RELOAD(host, x.device), host)
@@ -384,20 +326,17 @@ def test_copies_of_a_gpu_come_back_as_they_were() -> None:
 def test_an_edited_plan_is_not_believed_about_its_values() -> None:
     plan = remat.plan(blocks(), remat.Peak(0.2), **OPTIONS)
     data = json.loads(plan.to_json())
-    first = data["ways"][0]
-    for ways, says in (
+    first = data["offloads"][0]
+    for offloads, says in (
         (
             [{**first, "nbytes": 4}],
             f"'{first['name']}' has 4 bytes in it, and {first['nbytes']} in",
         ),
-        ([first, first], "has two ways"),
-        ([first, {**first, "pair": "float8"}], "has two ways"),
-        ([{**first, "pair": "zip"}], "packed by 'zip', and there is no such pair"),
-        ([{**first, "cost": -1}], "has a cost of -1"),
+        ([first, first], "is offloaded twice in it"),
         ([{**first, "fetched_before": "tangents_1"}], "before 'tangents_1', which does not run"),
         ([{**first, "freed_after": "nobody"}], "after 'nobody', which does not run"),
-        (data["ways"][:1], " is .* in it, and .* in the step that it makes"),
+        (data["offloads"][:1], " is .* in it, and .* in the step that it makes"),
     ):
-        edited = remat.Plan.from_json(json.dumps({**data, "ways": ways}))
+        edited = remat.Plan.from_json(json.dumps({**data, "offloads": offloads}))
         with pytest.raises(PlanError, match=says):
             remat.plan(blocks(), plan=edited)

@@ -1,0 +1,132 @@
+"""The step problem of a graph with the time of its copies to the host and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from remat.graph.copying import run_of
+from remat.graph.costs.base import CostModel, node_costs
+from remat.graph.costs.links import Link
+from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute
+from remat.graph.replays import is_element
+from remat.graph.step_lowering import LoweredStep
+from remat.graph.storages import tensor_bytes
+from remat.graph.writes import aliased_argument
+from remat.passes.core.state import Costs, State
+from remat.solvers.offload_problem import OffloadProblem
+
+#: Values that are smaller than all that may be saved divided by this are not offloaded.
+_SMALL = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Times:
+    """The time of every operator of a graph, backward's own included.
+
+    Attributes:
+        of_name: by nodes of the joint graph.
+        cost: the cost model, for operators that the graph does not have.
+    """
+
+    of_name: dict[str, int]
+    cost: CostModel
+
+    @classmethod
+    def of(cls, state: State, cost: CostModel) -> Times:
+        """Asks the cost model.
+
+        Raises:
+            ProblemError: it cannot price backward.
+        """
+        late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
+        costs = list(state.get(Costs(cost)))
+        for i, time in enumerate(node_costs(state.index, state.storages, cost, late)):
+            costs[i] += time
+        names = (node.name for node in state.index.nodes)
+        return cls(of_name=dict(zip(names, costs, strict=True)), cost=cost)
+
+    def of_node(self, node: fx.Node) -> int:
+        """Time of an operator of forward or backward."""
+        known = self.of_name.get(run_of(node))
+        if known is not None:
+            return known
+        is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+        if not is_tensor or is_element(node) or aliased_argument(node) is not None:
+            return 0
+        return int(self.cost.costs([node])[0])
+
+
+def offload_problem(
+    state: State,
+    lowered: Lowered,
+    step: LoweredStep,
+    times: Times,
+    link: Link,
+    left_out: frozenset[str],
+) -> OffloadProblem:
+    """The step problem of a graph with the values that may be offloaded.
+
+    Args:
+        state: the prepared graph.
+        lowered: its graph problem.
+        step: its step problem.
+        times: of its operators.
+        link: the link to the host.
+        left_out: names of values that must not be offloaded.
+    """
+    problem = step.problem
+    copy = [-1] * len(problem)
+    total = sum(lowered.problem.size)
+    stays = {*problem.to_end, *problem.at_start, *problem.at_boundary}
+    for i, nbytes in enumerate(lowered.problem.size):
+        name = lowered.problem.names[i]
+        at = step.of_value.get(name, -1)
+        if not _may_be_offloaded(state, lowered, i) or at < 0 or at in stays or name in left_out:
+            continue
+        if state.storages.owner[lowered.position[i]] != lowered.position[i]:
+            continue
+        if nbytes * _SMALL < total or problem.size[at] != nbytes:
+            continue
+        copy[at] = link.time_ps(nbytes)
+    return OffloadProblem(
+        step=problem,
+        times=tuple(times.of_name.get(name, 0) for name in problem.names),
+        send=tuple(copy),
+        fetch=tuple(copy),
+    )
+
+
+def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
+    """Whether a value may be saved at all, is all of its memory, and nobody writes to that."""
+    if lowered.kind[i] is not SavedKind.VALUE or not lowered.problem.size[i]:
+        return False
+    at, storages = lowered.position[i], state.storages
+    value = state.index.values[at]
+    return (
+        lowered.problem.savable[i]
+        and isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and tensor_bytes(value) == storages.nbytes[storages.owner[at]]
+        and storages.owner[at] not in storages.mutated
+        and all(type(s) is int for s in value.shape)
+    )
+
+
+def offloaded_by_tag(state: State, lowered: Lowered) -> Iterator[tuple[str, int]]:
+    """Names and bytes of the values that the user tags for the host's memory and that may go there.
+
+    A tag on a view is one on the memory that it looks at, unless that must be recomputed.
+    """
+    owner, nodes = state.storages.owner, state.index.nodes
+    tagged = {
+        i if must_recompute(nodes[owner[i]]) else owner[i]
+        for i, node in enumerate(nodes)
+        if must_offload(node)
+    }
+    for i, at in enumerate(lowered.position):
+        if at in tagged and _may_be_offloaded(state, lowered, i):
+            yield lowered.problem.names[i], lowered.problem.size[i]

@@ -1,0 +1,254 @@
+"""Small steps with values to offload, and two oracles: every decision tried, and every place of a copy."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from remat.errors import ProblemError
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.offload_prices import Lives
+from remat.solvers.offload_problem import OffloadProblem, carried, evaluate_offloads
+from remat.solvers.offload_search import OffloadSearch, Scheduled
+from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.transfers import Transfer
+
+
+def chain(capacity: int, *, copies: int, again: int = 5, **more: Any) -> OffloadProblem:
+    """Three layers and their backward, which reads every layer's value again; a run takes 5.
+
+    Args:
+        capacity: bytes.
+        copies: time of a copy of the first layer's ten bytes; -1: none of it goes to the host.
+        again: cost of each layer.
+        more: of the step problem.
+    """
+    step = ScheduleProblem(
+        names=("a", "b", "c", "gc", "gb", "ga"),
+        inputs=((), (0,), (1,), (2,), (1, 3), (0, 4)),
+        cost=(again, again, again, 0, 0, 0),
+        size=(10, 4, 1, 1, 1, 1),
+        forward=(0, 1, 2),
+        backward=(3, 4, 5),
+        capacity=capacity,
+        **more,
+    )
+    away = (copies, -1, -1, -1, -1, -1)
+    return OffloadProblem(step=step, times=(5,) * 6, send=away, fetch=away)
+
+
+def drawn(seed: int, most: int = 5) -> OffloadProblem:
+    """A step of up to so many values, with a capacity between its least peak and that of keeping all."""
+    draw = random.Random(seed)
+    n = draw.randint(2, most)
+    inputs: list[tuple[int, ...]] = [()]
+    inputs += [
+        tuple(sorted(draw.sample(range(i), min(i, draw.choice((1, 1, 2)))))) for i in range(1, n)
+    ]
+    size = [draw.randint(1, 12) for _ in range(n)]
+    times = [draw.randint(0, 9) for _ in range(n)]
+    for k in reversed(range(n)):
+        reads = {k} if draw.random() < 0.8 else set()
+        if k and draw.random() < 0.4:
+            reads.add(k - 1)
+        if k < n - 1:
+            reads.add(len(inputs) - 1)
+        inputs.append(tuple(sorted(reads)))
+        size.append(draw.randint(0, 4))
+        times.append(draw.randint(0, 9))
+    copies = [
+        -(-size[i] // draw.choice((1, 2))) if i < n and draw.random() < 0.7 else -1
+        for i in range(2 * n)
+    ]
+    step = ScheduleProblem(
+        names=tuple(f"f{i}" for i in range(n)) + tuple(f"b{i}" for i in range(n)),
+        inputs=tuple(inputs),
+        cost=tuple(times[:n] + [0] * n),
+        size=tuple(size),
+        forward=tuple(range(n)),
+        backward=tuple(range(n, 2 * n)),
+        to_end=(n - 1,) if draw.random() < 0.3 else (),
+        once=tuple(i for i in range(n) if draw.random() < 0.15),
+        resident=draw.randint(0, 3),
+        capacity=0,
+    )
+    problem = OffloadProblem(step=step, times=tuple(times), send=tuple(copies), fetch=tuple(copies))
+    search = search_of(problem)
+    low, high = search.whole().peak_bytes, search.choice(range(n), ()).peak_bytes
+    capacity = int(low + (high - low) * draw.uniform(0, 0.9))
+    return replace(problem, step=step.within(capacity))
+
+
+def cheapest(problem: OffloadProblem) -> int | None:
+    """The least cost of all decisions within the capacity, by trying every one; None where none is."""
+    search, step = search_of(problem), problem.step
+    n, best = len(step) // 2, None
+    choices = [("again", "keep", "offload")[: 3 if problem.send[i] >= 0 else 2] for i in range(n)]
+    for picked in itertools.product(*choices):
+        saved = [i for i, what in enumerate(picked) if what != "again" or i in step.once]
+        try:
+            sequence, _, boundary = search.schedule(saved)
+            schedule = carried(problem, sequence, boundary)
+        except ProblemError:
+            continue
+        offloaded = [i for i, what in enumerate(picked) if what == "offload"]
+        done = evaluate_offloads(problem, schedule, offloaded, step.capacity)
+        if done.peak_bytes <= (step.capacity or 0) and (best is None or done.cost < best):
+            best = done.cost
+    return best
+
+
+def search_of(problem: OffloadProblem) -> OffloadSearch:
+    """The search over a step without a graph of PyTorch around it."""
+    step = _Step(problem.step)
+    capacity = problem.step.capacity
+    assert capacity is not None
+    return OffloadSearch(
+        problem, step.graph, range(step.early), step.schedule, step.lives, capacity
+    )
+
+
+def _closure(step: ScheduleProblem, nodes: Iterable[int]) -> bytearray:
+    """Marks for each node whether it is one of those, or read on the way to one."""
+    found, todo = bytearray(len(step)), [*nodes]
+    while todo:
+        i = todo.pop()
+        if not found[i]:
+            found[i] = 1
+            todo.extend(step.inputs[i])
+    return found
+
+
+class _Step:
+    """The graph problem of a step problem, and the schedule of a decision.
+
+    The nodes before the boundary are numbered first, so that both problems number them alike.
+    """
+
+    def __init__(self, step: ScheduleProblem) -> None:
+        self.step = step
+        self.early = n = len(step) - len({*step.backward, *step.at_boundary})
+        given = set(step.at_start)
+        free = given.union(set(step.to_end).intersection(step.once))  # there in any case
+        read = _closure(step, (j for i in step.backward for j in step.inputs[i]))
+        # What backward never needs runs in forward, whether it is named there or not.
+        forward = _closure(step, (i for i in range(n) if i in step.forward or not read[i]))
+        self._forward, self._given = forward, given
+        self.graph = GraphProblem(
+            names=step.names[:n],
+            inputs=step.inputs[:n],
+            cost=step.cost[:n],
+            # Whether what takes no memory runs early is a question too, unless forward runs it anyway.
+            size=tuple(0 if i in free else step.size[i] or int(not forward[i]) for i in range(n)),
+            savable=(True,) * n,
+            # What runs once may do so in backward, unless forward needs it.
+            recomputable=tuple(
+                i not in given and (i not in step.once or not forward[i]) for i in range(n)
+            ),
+            in_forward=tuple(map(bool, forward[:n])),
+            needed=tuple(sorted({j for i in step.backward for j in step.inputs[i] if j < n})),
+            unit=step.unit,
+        )
+
+    def schedule(self, saved: Iterable[int]) -> Scheduled:
+        """The schedule of a decision; moments are nodes: of the run, or of backward's own next run."""
+        step, keep = self.step, set(saved)
+        forward = bytearray(self._forward)
+        stack = [i for i in keep if not forward[i]]
+        while stack:
+            i = stack.pop()
+            if not forward[i]:
+                forward[i] = 1
+                stack.extend(step.inputs[i])
+        sequence = [i for i in range(self.early) if forward[i] and i not in self._given]
+        moments, boundary = list(sequence), len(sequence)
+        placed = {*keep, *self._given, *step.at_boundary}
+        for root in step.backward:
+            missing, todo = [], [root]
+            while todo:
+                j = todo.pop()
+                if j not in placed:
+                    placed.add(j)
+                    missing.append(j)
+                    todo.extend(step.inputs[j])
+            sequence += sorted(missing)
+            moments += [root] * len(missing)
+        return sequence, moments, boundary
+
+    @property
+    def lives(self) -> Lives:
+        """When values are there, by nodes."""
+        step, n, end = self.step, self.early, len(self.step)
+        first, last, ready = [end] * n, [-1] * n, list(range(n))
+        for i in range(end - 1, -1, -1):
+            for j in step.inputs[i]:
+                if j >= n:
+                    continue
+                if i >= n:
+                    first[j], last[j] = min(first[j], i), max(last[j], i)
+                else:
+                    first[j] = min(first[j], first[i])
+                    last[j] = max(last[j], first[i] if first[i] < end else -1)
+                    ready[j] = max(ready[j], i)
+        return Lives(begin=range(n), ready=ready, first=first, last=last)
+
+
+def least_wait(
+    times: Sequence[int],
+    boundary: int,
+    alive: Sequence[int],
+    transfers: Sequence[Transfer],
+    capacity: int,
+) -> int | None:
+    """The least time that runs wait over every place of every copy within a capacity; None: none is within."""
+    n, waits = len(times), []
+    for freed in itertools.product(*(range(t.ready, boundary) for t in transfers)):
+        for fetched in itertools.product(*(range(boundary, t.needed + 1) for t in transfers)):
+            bytes_alive = list(alive)
+            for t, end, begin in zip(transfers, freed, fetched, strict=True):
+                for at in (*range(t.ready + 1, end + 1), *range(begin, t.needed)):
+                    bytes_alive[at] += t.nbytes
+            if n and max(bytes_alive) <= capacity:
+                waits.append(_wait(times, boundary, transfers, freed, fetched))
+    return min(waits, default=None)
+
+
+def _wait(
+    times: Sequence[int],
+    boundary: int,
+    transfers: Sequence[Transfer],
+    freed: Sequence[int],
+    fetched: Sequence[int],
+) -> int:
+    """Follows the runs and both queues forwards in time."""
+    now = out = back = 0
+    sent: dict[int, int] = {}
+    there: dict[int, int] = {}
+    order = sorted(range(len(transfers)), key=lambda i: (transfers[i].needed, i))
+    for at in range(len(times)):
+        for i, last in enumerate(freed):
+            if last == at - 1:
+                now = max(now, sent[i])
+        for i in _begun(order, fetched, at):
+            back = max(back, now) + transfers[i].fetch
+            there[i] = back
+        for i, t in enumerate(transfers):
+            if t.needed == at:
+                now = max(now, there[i])
+        now += times[at]
+        for i, t in enumerate(transfers):
+            if t.ready == at:
+                out = max(out, now) + t.send
+                sent[i] = out
+    return now - sum(times)
+
+
+def _begun(order: Sequence[int], fetched: Sequence[int], at: int) -> Iterator[int]:
+    """Fetches that begin before a run: none before those that are needed earlier."""
+    for k, i in enumerate(order):
+        begin = max(fetched[j] for j in order[: k + 1])
+        if begin == at:
+            yield i

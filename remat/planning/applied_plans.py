@@ -125,7 +125,7 @@ def _waited(prepared: State, plan: Plan, ways: tuple[Way, ...], times: Times) ->
     if all(way.pair for way in ways):
         return 0
     try:
-        link = Link.of_told(plan.link)
+        link = Link.parse(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
     unplaced = tuple(replace(way, freed_after="", fetched_before="") for way in ways)

@@ -205,7 +205,7 @@ class PlanRequest:
     @property
     def ways_told(self) -> str:
         """The ways for people, as in ``"offload 25 GB/s, pack bf16"``."""
-        told = [] if self.offload is None else [f"offload {self.offload.told}"]
+        told = [] if self.offload is None else [f"offload {self.offload}"]
         return ", ".join([*told, *(f"pack {pair.name}" for pair in self.pack)])
 
     def refuse_ways(self, who: str) -> None:

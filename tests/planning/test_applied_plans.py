@@ -70,8 +70,8 @@ def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> No
     ("other", "message"),
     [
         ({"link": "30 GB/s"}, "waited is .* in it, and runs wait"),
-        ({"link": ""}, "the link is ''; expected its rate"),
-        ({"link": "1e400 GB/s"}, "the link is '1e400 GB/s'"),
+        ({"link": ""}, "link: offload is ''; expected the link"),
+        ({"link": "1e400 GB/s"}, "link: offload is '1e400 GB/s'"),
         ({"unit": "FLOP"}, "unit is FLOP in it, and its costs are in ps"),
         ({"cost": "flops"}, "whose unit is FLOP, and packing and offloading are planned by times"),
         ({"cost": "roofline:h100"}, " is .* in it, and "),
@@ -165,7 +165,7 @@ def test_a_plan_that_packs_is_applied_without_the_pair_being_named() -> None:
         ({"packed_bytes": 1}, "1 bytes packed in it, and packing it by 'float8' takes"),
         ({"freed_after": "mm"}, "has places for copies, of which it has none"),
         ({"pair": ""}, "is offloaded, which has neither"),
-        ({"pair": "", "cost": 0, "packed_bytes": 0}, "the link is ''"),
+        ({"pair": "", "cost": 0, "packed_bytes": 0}, "link: offload is ''"),
         (
             {"name": "nobody"},
             "'nobody' is packed or offloaded in it, and is not among what it saves",

@@ -102,7 +102,7 @@ def frontier(
         failed: dict[str, str] = {}
         for request in requests:
             link = request.offload
-            name = request.solver.name + ("" if link is None else f", offload {link.told}")
+            name = request.solver.name + ("" if link is None else f", offload {link}")
             progress.step(f"planning at all budgets with {name}")
             try:
                 planner = Planner.of(

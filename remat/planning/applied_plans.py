@@ -65,7 +65,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
             f"its cost model is {plan.cost}, whose unit is {request.cost.unit}, and offloading is planned by times",
         )
     try:
-        link = Link.of_told(plan.link)
+        link = Link.parse(plan.link)
     except ProblemError as error:
         raise edited(plan, f"link: {error}") from None
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)

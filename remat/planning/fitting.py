@@ -223,7 +223,7 @@ def fit_calls(
         state_bytes=use.state_bytes,
         optimizer_bytes=use.step_bytes,
         rows=tuple(found[b] for b in sorted(found)),
-        offload="" if request.offload is None else request.offload.option,
+        offload="" if request.offload is None else str(request.offload),
         asked_cost=_name_of(request.cost),
     )
 

@@ -119,7 +119,7 @@ class Frontier:
             ),
             bound=bound,
             by=by,
-            link="" if planner.request.offload is None else planner.request.offload.told,
+            link="" if planner.request.offload is None else str(planner.request.offload),
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,

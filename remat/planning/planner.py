@@ -276,7 +276,7 @@ class Planner(Decider):
             peak_bytes=peak_bytes,
             without=without,
             step_costs=self.step_costs,
-            link="" if self.request.offload is None else self.request.offload.told,
+            link="" if self.request.offload is None else str(self.request.offload),
         )
 
 

@@ -60,8 +60,8 @@ def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> No
     ("other", "message"),
     [
         ({"link": "30 GB/s"}, "waited is .* in it, and runs wait"),
-        ({"link": ""}, "the link is ''; expected its rate"),
-        ({"link": "1e400 GB/s"}, "the link is '1e400 GB/s'"),
+        ({"link": ""}, "link: offload is ''; expected the link"),
+        ({"link": "1e400 GB/s"}, "link: offload is '1e400 GB/s'"),
         ({"unit": "FLOP"}, "unit is FLOP in it, and its costs are in ps"),
         ({"cost": "flops"}, "whose unit is FLOP, and offloading is planned by times"),
         ({"cost": "roofline:h100"}, " is .* in it, and "),

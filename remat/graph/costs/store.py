@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
+import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from remat.errors import warn
-from remat.files import write_whole
 
-#: Version of the file's form; it stands in the file's name and in the file.
-VERSION = 1
-#: Seconds to wait for another process's lock before going on without.
+#: Seconds to wait for other processes that write to the file.
 LOCK_S = 2.0
 
-#: Picoseconds beyond which a time is no time: 2.5 hours.
-_MOST_PS = 2**53
+_NAME = "profile-v2.sqlite"
 _REMEDY = "If it happens again, point REMAT_CACHE to another folder, which can be written"
+_TABLE = """CREATE TABLE IF NOT EXISTS times (
+    environment TEXT NOT NULL, call TEXT NOT NULL, ps INTEGER NOT NULL,
+    PRIMARY KEY (environment, call),
+    CHECK (typeof(ps) = 'integer' AND ps > 0)
+)"""
 
-Times = dict[str, dict[str, int]]
+Row = tuple[str, str, int]
 
 
 class CostWarning(RuntimeWarning):
@@ -39,7 +38,7 @@ class Store:
 
     Attributes:
         path: the file; None keeps everything in memory.
-        times: what is known.
+        times: times in picoseconds.
         unmeasured: why a call was not measured, by environment and call; never written.
     """
 
@@ -54,112 +53,62 @@ class Store:
         return key not in self.times[environment] and key not in self.unmeasured[environment]
 
     def load(self) -> None:
-        """Takes in what the file holds by now."""
-        self._take(self._read())
+        """Reads the times in the file."""
+        self._exchange(())
 
     def merge(self, environment: str, fresh: dict[str, int]) -> None:
-        """Writes new times, together with what other processes have written meanwhile."""
-        if self.path is None or not fresh:
-            self.times[environment].update(fresh)
-            return
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(self.path):
-                on_disk = self._read()
-                known = on_disk.setdefault(environment, {})
-                new = {k: v for k, v in sorted(fresh.items()) if k not in known}
-                known.update(new)
-                if new:
-                    text = json.dumps({"version": VERSION, "times": on_disk}, indent=1)
-                    write_whole(self.path, text + "\n")
-        except OSError as error:
-            self._warn(
-                f"the cache of measured costs '{self.path}' cannot be written "
-                f"({error.strerror or error}): times are kept for this process only. {_REMEDY}"
-            )
-            self.times[environment] = {**fresh, **self.times[environment]}
-            return
-        self._take(on_disk)
+        """Writes new times, and reads those that other processes have written."""
+        self.times[environment] = {**fresh, **self.times[environment]}
+        self._exchange([(environment, call, ps) for call, ps in sorted(fresh.items())])
 
-    def _take(self, times: Times) -> None:
-        for environment, entries in times.items():
-            self.times[environment].update(entries)
-
-    def _read(self) -> Times:
-        """What the file holds; a file that is no cache is put aside."""
+    def _exchange(self, rows: Iterable[Row]) -> None:
+        """Writes new rows, reads all; a file that is no database is put aside."""
         if self.path is None:
-            return {}
+            return
         try:
-            text = self.path.read_bytes()
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            self._warn(
-                f"the cache of measured costs '{self.path}' cannot be read "
-                f"({error.strerror or error}): what it holds is measured again. {_REMEDY}"
-            )
-            return {}
-        try:
-            return _parse(text)
-        except (ValueError, RecursionError) as error:
-            aside = self.path.with_name(f"{self.path.name}.corrupt")
-            kept = "it cannot be put aside either"
-            with contextlib.suppress(OSError):
+            try:
+                found = _exchange(self.path, rows)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                aside = self.path.with_name(f"{self.path.name}.corrupt")
                 os.replace(self.path, aside)
-                kept = f"it is kept as '{aside.name}'"
-            self._warn(
-                f"the cache of measured costs '{self.path}' is corrupt ({error}): it is rebuilt, "
-                f"and {kept}. {_REMEDY}"
-            )
-            return {}
+                self._warn(f"is corrupt ({error}): it is rebuilt, and kept as '{aside.name}'")
+                found = _exchange(self.path, rows)
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or error
+            self._warn(f"cannot be used ({reason}): times are kept for this process only")
+            return
+        for environment, call, ps in found:
+            self.times[environment][call] = ps
 
     def _warn(self, message: str) -> None:
         """Warns once: what is wrong with a folder shows again and again, and its remedy is one."""
         if not self._warned:
             self._warned = True
-            warn(message, CostWarning, stacklevel=2)
+            text = f"the cache of measured costs '{self.path}' {message}. {_REMEDY}"
+            warn(text, CostWarning, stacklevel=2)
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keeps other processes out while a file is read and replaced, by a lock file beside it.
-
-    A lock that cannot be had, for want of a lock file, of support, or because another process
-    holds it, is done without: readers see whole files in any case.
-    """
-    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_S, poll_interval=0.005)
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, NotImplementedError, Timeout):
-            stack.enter_context(lock)
-        yield
-
-
-def _parse(text: bytes) -> Times:
-    data = json.loads(text)
-    if not isinstance(data, dict) or data.get("version") != VERSION:
-        raise ValueError(f"it is no JSON object of version {VERSION}")
-    times = data.get("times")
-    if not isinstance(times, dict) or not all(isinstance(e, dict) for e in times.values()):
-        raise ValueError("'times' is no object of objects")
-    for entries in times.values():
-        for key, value in entries.items():
-            if type(value) is not int or not 1 <= value <= _MOST_PS:
-                raise ValueError(f"'{key}' takes {value!r}, which is no time in picoseconds")
-    return times
+def _exchange(path: Path, rows: Iterable[Row]) -> list[Row]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database, database:
+        database.execute(_TABLE)
+        database.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
+        return database.execute("SELECT environment, call, ps FROM times").fetchall()
 
 
 def cache_path() -> Path | None:
     """The file: under ``$REMAT_CACHE``, or ``remat`` in the user's cache folder; None without one."""
-    name = f"profile-v{VERSION}.json"
     folder = os.environ.get("REMAT_CACHE")
     if folder:
-        return Path(folder) / name
+        return Path(folder) / _NAME
     shared = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(shared):
-        return Path(shared) / "remat" / name
+        return Path(shared) / "remat" / _NAME
     try:
-        return Path.home() / ".cache" / "remat" / name
-    except RuntimeError:  # nobody's home
+        return Path.home() / ".cache" / "remat" / _NAME
+    except RuntimeError:  # there is no home folder
         return None
 
 

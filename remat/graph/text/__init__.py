@@ -24,8 +24,8 @@ its own. ``part`` holds for all lines below it. Marks behind a call steer passes
 name stands before it: ``constant``, ``attribute``, or a whole graph in ``with subgraph("name"):``.
 """
 
-from remat.graph.text.files import SUFFIX, read_joint, write_joint
-from remat.graph.text.graphs import parse_graph, parse_joint, print_graph, print_joint
+from remat.graph.text.parsing import parse_graph, parse_joint, read_joint
+from remat.graph.text.printing import SUFFIX, print_graph, print_joint, write_joint
 
 __all__ = [
     "SUFFIX",

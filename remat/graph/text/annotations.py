@@ -53,9 +53,8 @@ def write_descriptor(desc: Any) -> str:
     return written_call(kind.__name__, map(write_descriptor, values))
 
 
-def read_descriptor(source: Source, node: ast.expr, depth: int = 0) -> Any:
+def read_descriptor(source: Source, node: ast.expr) -> Any:
     """A descriptor, built from literals and other descriptors only."""
-    depth = source.deeper(node, depth)
     if call_name(node) == "opaque":
         return read_opaque(source, node)
     kind = _descriptors().get(call_name(node) or "")
@@ -72,7 +71,7 @@ def read_descriptor(source: Source, node: ast.expr, depth: int = 0) -> Any:
         elif field.type in (str, "str"):
             values.append(source.string(value))
         else:
-            values.append(read_descriptor(source, value, depth))
+            values.append(read_descriptor(source, value))
     try:
         return kind(*values)
     except AssertionError as error:  # the classes check what they are given

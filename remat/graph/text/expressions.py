@@ -25,9 +25,6 @@ SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}", re.ASCII)
 
 _NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
 
-#: Most terms that an expression may have when it is multiplied out, as guards and hints do.
-_MAX_TERMS = 256
-_MAX_POWER = 16
 _INFINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, int_oo, -int_oo)
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, type[sympy.Basic]]] = {
@@ -48,17 +45,15 @@ _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
 _PLAIN = (
     "ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow "
     "FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
-    "IsNonOverlappingAndDenseIndicator"
+    "IsNonOverlappingAndDenseIndicator LShift PowByNatural RShift"
 )
-#: Those whose second argument, the exponent, must be a small constant.
-_GROWING = ("LShift", "PowByNatural", "RShift")
 
 
 @functools.cache
 def _functions() -> dict[str, Any]:
     """Functions that stand as calls, by name."""
     opaque = [n for n in vars(functions) if n.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))]
-    found = {n: getattr(functions, n) for n in (*_PLAIN.split(), *opaque, *_GROWING)}
+    found = {n: getattr(functions, n) for n in (*_PLAIN.split(), *opaque)}
     return {**found, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not}
 
 
@@ -173,8 +168,6 @@ class Expressions:
 
     def read(self, node: ast.expr) -> Any:
         """An expression of any kind, in SymPy's form."""
-        if not isinstance(node, ast.Name):
-            self._source.shallow(node)
         key = node.id if isinstance(node, ast.Name) else ast.dump(node)
         if key not in self._known:
             self._known[key] = self._read(node)
@@ -198,7 +191,8 @@ class Expressions:
             case ast.BinOp(op=ast.Mult()):
                 return self._apply(node, sympy.Mul, *_factors(node))
             case ast.BinOp(op=ast.Pow()):
-                return self._power(node)
+                power = self._source.integer(node.right)
+                return self._apply(node, lambda x: x**power, node.left)
             case ast.BinOp(left=left, op=op, right=right):
                 if type(op) in _OPERATORS:
                     return self._apply(node, _OPERATORS[type(op)], left, right)
@@ -210,15 +204,6 @@ class Expressions:
                 return self._call(node, name, args)
         raise self._refusal(node, "sums, products, comparisons and functions of symbols")
 
-    def _power(self, node: ast.BinOp) -> Any:
-        base, power = node.left, self._source.integer(node.right)
-        if abs(power) > _MAX_POWER or not isinstance(base, (ast.Name, ast.BinOp, ast.Call)):
-            raise self._refusal(node, f"symbols to the power of {_MAX_POWER} at most")
-        read = self._read(base)
-        if read.has(sympy.Pow) and abs(power) * _degree(read) > _MAX_POWER:
-            raise self._refusal(node, f"no powers of powers beyond {_MAX_POWER}")
-        return self._apply(node, lambda x: x**power, base)
-
     def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
         if name == "Rational" and len(args) == 2:
             p, q = map(self._source.integer, args)
@@ -227,13 +212,10 @@ class Expressions:
         if function is None:
             known = f"one of {', '.join(sorted(_functions()))}"
             raise self._source.error(node, known, f"the function {name[:60]!r}")
-        growing = name in _GROWING and len(args) == 2
-        if growing and not 0 <= self._source.integer(args[1]) <= _MAX_POWER:
-            raise self._refusal(node, f"a number of {_MAX_POWER} at most as its second argument")
         return self._apply(node, function, *args)
 
     def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
-        """What a function makes of expressions, if it is finite and of a size to work with."""
+        """Apply a function to expressions; the result must be finite."""
         values = [self._read(x) for x in args]
         try:
             made = make(*values)
@@ -242,10 +224,6 @@ class Expressions:
             raise self._refusal(node, expected) from error
         if made.has(*_INFINITE):
             raise self._refusal(node, "one with a finite value")
-        if isinstance(made, sympy.Integer) and int(made).bit_length() > 64:
-            raise self._refusal(node, "numbers of 64 bits at most")
-        if _terms(made) > _MAX_TERMS:
-            raise self._refusal(node, f"at most {_MAX_TERMS} terms when it is multiplied out")
         return made
 
     def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
@@ -257,20 +235,3 @@ def _factors(node: ast.expr) -> list[ast.expr]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         return [*_factors(node.left), node.right]
     return [node]
-
-
-def _terms(e: Any) -> int:
-    """A bound on the terms of an expression when it is multiplied out."""
-    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
-        return int(_terms(e.base) ** abs(int(e.exp)))
-    counts = [_terms(x) for x in e.args]
-    return math.prod(counts) if isinstance(e, sympy.Mul) else max(1, sum(counts))
-
-
-def _degree(e: Any) -> int:
-    """The power to which symbols are raised in an expression, at most."""
-    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
-        return abs(int(e.exp)) * _degree(e.base)
-    if isinstance(e, sympy.Mul):
-        return sum(map(_degree, e.args))
-    return max(map(_degree, e.args), default=int(isinstance(e, sympy.Symbol)))

@@ -1,9 +1,17 @@
-"""Arguments of nodes as literals, names and a few calls, and back."""
+"""Operators and arguments of nodes as names, literals and a few calls, and back.
+
+Operators come from tables and PyTorch's registries: nothing else is looked up.
+"""
 
 from __future__ import annotations
 
 import ast
+import builtins
+import functools
+import importlib
 import keyword
+import math
+import operator
 import re
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -13,19 +21,16 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.purity import overload_names
 from remat.graph.text.expressions import expression_of, write_expression
 from remat.graph.text.syntax import (
     IDENTIFIER,
-    INTEGERS,
-    MAX_NAME,
-    MAX_STRING,
     Source,
     arguments,
     call_name,
     quoted,
     written_call,
 )
-from remat.graph.text.targets import read_target, write_call, write_target
 from remat.torch_compat import dtype_abbrs
 
 #: Objects of PyTorch that stand by their names, such as ``torch.float32``.
@@ -43,9 +48,21 @@ _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _CLASS = re.compile(rf"{IDENTIFIER.pattern}(\.{IDENTIFIER.pattern})*", re.ASCII)
 
 #: Values whose text is what ``str`` makes of them; inf and nan are names that no node can have.
-_AS_THEY_ARE = (type(None), bool, float, range, torch.dtype, torch.layout, torch.memory_format)
+_AS_THEY_ARE = (type(None), bool, int, float, range, torch.dtype, torch.layout, torch.memory_format)
 _LISTS = (list, fx.immutable_collections.immutable_list)
 _DICTS = (dict, fx.immutable_collections.immutable_dict)
+
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", re.ASCII)
+
+#: Arithmetic on sizes, and elements of tuples.
+_FUNCTIONS: dict[str, str] = {
+    "operator": "abs add and_ eq floordiv ge getitem gt invert le lshift lt mod mul ne neg not_ or_ "
+    "pos pow rshift sub truediv xor",
+    "math": "ceil floor trunc sqrt cos cosh sin sinh tan tanh asin acos atan exp log log2",
+    "torch": "sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum _sym_sqrt _sym_cos "
+    "_sym_cosh _sym_sin _sym_sinh _sym_tan _sym_tanh _sym_asin _sym_acos _sym_atan _sym_log2",
+    "builtins": "abs max min pow round",
+}
 
 
 class Opaque:
@@ -79,7 +96,7 @@ def write_opaque(value: Any) -> str:
     else:
         parts = f"{type(value).__module__}.{type(value).__qualname__}".split(".")
         name = ".".join(re.sub(r"\W", "_", part, flags=re.ASCII) for part in parts)
-    if _ADDRESS.search(text) or len(text) > MAX_STRING:
+    if _ADDRESS.search(text):
         text = ""
     return written_call("opaque", [f'"{name}"', quoted(text)] if text else [f'"{name}"'])
 
@@ -90,7 +107,7 @@ def read_opaque(source: Source, node: ast.expr) -> Opaque:
     if args is None:
         raise source.error(node, 'opaque("module.Class", "text")')
     kind, text, *_ = *map(source.string, args), ""
-    if len(kind) > MAX_NAME or not _CLASS.fullmatch(kind):
+    if not _CLASS.fullmatch(kind):
         raise source.error(node, "the dotted name of a class", f"the class {kind[:60]!r}")
     made: Opaque = type(kind.rpartition(".")[2], (Opaque,), {"kind": kind})(text)
     return made
@@ -115,20 +132,11 @@ class ArgumentWriter:
         kind = type(value)
         if isinstance(value, fx.Node):
             return value.name
-        if kind is int:
-            if value not in INTEGERS:
-                raise ProblemError(f"the integer {value:.3e} has no text form: it exceeds 64 bits")
-            return str(value)
         if kind in _LISTS:
             return f"[{', '.join(map(self.write, value))}]"
         if kind in _AS_THEY_ARE:
             return str(value)
         if kind is str:
-            if len(value) > MAX_STRING:
-                raise ProblemError(
-                    f"a string of {len(value)} characters has no text form: at most {MAX_STRING} are "
-                    "read"
-                )
             return quoted(value)
         if kind in SYMBOLIC:
             return f"{kind.__name__}[{write_expression(expression_of(value), self.symbols)}]"
@@ -182,9 +190,8 @@ class ArgumentReader:
         self._symbolic = symbolic
         self._targets: dict[str, Any] = {}
 
-    def read(self, node: ast.expr, depth: int = 0) -> Any:
+    def read(self, node: ast.expr) -> Any:
         """The value of an argument."""
-        depth = self._source.deeper(node, depth)
         match node:
             case ast.Name(id="inf" | "nan"):
                 return float(node.id)
@@ -193,22 +200,22 @@ class ArgumentReader:
             case ast.Constant():
                 return ... if node.value is ... else self._source.constant(node)
             case ast.List():
-                return [self.read(x, depth) for x in node.elts]
+                return [self.read(x) for x in node.elts]
             case ast.Tuple():
-                return tuple([self.read(x, depth) for x in node.elts])
+                return tuple([self.read(x) for x in node.elts])
             case ast.Dict():
-                return self._dict(node, depth)
+                return self._dict(node)
             case ast.UnaryOp(op=ast.USub()):
-                value = self.read(node.operand, depth)
+                value = self.read(node.operand)
                 if type(value) in (int, float):
-                    return self._source.integer(node) if type(value) is int else -value
+                    return -value
             case ast.Attribute():
                 name = self._source.dotted(node)
                 return CONSTANTS[name] if name in CONSTANTS else self.target(node)
             case ast.Subscript() if self._symbolic is not None:
                 return self._symbolic(node)
             case ast.Call():
-                return self._call(node, depth)
+                return self._call(node)
         raise self._refusal(node)
 
     def call(self, node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -219,10 +226,12 @@ class ArgumentReader:
             value = self.read(given.value)
             if given.arg is not None:
                 kwargs[given.arg] = value
-            elif isinstance(value, dict) and all(type(k) is str for k in value):
+            elif isinstance(value, dict) and all(
+                type(k) is str and IDENTIFIER.fullmatch(k) for k in value
+            ):  # FX writes the keys into the code that it generates
                 kwargs.update(value)
             else:
-                expected = "a dictionary with strings as keys"
+                expected = "a dictionary with names as keys"
                 raise self._source.error(given, expected, "what follows **")
         return args, kwargs
 
@@ -255,16 +264,16 @@ class ArgumentReader:
             "range(…), complex(…), opaque(…)",
         )
 
-    def _dict(self, node: ast.Dict, depth: int) -> dict[Any, Any]:
+    def _dict(self, node: ast.Dict) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
-            name = None if key is None else self.read(key, depth)
+            name = None if key is None else self.read(key)
             if type(name) not in (str, int, bool, float):
                 raise self._source.error(key or node, "a string or number", "a key of a dictionary")
-            found[name] = self.read(value, depth)
+            found[name] = self.read(value)
         return found
 
-    def _call(self, node: ast.Call, depth: int) -> Any:
+    def _call(self, node: ast.Call) -> Any:
         name = call_name(node)
         if name == "op":
             return self.target(node)
@@ -275,7 +284,7 @@ class ArgumentReader:
                 return self.device(node.args[0])
         elif name in _CALLS and not node.keywords:
             count, kinds, make = _CALLS[name]
-            args = [self.read(a, depth) for a in node.args]
+            args = [self.read(a) for a in node.args]
             if len(args) in count and all(type(a) in kinds for a in args):
                 try:
                     return make(*args)
@@ -290,3 +299,103 @@ _CALLS: dict[str | None, tuple[range, tuple[type[Any], ...], Callable[..., Any]]
     "range": (range(1, 4), (int,), range),
     "complex": (range(2, 3), (int, float), complex),
 }
+
+
+def write_target(target: Any) -> str:
+    """The dotted name of an operator or function.
+
+    Raises:
+        ProblemError: it is none that could be looked up again.
+    """
+    name = _name(target)
+    if name is None:
+        raise ProblemError(
+            f"{target!r} has no text form: expected an operator of torch.ops, or a function of "
+            "operator, math or torch.sym_*"
+        )
+    return name
+
+
+@functools.cache
+def _name(target: Any) -> str | None:
+    if isinstance(target, torch_compat.OpOverload):
+        name = str(target)
+    elif isinstance(target, torch_compat.HigherOrderOperator):
+        name = f"higher_order.{target.name()}"  # type: ignore[no-untyped-call]
+    else:
+        return next((name for name, known in _functions().items() if known is target), None)
+    try:
+        read_target(name)
+    except LookupError:
+        return None
+    return name
+
+
+def write_call(name: str) -> str:
+    """A target where it is called or handed over: as it is, unless Python reserves part of it."""
+    return f'op("{name}")' if any(map(keyword.iskeyword, name.split("."))) else name
+
+
+@functools.cache
+def _functions() -> dict[str, Callable[..., Any]]:
+    modules: dict[str, Any] = {m.__name__: m for m in (operator, math, torch, builtins)}
+    return {
+        f"{where}.{name}": getattr(modules[where], name)
+        for where, names in _FUNCTIONS.items()
+        for name in names.split()
+    }
+
+
+def read_target(name: str) -> Any:
+    """The operator or function with a dotted name.
+
+    Raises:
+        LookupError: there is none; the message says what was expected.
+    """
+    if not _TARGET.fullmatch(name):
+        raise LookupError("a name such as aten.mm.default")
+    if name in _functions():
+        return _functions()[name]
+    library, *rest = name.split(".")
+    if library == "higher_order":
+        if len(rest) != 1:
+            raise LookupError("a higher-order operator as higher_order.name")
+        found: Any = _registered(library, lambda: torch_compat.higher_order_ops.get(rest[0]))
+        if isinstance(found, torch_compat.HigherOrderOperator):
+            return found
+        raise LookupError(
+            f"a higher-order operator that is registered in this process; '{rest[0]}' is none: "
+            "import what defines it first"
+        )
+    if library in _FUNCTIONS:
+        raise LookupError(f"one of {library}.{{{', '.join(_FUNCTIONS[library].split())}}}")
+    if len(rest) != 2:
+        raise LookupError("an operator as namespace.name.overload")
+    found = _registered(library, lambda: _overload(library, *rest))
+    if isinstance(found, torch_compat.OpOverload):
+        return found
+    there = overload_names(library, rest[0])
+    if there:
+        raise LookupError(f"one of {library}.{rest[0]}.{{{', '.join(there)}}}")
+    raise LookupError(
+        f"an operator that is registered in this process; library '{library}' has no "
+        f"'{rest[0]}': import what defines it first"
+    )
+
+
+def _overload(namespace: str, name: str, overload: str) -> Any:
+    """An operator, if the dispatcher knows its schema; torch.ops is not asked for anything else."""
+    if overload not in overload_names(namespace, name):
+        return None
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def _registered(namespace: str, find: Callable[[], Any]) -> Any:
+    """What is found at once, or after parts of PyTorch that register such operators were imported."""
+    found = find()
+    for module in torch_compat.REGISTERED_BY.get(namespace, ()):
+        if found is not None:
+            break
+        importlib.import_module(module)
+        found = find()
+    return found

@@ -20,7 +20,6 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.storages import storage_key
 from remat.graph.text.expressions import Expressions, Size, size_of, write_expression
-from remat.graph.text.fakes import Fakes
 from remat.graph.text.literals import (
     CONSTANTS,
     SYMBOLIC,
@@ -29,14 +28,15 @@ from remat.graph.text.literals import (
     read_opaque,
     write_opaque,
 )
+from remat.graph.text.symbols import Fakes
 from remat.graph.text.syntax import Source, arguments, call_name, written_call
 from remat.graph.writes import aliased_places
 from remat.torch_compat import dtype_abbrs
 
 _DTYPES = {name: dtype for dtype, name in dtype_abbrs.items()}
+#: Constants of at most so many elements are written with their numbers; of others only the type is.
+MAX_CONSTANT = 64
 _SYMBOLIC = tuple(kind.__name__ for kind in SYMBOLIC)
-_LARGEST = 2**63 - 1
-_MAX_RANK = 64
 
 
 def base_of(node: fx.Node) -> Any:
@@ -244,7 +244,7 @@ class ValueReader:
 
     def read(self, node: fx.Node, written: ast.expr) -> Any:
         """The value that a node is written with; the node has its target and arguments."""
-        return self._read(written, f"{self._graph}.{node.name}", base_of(node), 0)
+        return self._read(written, f"{self._graph}.{node.name}", base_of(node))
 
     def constant(self, written: ast.expr) -> torch.Tensor:
         """A tensor in memory of its own."""
@@ -262,13 +262,11 @@ class ValueReader:
         except (ArithmeticError, TypeError, ValueError) as error:
             raise self._source.error(node, str(error), "{}, which has no value") from error
 
-    def _read(self, node: ast.expr, place: str, base: Any, depth: int) -> Any:
-        depth = self._source.deeper(node, depth)
+    def _read(self, node: ast.expr, place: str, base: Any) -> Any:
         match node:
             case ast.Tuple(elts=elts) | ast.List(elts=elts):
                 items = [
-                    self._read(x, f"{place}[{k}]", element(base, k), depth)
-                    for k, x in enumerate(elts)
+                    self._read(x, f"{place}[{k}]", element(base, k)) for k, x in enumerate(elts)
                 ]
                 return items if isinstance(node, ast.List) else tuple(items)
             case ast.Constant(value=None):
@@ -293,7 +291,6 @@ class ValueReader:
             return self._tensor(node, None if storage_key(base) is None else base)
         if isinstance(node.right, ast.Constant) and node.right.value is None:
             return self._tensor(node.left, None)
-        self._source.shallow(node.right)
         place = ast.unparse(node.right)
         owner = self._places.get(f"{self._graph}.{place}", self._places.get(place))
         if owner is None:
@@ -312,8 +309,6 @@ class ValueReader:
         if isinstance(inner, ast.Subscript):
             listed = inner.slice.elts if isinstance(inner.slice, ast.Tuple) else [inner.slice]
             sizes = [self._size(x) for x in listed]
-        if len(sizes) > _MAX_RANK:
-            raise self._source.error(node, f"{_MAX_RANK} at most", f"{len(sizes)} dimensions")
         found = _Type(_DTYPES[name.id], sizes, self._device)
         if isinstance(node, ast.Call):
             self._details(node, found)
@@ -351,8 +346,8 @@ class ValueReader:
     def _size(self, node: ast.expr) -> Size:
         size = self._expressions.size(node)
         known = self._hint(node, size)
-        if known is not None and not 0 <= known <= _LARGEST:
-            raise self._source.error(node, "one of 0 to 2**63 - 1", f"the size {known}")
+        if known is not None and known < 0:
+            raise self._source.error(node, "a number of 0 or more", f"the size {known}")
         return size
 
     def _hint(self, node: ast.expr, size: Size) -> int | None:
@@ -376,8 +371,6 @@ class ValueReader:
                 raise self._source.error(node, expected, "storage=… on shared memory")
             there = size_of(base.untyped_storage().nbytes())
         least, most = self._hint(node, needed), self._hint(node, there)
-        if least is not None and least > _LARGEST:
-            raise self._source.error(node, "at most 2**63 - 1", f"a tensor of {least} bytes")
         if least is not None and most is not None and least > most:
             got = f"a tensor that needs {least} bytes of memory"
             raise self._source.error(node, f"no more than its {most}", got)
@@ -396,3 +389,37 @@ class ValueReader:
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise self._source.error(node, f"a tensor that PyTorch makes: {reason}") from error
+
+
+def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
+    """The numbers of a constant as nested lists; None where they are many, or not there."""
+    real = getattr(tensor, "constant", None) if hasattr(tensor, "fake_mode") else tensor
+    if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
+        return None
+    if real.device.type == "meta" or real.is_quantized or real.numel() > MAX_CONSTANT:
+        return None
+    # A graph may be printed while it is compiled, when every new tensor would be a fake one.
+    with torch_compat.disable_current_modes():
+        return literals.write(real.detach().tolist())
+
+
+def read_constant(
+    source: Source, values: ValueReader, literals: ArgumentReader, args: list[ast.expr]
+) -> torch.Tensor:
+    """A constant: real where its numbers are written and it is as plain as that; else fake."""
+    fake = values.constant(args[1])
+    if len(args) == 2:
+        return fake
+    numbers = literals.read(args[2])
+    try:
+        flat = torch.tensor(numbers, dtype=fake.dtype, device="cpu")
+    except (OverflowError, RuntimeError, TypeError, ValueError):
+        flat = None
+    if flat is None or tuple(flat.shape) != tuple(fake.shape):
+        expected = f"nested lists in the shape {tuple(fake.shape)}"
+        raise source.error(args[2], expected, "these numbers")
+    dense = fake.is_contiguous() and fake.untyped_storage().nbytes() == flat.nbytes
+    if fake.device.type == "cpu" and dense and not fake.requires_grad:
+        return flat
+    fake.constant = flat  # type: ignore[attr-defined]
+    return fake

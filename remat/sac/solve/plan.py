@@ -12,7 +12,7 @@ from remat.errors import ProblemError
 from remat.files import Form, Record
 from remat.graph.ops import is_known
 from remat.graph.purity import name_of
-from remat.graph.text.targets import read_target
+from remat.graph.text.literals import read_target
 from remat.units import format_bytes
 
 #: Operators that are listed by name, most frequent first.

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from remat.errors import ProblemError
-from remat.graph.text import graphs, parse_graph, parse_joint, print_joint
-from remat.graph.text.syntax import MAX_BYTES, MAX_MARKS
+from remat.graph.text import parse_graph, parse_joint, print_joint
+from remat.graph.text.syntax import MAX_BYTES
 from tests.graph.text.steps import captured
 from tests.graph.text.test_text_first import EVERYTHING
 
@@ -55,7 +55,8 @@ def refusal(text: str) -> str:
         ("x = aten.mm.default(f'{1}')", "'f'{1}''; expected a literal"),
         ("x = aten.mm.default(b'x')", "a literal of type bytes; expected a string, number or None"),
         ("x = aten.mm.default(*[])", "'*[]'; expected a literal"),
-        ("x = aten.mm.default(**[])", "what follows **; expected a dictionary with strings"),
+        ("x = aten.mm.default(**[])", "what follows **; expected a dictionary with names"),
+        ("x = aten.mm.default(**{'a=print()': 1})", "expected a dictionary with names as keys"),
         ("x = aten.mm.default({[]: 1})", "a key of a dictionary; expected a string or number"),
         ("x = aten.mm.default({1: 1, []: 1})", "line 3, column 28: a key of a dictionary"),
         ("x = aten.mm.default(1 if 1 else 2)", "'1 if 1 else 2'; expected a literal"),
@@ -77,8 +78,7 @@ def refusal(text: str) -> str:
         ),
         ("sum = placeholder()", "the name 'sum'; expected one that is neither taken nor reserved"),
         ("nan = placeholder()", "the name 'nan'; expected one that is neither taken nor reserved"),
-        ("ｘ١ = placeholder()", "the name 'x١'; expected at most 256 letters"),
-        (f"{'x' * 300} = placeholder()", "expected at most 256 letters, digits and _"),
+        ("ｘ١ = placeholder()", "the name 'x١'; expected letters, digits and _"),
         ("x = placeholder(target='a b')", "the target 'a b'; expected a name"),
         ("x = placeholder(Evil(0))", "'Evil(0)'; expected a descriptor of AOTAutograd"),
         ("x = placeholder(PlainAOTInput('a'))", "''a''; expected an integer"),
@@ -104,39 +104,19 @@ def refusal(text: str) -> str:
         ("with subgraph('g'):\n    x = placeholder()", "the end of a graph; expected return …"),
         ("constant('c', f32[2], [1])", "these numbers; expected nested lists in the shape (2,)"),
         ("constant('c', i8[1], [300])", "these numbers; expected nested lists in the shape (1,)"),
-        ("constant('c', f32[100], [])", "those of 64 elements at most"),
+        ("constant('c', f32[100], [])", "these numbers; expected nested lists in the shape (100,)"),
         ("attribute('a', opaque('os; bad'))", "the class 'os; bad'; expected the dotted name"),
-        (
-            "x = aten.mm.default(" + "9" * 40 + ")",
-            "an integer of 133 bits; expected a number of 64",
-        ),
-        ("x = aten.mm.default(-18446744073709551615)", "expected an integer"),
         ("x = aten.mm.default(" + "9" * 9999 + ")", "what is no Python syntax"),
-        ("x = aten.mm.default(0x" + "f" * 9999 + ")", "an integer of 39996 bits"),
-        ("x = aten.mm.default('" + "a" * 70000 + "')", "a string of 70000 characters"),
-        ("x = aten.mm.default(" + "[" * 60 + "]" * 60 + ")", "expected at most 40 levels"),
-        (
-            "x = aten.mm.default(" + "(" * 999 + ")" * 999 + ")",
-            "what is no Python syntax (too many",
-        ),
-        ("x = aten.mm.default(" + "-" * 99999 + "1)", "nesting too deep to be read"),
-        ("x = aten" + ".mm" * 99999 + "()", "nesting too deep to be read"),
-        ("x = aten.mm.default(1" + "+1" * 99999 + ")", "nesting too deep to be read"),
         ("x: f32[s0] = placeholder()", "the symbol 's0'; expected one that symbols(…) declares"),
-        (f"x: f32[{'1, ' * 66}] = placeholder()", "66 dimensions; expected 64 at most"),
-        ("x: f32[-1] = placeholder()", "the size -1; expected one of 0 to 2**63 - 1"),
+        ("x: f32[-1] = placeholder()", "the size -1; expected a number of 0 or more"),
         ("x: f32[0.5] = placeholder()", "'0.5'; expected an integer"),
-        (f"x: f32[{'1, ' * 65}] = placeholder()", "65 dimensions; expected 64 at most"),
-        (f"x: f32[{2**62}] = placeholder()", f"a tensor of {2**64} bytes; expected at most"),
+        (f"x: f32[{2**62}] = placeholder()", "expected a tensor that PyTorch makes"),
         (f"x: f32[{2**40}, {2**40}](0, 0) = placeholder()", "a tensor that PyTorch makes: numel"),
         ("x: f32[2](1, 2) = placeholder()", "2 strides; expected 1, one for each dimension"),
         ("x: f32[4](storage=8) = placeholder()", "needs 16 bytes of memory; expected no more than"),
         ("x: f32[2] = placeholder()\ny: f64[2] @ x = placeholder()", "needs 16 bytes of memory"),
         ("x: f32[2] @ y = placeholder()", "the memory of 'y'; expected that of a tensor above"),
         ("x: f32[2] @ x = placeholder()", "the memory of 'x'; expected that of a tensor above"),
-        ("x: f32[2] @ a" + ".a" * 900 + " = placeholder()", "expected at most 40 levels"),
-        ("x: f32[s0" + "+s0" * 900 + "] = placeholder()", "expected at most 40 levels"),
-        ("x: " + "(" * 99 + "f32" + ",)" * 99 + " = placeholder()", "expected at most 40 levels"),
         ("x: i8[2](grad=True) = placeholder()", "'True'; expected True, for a floating-point type"),
         ("x: f32[2](color=1) = placeholder()", "'color'; expected offset, storage, device, grad"),
         ("x: f32[2](layout=torch.float32) = placeholder()", "expected a layout, such as"),
@@ -166,16 +146,19 @@ def test_a_line_is_refused_with_its_place(
         ("joint()", "0 unnamed values; expected one: the name of the graph"),
         ('joint("j")', "a head with nothing; expected one with device, lower, num_fwd_outputs"),
         (JOINT.replace("version=1", "version=2"), "a text of version 2; expected version 1"),
-        (JOINT.replace("=1)", "=-1)"), "num_fwd_outputs as '-1'; expected a number of 0 or more"),
-        (JOINT.replace('"eager"', "1"), "lower as '1'; expected the name of a lowering"),
+        (JOINT.replace("=1)", "=-1)"), "num_fwd_outputs as '-1'; expected one such as 0"),
+        (JOINT.replace('"eager"', "1"), "lower as '1'; expected one such as 'inductor'"),
         (
             JOINT.replace("=1)", "=1, static_inputs=[-1])"),
-            "static_inputs as '[-1]'; expected a list",
+            "static_inputs as '[-1]'; expected one such as [0]",
         ),
-        (JOINT.replace("=1)", "=1, received=[1])"), "received as '[1]'; expected a list of three"),
+        (
+            JOINT.replace("=1)", "=1, received=[1])"),
+            "received as '[1]'; expected one such as [(0, 0, 0)]",
+        ),
         (
             JOINT.replace("=1)", "=1, turns=[(0, 1)])"),
-            "turns as '[(0, 1)]'; expected a list of turns",
+            "turns as '[(0, 1)]'; expected one such as [(0, [(0, 0, 0)], [(0, 0, 0)], [0])]",
         ),
         (JOINT.replace("=1)", "=1, **{})"), "a head with None, device, lower"),
         (JOINT + "symbols(1)", "'1'; expected name=symbol(…)"),
@@ -191,11 +174,9 @@ def test_a_line_is_refused_with_its_place(
         (JOINT + "x = primal()\nreturn [backward(x), forward(x)]", "1 outputs of forward among 2"),
         (JOINT + "x = primal()\nreturn [forward(x), x]", "'x'; expected forward or backward(node,"),
         (JOINT + "x = placeholder()\nreturn x", "placeholder(…); expected primal, tangent"),
-        ("\x00", "line 1, column 1: the character '\\x00'; expected plain text"),
-        (JOINT + "# \x1b[2J", "line 2, column 3: the character '\\x1b'; expected plain text"),
+        ("\x00", "null bytes"),
         ("\ud800", "text that cannot be read"),
         ("x" * (MAX_BYTES + 1), "is too large; expected at most"),
-        ("-" * (MAX_MARKS + 1), "is too large; expected at most"),
     ],
     ids=lambda x: repr(x[:30]),
 )
@@ -205,12 +186,17 @@ def test_a_text_is_refused(text: str, says: str) -> None:
     assert says in str(caught.value)
 
 
-def test_too_many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "MAX_NODES", 3)
-    nested = "with subgraph('g'):\n    a = placeholder()\n    b = placeholder()\n    return 1\n"
-    parse_graph(HEAD + nested + "c = placeholder()\nreturn 1")
-    said = refusal(HEAD + nested + "c = placeholder()\nd = placeholder()\nreturn 1")
-    assert "line 7, column 1: one node more; expected at most 3 nodes" in said
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = f.g(" + "-" * 99999 + "1)",
+        "x = aten" + ".mm" * 99999 + "()",
+        f"x: f32[{'+'.join(['1'] * 5000)}] = p()",
+    ],
+    ids=["signs", "names", "sums"],
+)
+def test_what_is_nested_too_deeply_is_refused(line: str) -> None:
+    assert refusal(HEAD + line + "\nreturn 1") == "graph text is nested too deeply to be read"
 
 
 def test_what_is_no_text() -> None:

@@ -1,9 +1,11 @@
-"""Fake tensors out of sizes, strides and memory, without an operator being run."""
+"""Symbols of sizes as text and back, and fake tensors whose sizes are made of them."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,8 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
 
 from remat import torch_compat
-from remat.graph.text.expressions import Size, size_of
+from remat.graph.text.expressions import SYMBOL, Size, size_of
+from remat.graph.text.syntax import Source, call_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +26,16 @@ class Symbol:
     Attributes:
         name: as ShapeEnv calls it: sizes begin with s, unbacked ones with u, floats with zf or zuf.
         hint: its value in the run that was traced; None for an unbacked symbol.
-        least: lower end of its range; None where that is minus infinity.
-        most: upper end of its range; None where that is infinity.
+        min: lower end of its range; None where that is minus infinity.
+        max: upper end of its range; None where that is infinity.
         positive: whether SymPy may take it for positive.
         size_like: an unbacked symbol that is the size of something.
     """
 
     name: str
     hint: int | float | None = None
-    least: int | float | None = None
-    most: int | float | None = None
+    min: int | float | None = None
+    max: int | float | None = None
     positive: bool = False
     size_like: bool = False
 
@@ -64,10 +67,10 @@ class Fakes:
             kind = {}
         positive = {"positive": True} if symbol.positive else {}
         made = sympy.Symbol(symbol.name, **kind, **positive)
-        most: Any = sympy.oo if symbol.is_float else torch_compat.int_oo
+        infinity: Any = sympy.oo if symbol.is_float else torch_compat.int_oo
         self._env.var_to_range[made] = torch_compat.ValueRanges(
-            -most if symbol.least is None else symbol.least,
-            most if symbol.most is None else symbol.most,
+            -infinity if symbol.min is None else symbol.min,
+            infinity if symbol.max is None else symbol.max,
         )
         # Where guards and errors about the symbol are said to come from: this text, not the user's code.
         here = self._env._get_sloc("graph text")
@@ -160,3 +163,77 @@ _NUMBERS: dict[str, tuple[Any, type[Any]]] = {
     "SymFloat": (torch.SymFloat, float),
     "SymBool": (torch.SymBool, bool),
 }
+
+
+def write_symbol(symbol: Symbol) -> str:
+    """The declaration of a symbol: ``symbol(8, min=2, max=64)``."""
+    parts = [] if symbol.hint is None else [repr(symbol.hint)]
+    parts += [] if symbol.min is None else [f"min={symbol.min!r}"]
+    parts += [] if symbol.max is None else [f"max={symbol.max!r}"]
+    if symbol.positive != symbol.name.startswith("s"):
+        parts.append(f"positive={symbol.positive}")
+    parts += ["size_like=True"] if symbol.size_like else []
+    return f"symbol({', '.join(parts)})"
+
+
+def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
+    """The hints and ranges that an environment has for symbols, in the order of their names."""
+    ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
+    if env is None:
+        return [Symbol(name=s.name, positive=bool(s.is_positive)) for s in ordered]
+    ranges = {s: env.var_to_range.get(s) for s in ordered}
+    return [
+        Symbol(
+            name=s.name,
+            hint=_number(env.backed_var_to_val.get(s)),
+            min=_number(getattr(ranges[s], "lower", None)),
+            max=_number(getattr(ranges[s], "upper", None)),
+            positive=bool(s.is_positive),
+            size_like=s in env.size_like,
+        )
+        for s in ordered
+    ]
+
+
+def _number(value: Any) -> int | float | None:
+    """A hint or bound as a number; None for what is infinite or none."""
+    if isinstance(value, (int, sympy.Integer)):
+        return int(value)
+    if isinstance(value, (float, sympy.Float)) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
+    """Reads ``symbols(…)``; None if a statement is not that."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or call_name(call) != "symbols":
+        return None
+    if call.args:
+        raise source.error(call.args[0], "name=symbol(…)")
+    return [_read_symbol(source, k) for k in call.keywords]
+
+
+def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
+    name, call = given.arg or "", given.value
+    if not SYMBOL.fullmatch(name):
+        got = f"a symbol called {name[:60]!r}"
+        raise source.error(given, "a name such as s77, u0, zf1 or zuf1", got)
+    if not isinstance(call, ast.Call) or call_name(call) != "symbol" or len(call.args) > 1:
+        raise source.error(call, "symbol(hint, min=…, max=…)")
+    values: dict[str, Any] = {"positive": name.startswith("s")}
+    for key, value in [("hint", x) for x in call.args] + [(k.arg, k.value) for k in call.keywords]:
+        literal = value.value if isinstance(value, ast.Constant) else None
+        if key in ("positive", "size_like"):
+            if type(literal) is not bool:
+                raise source.error(value, "True or False")
+            values[key] = literal
+        elif key in ("hint", "min", "max"):
+            is_float = name.startswith("z") and type(literal) is float
+            values[key] = literal if is_float else source.integer(value)
+        else:
+            raise source.error(call, "min, max, positive or size_like", f"'{key}'")
+    known = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
+    if known != sorted(known):
+        raise source.error(given, "min to be below the hint, and that below max")
+    return Symbol(name=name, **values)

@@ -1,0 +1,330 @@
+"""Graphs out of text, by walking its syntax tree; nothing in a text is run."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from remat import torch_compat
+from remat.errors import ProblemError
+from remat.files import read_as
+from remat.graph.joint import JointGraph, Turn, make_module, role_of
+from remat.graph.text.annotations import PARTS, read_comment, read_descriptor, read_mark
+from remat.graph.text.expressions import Expressions
+from remat.graph.text.literals import ArgumentReader, read_opaque
+from remat.graph.text.printing import FIELDS, ROLES, VERSION
+from remat.graph.text.symbols import Fakes, read_symbols
+from remat.graph.text.syntax import (
+    IDENTIFIER,
+    MAX_BYTES,
+    TOO_DEEP,
+    Source,
+    arguments,
+    call_name,
+)
+from remat.graph.text.values import ValueReader, read_constant
+
+
+def parse_joint(text: str) -> JointGraph:
+    """The joint graph that `print_joint` wrote; its fingerprint is that of the original.
+
+    Values are fake tensors under a mode of their own, whatever their size; symbols get the hints and
+    ranges that the text gives. The module takes flat arguments: primals, then tangents.
+
+    Raises:
+        ProblemError: the text is no joint graph, cut off, too large, or has something in it that is
+            not known; the message says where, what was found, and what was expected.
+    """
+    name, fields, module = _parse(text, "joint")
+    fields["turns"] = tuple(Turn(*turn) for turn in fields.get("turns", ()))
+    return JointGraph(graph_module=module, name=name, **fields)
+
+
+def parse_graph(text: str) -> fx.GraphModule:
+    """The graph that `print_graph` wrote, with fake values as `parse_joint` makes them.
+
+    Raises:
+        ProblemError: as with `parse_joint`.
+    """
+    return _parse(text, "graph")[2]
+
+
+def read_joint(path: str | os.PathLike[str]) -> JointGraph:
+    """Reads a joint graph from a file; nothing in a file can run.
+
+    Raises:
+        ProblemError: there is no such file, or it holds no joint graph; the message says where in
+            the file what was expected.
+    """
+    return read_as("joint graph", path, parse_joint, MAX_BYTES)
+
+
+def _parse(text: str, kind: str) -> tuple[str, dict[str, Any], fx.GraphModule]:
+    source = Source(text)
+    first, second, *_ = *source.body, None, None
+    name, device, fields = _read_header(source, first, kind)
+    declared = read_symbols(source, second)
+    fakes = Fakes(declared or ())
+    values = ValueReader(source, fakes, Expressions(source, fakes.symbols), device, kind)
+    parser = _Parser(source, values, forward_outputs=fields.get("num_fwd_outputs"))
+    try:
+        # A graph may be read while another is compiled: fake values are made here, not by a mode.
+        with torch_compat.disable_current_modes():
+            return name, fields, parser.module(source.body[1 if declared is None else 2 :])
+    except RecursionError:
+        raise ProblemError(TOO_DEEP) from None
+
+
+class _Parser:
+    """Reads one graph; subgraphs have parsers of their own.
+
+    Args:
+        source: the text.
+        values: reads the values of this graph's nodes.
+        forward_outputs: how many outputs of a joint graph are forward's; None for other graphs.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        values: ValueReader,
+        *,
+        forward_outputs: int | None = None,
+    ) -> None:
+        self._source = source
+        self._values = values
+        self._forward_outputs = forward_outputs
+        self._roles = ["placeholder"] if forward_outputs is None else list(ROLES.values())
+        self._literals = ArgumentReader(source, self._node_of, self._values.symbolic)
+        self._graph = fx.Graph()
+        self._nodes: dict[str, fx.Node] = {}
+        self._attributes: dict[str, Any] = {}
+        self._part: str | None = None
+
+    def module(self, statements: Sequence[ast.stmt]) -> fx.GraphModule:
+        """The graph of a sequence of statements, the last of which is a return."""
+        last = statements[-1] if statements else None
+        if not isinstance(last, ast.Return) or last.value is None:
+            raise self._source.error(last, "return …; is the text cut off?", "the end of a graph")
+        for statement in statements[:-1]:
+            match statement:
+                case ast.AnnAssign() | ast.Assign():
+                    self._statement(statement)
+                case ast.With():
+                    self._subgraph(statement)
+                case ast.Expr(value=ast.Call() as call):
+                    self._declaration(call)
+                case _:
+                    raise self._source.error(
+                        statement,
+                        "name: type = call(…), part(…), constant(…), attribute(…), or with "
+                        "subgraph(…)",
+                    )
+        self._outputs(last.value)
+        return make_module(self._attributes, self._graph)
+
+    def _node_of(self, node: ast.Name) -> fx.Node:
+        found = self._nodes.get(node.id)
+        if found is None:
+            raise self._source.error(node, "a node of a line above", f"the name {node.id[:60]!r}")
+        return found
+
+    def _statement(self, statement: ast.AnnAssign | ast.Assign) -> None:
+        """One node: its name, type, call, marks and comment."""
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        target = targets[0]
+        if len(targets) > 1 or not isinstance(target, ast.Name) or statement.value is None:
+            raise self._source.error(statement, "name: type = call(…)")
+        if not IDENTIFIER.fullmatch(target.id):
+            got = f"the name {target.id[:60]!r}"
+            raise self._source.error(target, "letters, digits and _", got)
+        call, marks = statement.value, []
+        if isinstance(call, ast.Tuple) and call.elts:
+            call, *marks = call.elts
+        meta: dict[str, Any] = {}
+        node = self._node(target, call, meta)
+        if isinstance(statement, ast.AnnAssign):
+            meta["val"] = self._values.read(node, statement.annotation)
+        for mark in marks:
+            read_mark(self._source, mark, meta)
+        if self._part is not None:
+            meta["partitioner_tag"] = self._part
+        meta.update(read_comment(self._source.comment(statement)))
+        node.meta = meta
+        self._nodes[node.name] = node
+        if self._forward_outputs is not None and node.op == "placeholder":
+            kind, role = call_name(call), ROLES[role_of(node)]
+            if kind != role:
+                expected = f"{role}(…), as AOTAutograd names its inputs"
+                raise self._source.error(call, expected, f"'{node.name}' as {kind}(…)")
+
+    def _declaration(self, call: ast.Call) -> None:
+        """``part(…)``, ``constant(…)`` and ``attribute(…)``."""
+        if (args := arguments(call, "part", 1, 1)) is not None:
+            part = args[0].value if isinstance(args[0], ast.Constant) else False
+            if part is not None and part not in PARTS:
+                raise self._source.error(call, f"one of {', '.join(PARTS)}, None")
+            self._part = part
+        elif (args := arguments(call, "constant", 2, 3)) is not None:
+            name = _check_name(self._source, args[0], self._attributes)
+            constant = read_constant(self._source, self._values, self._literals, args)
+            self._attributes[name] = constant
+        elif (args := arguments(call, "attribute", 2, 2)) is not None:
+            name = _check_name(self._source, args[0], self._attributes)
+            self._attributes[name] = read_opaque(self._source, args[1])
+        else:
+            raise self._source.error(
+                call,
+                'part("is_forward"), constant("name", type, values), attribute("name", opaque(…)), '
+                "or a node as name: type = call(…)",
+            )
+
+    def _subgraph(self, statement: ast.With) -> None:
+        item = statement.items[0] if len(statement.items) == 1 else None
+        call = None if item is None or item.optional_vars is not None else item.context_expr
+        args = arguments(call, "subgraph", 1, 1)
+        if args is None:
+            raise self._source.error(statement, 'with subgraph("name"):', "this block")
+        name = _check_name(self._source, args[0], self._attributes)
+        inner = _Parser(self._source, self._values.nested(name))
+        self._attributes[name] = inner.module(statement.body)
+
+    def _node(self, name: ast.Name, call: ast.expr, meta: dict[str, Any]) -> fx.Node:
+        """The node that a call stands for; its descriptor goes to ``meta``."""
+        if isinstance(call, ast.Subscript) and isinstance(call.value, ast.Name):
+            whole, key = self._node_of(call.value), self._source.integer(call.slice)
+            return self._create(name, "call_function", operator.getitem, (whole, key), {})
+        if not isinstance(call, ast.Call):
+            raise self._source.error(call, "a call, or an element as x[0]")
+        kind = call_name(call)
+        if kind in self._roles:
+            return self._placeholder(name, call, meta)
+        if kind == "get_attr":
+            args = arguments(call, "get_attr", 1, 1)
+            target = self._source.string(args[0]) if args else ""
+            if target not in self._attributes:
+                expected = "one that constant(…), attribute(…) or with subgraph(…) above makes"
+                raise self._source.error(call, expected, f"the attribute {target[:60]!r}")
+            return self._create(name, "get_attr", target, (), {})
+        if kind is not None:
+            expected = f"{', '.join([*self._roles, 'get_attr'])}, or an operator such as "
+            raise self._source.error(call, f"{expected}aten.mm.default", f"{kind[:60]}(…)")
+        target = self._literals.target(call.func)
+        return self._create(name, "call_function", target, *self._literals.call(call))
+
+    def _placeholder(self, name: ast.Name, call: ast.Call, meta: dict[str, Any]) -> fx.Node:
+        if len(call.args) > 1 or any(k.arg != "target" for k in call.keywords):
+            raise self._source.error(call, "a descriptor, and target=…")
+        if call.args:
+            meta["desc"] = read_descriptor(self._source, call.args[0])
+        target = self._source.string(call.keywords[0].value) if call.keywords else name.id
+        if not IDENTIFIER.fullmatch(target):
+            raise self._source.error(call, "a name", f"the target {target[:60]!r}")
+        return self._create(name, "placeholder", target, (), {})
+
+    def _create(
+        self, name: ast.Name, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> fx.Node:
+        node = self._graph.create_node(op, target, name=name.id)
+        # Set afterwards: symbolic sizes as arguments are nothing to warn about where they were read.
+        if args:
+            node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        if node.name != name.id:
+            expected = "one that is neither taken nor reserved"
+            raise self._source.error(name, expected, f"the name {name.id!r}")
+        return node
+
+    def _outputs(self, value: ast.expr) -> None:
+        """``return``: a literal, or one call for each output with its descriptor."""
+        count = self._forward_outputs
+        kinds = ("output",) if count is None else ("forward", "backward")
+        listed = value.elts if isinstance(value, (ast.List, ast.Tuple)) else []
+        if not any(call_name(x) in kinds for x in listed):
+            self._graph.output(self._literals.read(value))
+            return
+        values: list[Any] = []
+        descs: list[Any] = []
+        names: list[str] = []
+        for x in listed:
+            name = call_name(x) or ""
+            args = arguments(x, name, 1, 2)
+            if name not in kinds or args is None:
+                raise self._source.error(x, f"{' or '.join(kinds)}(node, descriptor)")
+            values.append(self._literals.read(args[0]))
+            descs.append(read_descriptor(self._source, args[1]) if len(args) == 2 else None)
+            names.append(name)
+        if count is not None and names != ["forward"] * count + ["backward"] * (len(names) - count):
+            got = f"{names.count('forward')} outputs of forward among {len(names)}"
+            raise self._source.error(value, f"{count} at the beginning, as the head says", got)
+        out = self._graph.output(values if isinstance(value, ast.List) else tuple(values))
+        if any(d is not None for d in descs):
+            out.meta["desc"] = descs
+
+
+def _read_header(
+    source: Source, node: ast.stmt | None, kind: str
+) -> tuple[str, torch.device, dict[str, Any]]:
+    """Name, device and fields of a graph, by the first statement of a text; see `FIELDS`."""
+    literals = ArgumentReader(source)
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or call_name(call) != kind:
+        raise source.error(node, f'{kind}("name", version={VERSION}, …)', "the first statement")
+    if len(call.args) != 1:
+        got = f"{len(call.args)} unnamed values"
+        raise source.error(call, "one: the name of the graph", got)
+    name = source.string(call.args[0])
+    given = {k.arg: k.value for k in call.keywords}
+    takes = ["version", "device", *(FIELDS if kind == "joint" else ())]
+    if not {*takes[:4]} <= given.keys() <= {*takes}:
+        got = f"a head with {', '.join(sorted(map(str, given))) or 'nothing'}"
+        raise source.error(call, f"one with {', '.join(sorted(takes))}", got)
+    version = source.integer(given["version"])
+    if version != VERSION:
+        expected = f"version {VERSION}, as this remat reads"
+        raise source.error(call, expected, f"a text of version {version}")
+    device = literals.device(given["device"])
+    fields: dict[str, Any] = {}
+    for key in (k for k in FIELDS if k in given):
+        fields[key] = _as_tuples(literals.read(given[key]))
+        if not _has_form(fields[key], FIELDS[key]):
+            raise source.error(given[key], f"one such as {FIELDS[key]!r}", f"{key} as {{}}")
+    return name, device, fields
+
+
+def _as_tuples(value: Any) -> Any:
+    """Turn lists into tuples, recursively."""
+    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _has_form(value: Any, form: Any) -> bool:
+    """Whether a value is like an example: an int at least as large, or a tuple of such values.
+
+    A list in the example stands for any number of values like its one element.
+    """
+    if isinstance(form, (list, tuple)):
+        if type(value) is not tuple:
+            return False
+        forms = form * len(value) if isinstance(form, list) else form
+        return len(value) == len(forms) and all(map(_has_form, value, forms))
+    return type(value) is type(form) and (value >= form if type(form) is int else value != "")
+
+
+def _check_name(source: Source, node: ast.expr, taken: Mapping[str, Any]) -> str:
+    """The name of an attribute, dotted or not, that is not taken."""
+    name = source.string(node)
+    parts = name.split(".")
+    good = all(map(IDENTIFIER.fullmatch, parts))
+    above = (taken.get(".".join(parts[:k])) for k in range(1, len(parts)))
+    good = good and all(x is None or isinstance(x, torch.nn.Module) for x in above)
+    good = good and not any(x == name or x.startswith(f"{name}.") for x in taken)
+    if not good or hasattr(fx.GraphModule, parts[0]):
+        raise source.error(node, "a name that is not taken", f"the attribute {name[:60]!r}")
+    return name

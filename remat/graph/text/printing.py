@@ -1,0 +1,276 @@
+"""Graphs as text: a head, then one line for each node, then what the graph returns."""
+
+from __future__ import annotations
+
+import operator
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from remat.errors import ProblemError, RematError
+from remat.files import write_whole
+from remat.graph.joint import JointGraph, Role, output_node, role_of
+from remat.graph.structure import attribute_of
+from remat.graph.text.annotations import (
+    PARTS,
+    number_regions,
+    write_comment,
+    write_descriptor,
+    write_marks,
+)
+from remat.graph.text.literals import SYMBOLIC, ArgumentWriter, write_opaque, write_target
+from remat.graph.text.symbols import Symbol, symbols_of, write_symbol
+from remat.graph.text.syntax import check_size, quoted, written_call
+from remat.graph.text.values import ValueWriter, write_numbers
+from remat.torch_compat import pytree
+
+#: Version of the text form; a newer one is refused.
+VERSION = 1
+
+_WIDTH = 100
+
+#: Fields of a joint graph in the head of its text, each with an example of its form.
+FIELDS: Mapping[str, Any] = {
+    "lower": "inductor",
+    "num_fwd_outputs": 0,
+    "static_inputs": [0],
+    "received": [(0, 0, 0)],
+    "shared": [(0, 0, 0)],
+    "returned": [0],
+    "runs": 1,
+    "turns": [(0, [(0, 0, 0)], [(0, 0, 0)], [0])],
+}
+#: What placeholders of a joint graph are called.
+ROLES = {role: role.name.lower() for role in Role}
+#: What files of joint graphs end with.
+SUFFIX = ".joint"
+
+
+def print_joint(joint: JointGraph, *, sources: bool = True) -> str:
+    """A joint graph as text, which `parse_joint` reads back.
+
+    Everything that planning looks at is in it. What is left out: numbers of constants with more than
+    64 elements, all but the innermost user's line of stack traces, and what ShapeEnv knows about
+    symbols beyond hints and ranges.
+
+    Args:
+        joint: the joint graph.
+        sources: end lines with where the user's code made the node.
+
+    Raises:
+        ProblemError: something in the graph has no text form; the message names the node.
+    """
+    fields = {key: getattr(joint, key) for key in FIELDS}
+    fields["runs"] = joint.runs if joint.runs > 1 else ()
+    fields["turns"] = tuple(map(tuple, joint.turns))
+    return _print("joint", joint.name, joint.graph_module, fields, sources)
+
+
+def print_graph(module: fx.GraphModule, name: str = "graph", *, sources: bool = True) -> str:
+    """Any graph of operators as text, such as a forward graph; `parse_graph` reads it back.
+
+    Raises:
+        ProblemError: as with `print_joint`.
+    """
+    return _print("graph", name, module, {}, sources)
+
+
+def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
+    """Writes a joint graph to a file, whole or not at all.
+
+    Raises:
+        ProblemError: the graph has no text form, or one larger than what can be read again.
+        RematError: the file cannot be written; what was there before is as it was.
+    """
+    text = print_joint(joint)
+    check_size(text)
+    try:
+        write_whole(Path(path), text)
+    except OSError as error:
+        raise RematError(f"joint graph '{path}' cannot be written: {error.strerror}") from error
+
+
+def _print(
+    kind: str, name: str, module: fx.GraphModule, fields: dict[str, Any], sources: bool
+) -> str:
+    values = [v for n in module.graph.nodes for v in pytree.tree_leaves(n.meta.get("val"))]
+    devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
+    device = devices.most_common(1)[0][0] if devices else "cpu"
+    literals = ArgumentWriter()
+    printer = _Printer(module, literals, ValueWriter(literals, torch.device(device), kind), sources)
+    body = printer.lines(fields.get("num_fwd_outputs"))
+    symbols = symbols_of(literals.symbols, _environment(values))
+    head = _header(kind, name, device, fields, symbols)
+    return "\n".join([*head, "", *body, ""])
+
+
+def _environment(values: Sequence[Any]) -> ShapeEnv | None:
+    """The environment that the symbols of a graph belong to."""
+    for value in values:
+        if isinstance(value, SYMBOLIC):
+            return value.node.shape_env  # type: ignore[no-any-return]
+    modes = (getattr(v, "fake_mode", None) for v in values)
+    return next((m.shape_env for m in modes if m is not None and m.shape_env is not None), None)
+
+
+class _Printer:
+    """Writes one graph; subgraphs have printers of their own."""
+
+    def __init__(
+        self, module: fx.GraphModule, literals: ArgumentWriter, values: ValueWriter, sources: bool
+    ) -> None:
+        self._module = module
+        self._literals = literals
+        self._values = values
+        self._sources = sources
+        self._regions = number_regions(module.graph.nodes)
+        self._part: str | None = None
+        self._fetched: set[str] = set()
+
+    def lines(self, num_fwd_outputs: int | None) -> list[str]:
+        """All lines of the graph: nodes, each attribute before it is fetched, outputs."""
+        joint = num_fwd_outputs is not None
+        lines: list[str] = []
+        for node in self._module.graph.nodes:
+            if node.op == "output":
+                continue
+            part = node.meta.get("partitioner_tag")
+            if part != self._part:
+                lines.append(self._new_part(node, part))
+            try:
+                if node.op == "get_attr":
+                    lines += self._attribute(str(node.target))
+                lines.append(self._node(node, joint=joint))
+            except ProblemError as error:
+                raise ProblemError(f"'{node.name}' cannot be written as text: {error}") from error
+        return lines + self._outputs(num_fwd_outputs)
+
+    def _new_part(self, node: fx.Node, part: Any) -> str:
+        if part is not None and part not in PARTS:
+            raise ProblemError(
+                f"'{node.name}' has the partitioner tag {part!r}; expected one of {', '.join(PARTS)}"
+            )
+        self._part = part
+        return f'part("{part}")' if part is not None else "part(None)"
+
+    def _attribute(self, target: str) -> list[str]:
+        """A subgraph or constant that a node fetches, where it is fetched first."""
+        if target in self._fetched:
+            return []
+        self._fetched.add(target)
+        value = attribute_of(self._module, target)
+        if isinstance(value, fx.GraphModule):
+            inner = _Printer(value, self._literals, self._values.nested(target), self._sources)
+            body = (f"    {line}" if line else "" for line in inner.lines(None))
+            return ["", f"with subgraph({quoted(target)}):", *body, ""]
+        if isinstance(value, torch.Tensor):
+            return [self._constant(target, value)]
+        return [f"attribute({quoted(target)}, {write_opaque(value)})"]
+
+    def _constant(self, target: str, value: torch.Tensor) -> str:
+        numbers = write_numbers(value, self._literals)
+        kind = self._values.constant(value)
+        return f"constant({quoted(target)}, {kind}{f', {numbers}' if numbers else ''})"
+
+    def _node(self, node: fx.Node, *, joint: bool) -> str:
+        text = ", ".join([self._call(node, joint), *write_marks(node, self._regions)])
+        kind = f": {self._values.write(node)}" if "val" in node.meta else ""
+        comment = write_comment(node) if self._sources else ""
+        return f"{node.name}{kind} = {text}{f'  # {comment}' if comment else ''}"
+
+    def _call(self, node: fx.Node, joint: bool) -> str:
+        if node.op == "placeholder":
+            if node.args:
+                raise ProblemError("it has a default value; expected a placeholder without")
+            desc = node.meta.get("desc")
+            parts = [] if desc is None else [write_descriptor(desc)]
+            if node.target != node.name:
+                parts.append(f"target={quoted(str(node.target))}")
+            return written_call(ROLES[role_of(node)] if joint else "placeholder", parts)
+        if node.op == "get_attr":
+            return f"get_attr({quoted(str(node.target))})"
+        if node.op != "call_function":
+            raise ProblemError(
+                f"it is a {node.op} of '{node.target}'; expected only placeholders, get_attr and "
+                "calls of functions"
+            )
+        if node.target is operator.getitem and not node.kwargs and len(node.args) == 2:
+            whole, key = node.args
+            if isinstance(whole, fx.Node) and type(key) is int:
+                return f"{whole.name}[{key}]"
+        return self._literals.call(write_target(node.target), node.args, dict(node.kwargs))
+
+    def _outputs(self, num_fwd_outputs: int | None) -> list[str]:
+        """What the graph returns: one line for each output, in a joint graph or with descriptors."""
+        out = output_node(self._module.graph)
+        (returned,) = out.args
+        descs = pytree.arg_tree_leaves(out.meta.get("desc"))
+        described = any(d is not None for d in descs)
+        flat = isinstance(returned, (list, tuple)) and not any(
+            isinstance(v, (list, tuple, dict)) for v in returned
+        )
+        if not flat or not (described or num_fwd_outputs is not None):
+            return [f"return {self._literals.write(returned)}"]
+        values = list(returned)  # type: ignore[arg-type]
+        if not described:
+            descs = [None] * len(values)
+        if len(descs) != len(values):
+            raise ProblemError(
+                f"{len(values)} outputs have {len(descs)} descriptors; expected one for each"
+            )
+        opening, closing = "[]" if isinstance(returned, list) else "()"
+        lines = [f"return {opening}"]
+        for k, (value, desc) in enumerate(zip(values, descs, strict=True)):
+            name = "output"
+            if num_fwd_outputs is not None:
+                name = "forward" if k < num_fwd_outputs else "backward"
+            behind = "" if desc is None else f", {write_descriptor(desc)}"
+            lines.append(f"    {name}({self._literals.write(value)}{behind}),")
+        return [*lines, closing]
+
+
+def _header(
+    kind: str, name: str, device: str, fields: Mapping[str, Any], symbols: Iterable[Symbol]
+) -> list[str]:
+    """The lines of a head.
+
+    Args:
+        kind: ``"joint"``, or ``"graph"`` for any other one.
+        name: what the graph is called.
+        device: where tensors lie that say nothing else.
+        fields: of a joint graph, what a `JointGraph` holds besides the graph.
+        symbols: what sizes are made of.
+    """
+    parts = [quoted(name), f"version={VERSION}", f"device={quoted(device)}"]
+    for key, value in fields.items():
+        if isinstance(value, str):
+            parts.append(f"{key}={quoted(value)}")
+        elif value != ():
+            parts.append(f"{key}={_list(value) if isinstance(value, tuple) else value}")
+    lines = _call(kind, parts)
+    declared = [f"{s.name}={write_symbol(s)}" for s in symbols]
+    return lines + (_call("symbols", declared) if declared else [])
+
+
+def _list(values: tuple[Any, ...]) -> str:
+    """Positions as a list, over several lines where they are many."""
+    text = str(list(values))
+    if len(text) <= _WIDTH - 20:
+        return text
+    filled = textwrap.fill(text[1:-1], _WIDTH - 8)
+    return f"[\n{textwrap.indent(filled, ' ' * 8)},\n    ]"
+
+
+def _call(name: str, parts: list[str]) -> list[str]:
+    """A call on one line where it fits, else with a line for each argument."""
+    line = f"{name}({', '.join(parts)})"
+    if len(line) <= _WIDTH and "\n" not in line:
+        return [line]
+    return [f"{name}(", *(f"    {part}," for part in parts), ")"]

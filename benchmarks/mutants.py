@@ -30,7 +30,6 @@ import math
 import os
 import random
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -135,15 +134,12 @@ def numbers(path: Path, line: int, row: Row) -> list[int]:
 
 def files_of(tree: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The rooms of the tree's files, by where they lie today; and the files of each file of today."""
-    moved = runpy.run_path(str(HERE / "remat" / "_moved.py"))["MOVED"]
     rooms: dict[str, str] = {}
     before: dict[str, list[str]] = defaultdict(list)
     for path in sorted((tree / "remat").rglob("*.py")):
         name = path.relative_to(tree).as_posix()
-        module = name.removesuffix(".py").replace("/", ".")
-        today = moved.get(module, module).replace(".", "/") + ".py"
-        before[today].append(name)
-        room = "/".join(today.split("/")[:2])
+        before[name].append(name)
+        room = "/".join(name.split("/")[:2])
         if room in ROOMS:
             rooms[name] = room
     return rooms, before

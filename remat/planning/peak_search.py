@@ -190,7 +190,7 @@ class PeakSearch:
                     moments.append(moment)
 
         for i in self._roots:
-            if i >= self._first_late and not placed[i]:
+            if not placed[i]:
                 place(i, i)
         for i in self._outputs:
             if not placed[i]:

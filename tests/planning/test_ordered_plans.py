@@ -95,3 +95,17 @@ def test_compiled_steps_leave_behind_what_eager_ones_do() -> None:
     options = {"budget": remat.Peak(0.0), "lower": "eager"}
     assert first_difference(wanted, left(backend="remat", options=options)) is None
     assert remat.plans()[-1].forward_order
+
+
+def test_a_draw_that_backward_makes_before_it_reads_a_gradient_runs() -> None:
+    """Nobody reads it, and the random stream after the step goes on from it."""
+    joint = joint_of(lambda w: (w.cos() @ w.cos()).cos(), weight(8, 8))
+    first = next(n for n in joint.graph.nodes if n.name == "mul")
+    with joint.graph.inserting_before(first):
+        draw = joint.graph.call_function(
+            torch.ops.aten.randn.default, ([8, 8],), {"device": torch.device("cpu")}
+        )
+    with first.meta["val"].fake_mode:
+        draw.meta = {"val": torch.randn(8, 8), "partitioner_tag": "is_backward"}
+    plan = remat.plan(joint, remat.Peak(0.0))
+    assert "randn_default" in [n.name for n in plan.backward.graph.nodes]

@@ -74,7 +74,7 @@ def architecture(name: str, cost: str, offload: str) -> dict[str, Any]:
         planner = Planner.of(joint, request)
         plan = planner.finish(planner.decide(budget), budget)
         with_s = time.process_time() - started
-        added = plan.recompute_cost + plan.waited
+        added = plan.recompute_cost + plan.exposed_time
         assert added <= without.recompute_cost
         others = baselines(planner, budget)
         assert all(added <= choice.cost for choice in others.values() if not choice.over)
@@ -90,7 +90,7 @@ def architecture(name: str, cost: str, offload: str) -> dict[str, Any]:
                 "ratio": round(added / without.recompute_cost, 4)
                 if without.recompute_cost
                 else 1.0,
-                "waited": plan.waited,
+                "exposed_time": plan.exposed_time,
                 "offloaded_bytes": plan.host_bytes,
                 **{name: None if c.over else c.cost for name, c in others.items()},
                 "without_s": round(without_s, 1),

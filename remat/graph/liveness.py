@@ -1,8 +1,8 @@
 """What is alive when, while forward and then backward run: lifetimes of storages, and their peak.
 
 Eager lowering without reuse of memory in place: a value is allocated where its node stands and
-freed after its last use. What an operator takes while it runs counts where its node says so. Inputs, parameters, forward outputs and gradients live to the end of the
-step; saved tensors and tangents end at their last use in backward, as AOTAutograd frees them.
+freed after its last use. A workspace that the metadata of a node names counts while the node runs. Inputs, parameters,
+forward outputs and gradients live to the end of the step; saved tensors and tangents end at their last use in backward, as AOTAutograd frees them.
 """
 
 from __future__ import annotations
@@ -189,17 +189,21 @@ def simulate_peak(
     backward: fx.GraphModule,
     num_fwd_outputs: int,
     memories: Memories | None = None,
+    *,
+    workspaces: bool = True,
 ) -> PeakMoment:
-    """The peak of `timeline`, without building it: for searches over many plans.
+    """The peak of `timeline`, without building it.
 
     Args:
         forward: as for `timeline`.
         backward: as for `timeline`.
         num_fwd_outputs: as for `timeline`.
         memories: the memory behind the fake values, as far as it is known.
+        workspaces: count what operators take while they run. What is left without them is the same on every machine.
     """
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
-    sums = sums_of((x[2:] for x in step.lifetimes()), len(step.moments))
+    lifetimes = step.lifetimes() if workspaces else step.storages()
+    sums = sums_of((x[2:] for x in lifetimes), len(step.moments))
     return peak_of(sums, step.moments, step.boundary)
 
 
@@ -307,16 +311,20 @@ class StepWalk:
         yield from enumerate(self._backward, self.boundary)
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
-        """Each storage of the device: its key, the node that made it, its bytes, first and last moment.
+        """Memory of the device: its key, the node that takes it, its bytes, first and last moment.
 
-        What operators take while they run stands among them, all of it under one key.
+        These are the storages, then the workspaces of operators, all under one key.
         """
+        yield from self.storages()
+        for taken in self.workspaces():
+            yield _INSIDE, *taken
+
+    def storages(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
+        """Each storage of the device, as `lifetimes` gives it."""
         host = host_storages(self._forward, self.sizes)
         for found in self._lifetimes():
             if found[0] not in host:
                 yield found
-        for taken in self.workspaces():
-            yield _INSIDE, *taken
 
     def workspaces(self) -> Iterator[tuple[fx.Node, int, int, int]]:
         """What operators take beside what they read and return: the node, bytes, first and last moment."""

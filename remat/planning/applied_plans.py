@@ -20,6 +20,7 @@ from remat.graph.costs.counting import Flops, Unit
 from remat.graph.costs.devices import DEVICES
 from remat.graph.costs.fused import RooflineFused
 from remat.graph.costs.links import Link
+from remat.graph.liveness import own_outputs, simulate_peak
 from remat.graph.storages import WORKSPACE, has_symbols
 from remat.passes.core.state import State
 from remat.planning.offload_copies import Copies
@@ -49,8 +50,10 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
         PlanError: the graph has no such values to offload, or runs wait for another time.
     """
     if not plan.offloads:
-        if plan.waited:
-            raise edited(plan, f"waited is {plan.waited} in it, and nothing is offloaded")
+        if plan.exposed_time:
+            raise edited(
+                plan, f"exposed_time is {plan.exposed_time} in it, and nothing is offloaded"
+            )
         return 0
     sizes = prepared.storages.nbytes
     of_name = {
@@ -71,14 +74,21 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
     unplaced = tuple(replace(v, freed_after="", fetched_before="") for v in plan.offloads)
     done = split(replace(prepared, decision=replace(plan.decision, offloads=unplaced)))
     try:
-        waited = Copies(done, plan.offloads, link, Times.of(prepared, request.cost)).waited()
+        exposed_time = Copies(
+            done, plan.offloads, link, Times.of(prepared, request.cost)
+        ).exposed_time()
     except PlanError as error:
         raise edited(plan, str(error)) from None
-    if _is_comparable(plan, prepared) and _is_data(request.cost) and waited != plan.waited:
+    if (
+        _is_comparable(plan, prepared)
+        and _is_data(request.cost)
+        and exposed_time != plan.exposed_time
+    ):
         raise edited(
-            plan, f"waited is {plan.waited} ps in it, and runs wait {waited} ps for its copies"
+            plan,
+            f"exposed_time is {plan.exposed_time} ps in it, and runs wait {exposed_time} ps for its copies",
         )
-    return waited
+    return exposed_time
 
 
 def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
@@ -119,14 +129,25 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
                 raise edited(plan, fault)
+        least = 0 if request.hooks is not None else _storages_peak(made)
+        if plan.peak_bytes < least and not _is_compiled(plan):
+            raise edited(
+                plan, f"peak_bytes is {plan.peak_bytes} in it, and storages alone take {least}"
+            )
     # At other sizes than it was made for it is refused by whoever applies it, who knows which they are.
     fault = "" if made.symbolic else _above_budget(plan, made, alone=not request.of_several)
     if fault:
         raise PlanError(f"this plan for '{plan.graph}' does not keep its budget: {fault}")
 
 
+def _storages_peak(made: Plan) -> int:
+    """The part of a plan's peak that is the same on every machine: no workspaces of operators."""
+    outputs = own_outputs(made.forward)
+    return simulate_peak(made.forward, made.backward, outputs, workspaces=False).nbytes
+
+
 def _has_workspaces(made: Plan) -> bool:
-    """Whether the peak of a plan has a part that this machine's libraries and threads tell."""
+    """Whether the peak of a plan has a part that depends on this machine's libraries and threads."""
     halves = (made.forward, made.backward)
     return any(WORKSPACE in node.meta for half in halves for node in half.graph.nodes)
 

@@ -249,7 +249,7 @@ def compare(
                         budget=budget,
                         decided_by=p.solver,
                         plan_s=time.perf_counter() - start,
-                        recompute_cost=p.recompute_cost + p.waited,
+                        recompute_cost=p.recompute_cost + p.exposed_time,
                         **{name: getattr(p, name) for name in _OF_PLAN},
                     )
                 )

@@ -1,4 +1,4 @@
-"""Where the copies of offloaded values stand in forward and backward, and how long runs wait for them."""
+"""Places of the copies of offloaded values in forward and backward, and the exposed transfer time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.graph.liveness import StepWalk, sums_of
 from remat.graph.lowering import Offload
 from remat.passes.core.state import State
 from remat.planning.offload_costs import Times
-from remat.solvers.transfers import Transfer, place, waited_at
+from remat.solvers.transfers import Transfer, exposed_time_at, place
 
 _COPIES = (OFFLOAD, RELOAD, WAIT_COPIED)
 
@@ -60,7 +60,7 @@ class Copies:
         ]
 
     def placed(self, peak_bytes: int) -> tuple[tuple[Offload, ...], int, int]:
-        """The offloads with the best places for their copies, how long runs wait then, and bytes over the peak."""
+        """The offloads with the best places for their copies, the exposed time then, and bytes over the peak."""
         if not self._has_room:
             return self._offloads, 0, 0
         nodes, moments = self._nodes, self._moments
@@ -80,10 +80,10 @@ class Copies:
                     fetched_before=moments[fetched] if fetched < transfer.needed else "",
                 )
             )
-        return tuple(named), found.waited, max(0, max(found.bytes_alive) - peak_bytes)
+        return tuple(named), found.exposed_time, max(0, max(found.bytes_alive) - peak_bytes)
 
-    def waited(self) -> int:
-        """How long runs wait for copies that stand where the offloads say.
+    def exposed_time(self) -> int:
+        """Exposed time of copies at the places that the offloads name.
 
         Raises:
             PlanError: a copy cannot stand there.
@@ -111,7 +111,7 @@ class Copies:
                     f"'{value.name}' is fetched before '{value.fetched_before}', which does not run in backward "
                     "before the value is used there"
                 )
-        return waited_at(self._times, self._boundary, self._transfers, freed, fetched)
+        return exposed_time_at(self._times, self._boundary, self._transfers, freed, fetched)
 
     @cached_property
     def _times(self) -> Sequence[int]:

@@ -328,7 +328,7 @@ class OffloadPlanner:
                 Decided(
                     decision=replace(decided.decision, offloads=(*unplaced, *more)),
                     saved_bytes=decided.saved_bytes + sum(value.nbytes for value in before),
-                    cost=decided.cost - decided.choice.waited,
+                    cost=decided.cost - decided.choice.exposed_time,
                     choice=decided.choice,
                 ),
                 peak_bytes,
@@ -354,11 +354,11 @@ class OffloadPlanner:
             replace(plain, decision=decision), in_place=True, verify=False
         )
         copies = Copies(done.state, decision.offloads, self._link, self._times)
-        placed, waited, over = copies.placed(peak_bytes)
+        placed, exposed_time, over = copies.placed(peak_bytes)
         decided = Decided(
             decision=replace(decision, offloads=placed),
             saved_bytes=wanted.saved_bytes - sum(value.nbytes for value in placed),
-            cost=wanted.cost + waited,
-            choice=replace(choice, waited=waited),
+            cost=wanted.cost + exposed_time,
+            choice=replace(choice, exposed_time=exposed_time),
         )
         return decided, over

@@ -156,9 +156,9 @@ def split(state: State) -> State:
 
 
 def count_workspaces(state: State, cost: CostModel) -> None:
-    """Has the figures of a graph count what its operators take while they run, where a CPU runs them one by one.
+    """Note in an eager graph what its operators allocate inside on a CPU, so that peaks count it.
 
-    A cost model that is about another device, or about none, counts none of it.
+    Nothing is noted if the cost model is for another device, or for none.
     """
     if state.joint.lower == "eager" and is_for_cpu(cost):
         note_workspaces(state.joint.graph)

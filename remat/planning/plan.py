@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _FIGURES = (
     "capacity", "full_bytes", "least_bytes", "saved_bytes", "peak_bytes", "recompute_cost", "recompute_bound",
     "planned_saved_bytes", "planned_peak_bytes", "step_cost", "without_peak_bytes", "without_recompute_cost",
-    "without_expected_bytes", "waited", "peak_limit",
+    "without_expected_bytes", "exposed_time", "peak_limit",
 )  # fmt: skip
 _TOO_LARGE = 2**100
 #: What a plan has beside its figures as long as its modules are there.
@@ -111,7 +111,7 @@ class Plan(Record):
         without_expected_bytes: the peak that the step without remat is expected to have once Inductor has
             compiled it, to be compared with ``peak_bytes`` of a step as it was compiled; 0 where it is not known.
         offloads: the saved values that are offloaded, and when each is away.
-        waited: exposed transfer time, in ``unit``: runs wait so long for copies to and from the host.
+        exposed_time: exposed transfer time, in ``unit``: runs wait so long for copies to and from the host.
         link: the link to the host, where values may be offloaded.
         peak_limit: the peak in bytes that a ratio of it came to, ``remat.Peak(0.5)``; 0 under any other budget,
             and in files written before it was recorded.
@@ -171,7 +171,7 @@ class Plan(Record):
     without_recompute_cost: int = 0
     without_expected_bytes: int = 0
     offloads: tuple[Offload, ...] = ()
-    waited: int = 0
+    exposed_time: int = 0
     link: str = ""
     peak_limit: int = 0
     remat: str = ""
@@ -250,7 +250,7 @@ class Plan(Record):
     @property
     def gap(self) -> int:
         """How far from optimal the plan can be at most, in ``unit``."""
-        return self.recompute_cost + self.waited - self.recompute_bound
+        return self.recompute_cost + self.exposed_time - self.recompute_bound
 
     @property
     def asked(self) -> Budget:
@@ -360,7 +360,7 @@ class Plan(Record):
             without_peak_bytes=self.without_peak_bytes,
             step_cost=self.step_cost,
             recompute_cost=self.recompute_cost,
-            waited=self.waited,
+            exposed_time=self.exposed_time,
             without_recompute_cost=self.without_recompute_cost,
             unit=self.unit,
         )

@@ -48,7 +48,7 @@ def _offloaded(plan: Plan) -> str:
         return ""
     if not plan.offloads:
         return f"nothing over {plan.link}: no plan that offloads was found cheaper"
-    exposed = format_cost(plan.waited, plan.unit) if plan.waited else "none"
+    exposed = format_cost(plan.exposed_time, plan.unit) if plan.exposed_time else "none"
     return (
         f"{counted(len(plan.offloads), 'value')}, {format_bytes(plan.host_bytes)} over {plan.link}; exposed "
         f"transfer time: {exposed}"

@@ -147,7 +147,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         deterministic=plan.deterministic,
         region_budget=Budget.parse(plan.region_budget).share if plan.region_budget else None,
         least_because=plan.least_because,
-        waited=exposed_time(prepared, plan, request),
+        exposed_time=exposed_time(prepared, plan, request),
         peak_limit=plan.peak_limit,
     )
     done = split(replace(prepared, decision=plan.decision, choice=choice))
@@ -354,7 +354,7 @@ def finish(
         peak_bytes=peak_bytes or curve_of(state).peak_bytes,
         recompute_cost=recompute_cost,
         recompute_bound=min(
-            recompute_cost + choice.waited,
+            recompute_cost + choice.exposed_time,
             max(choice.recompute_bound, hull.edge(most).bound(most)),
         ),
         unit=problem.unit,
@@ -389,7 +389,7 @@ def finish(
         without_recompute_cost=0 if without is None else without.recompute_cost,
         without_expected_bytes=0 if without is None else without.expected_bytes,
         offloads=state.decision.offloads,
-        waited=choice.waited,
+        exposed_time=choice.exposed_time,
         peak_limit=choice.peak_limit,
         link=link,
         _asked=budget,

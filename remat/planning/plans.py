@@ -76,9 +76,9 @@ class PlanSet(Record, Sequence[Plan]):
         return self._summed("recompute_cost")
 
     @property
-    def waited(self) -> int:
+    def exposed_time(self) -> int:
         """Summed exposed transfer time, in the unit of the plans."""
-        return self._summed("waited")
+        return self._summed("exposed_time")
 
     @property
     def host_bytes(self) -> int:
@@ -94,7 +94,7 @@ class PlanSet(Record, Sequence[Plan]):
             without_peak_bytes=self.without_peak_bytes,
             step_cost=self._summed("step_cost") if known else 0,
             recompute_cost=self.recompute_cost,
-            waited=self.waited,
+            exposed_time=self.exposed_time,
             without_recompute_cost=self._summed("without_recompute_cost"),
             unit=self.plans[0].unit,
         )

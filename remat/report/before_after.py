@@ -21,7 +21,7 @@ class BeforeAfter:
         step_cost: cost of running every operator of the step once, in ``unit``; 0 where it is not known.
         recompute_cost: cost of what the plan runs again.
         without_recompute_cost: cost of what runs again without remat.
-        waited: exposed transfer time of the plan: the time that runs wait for copies to and from the host.
+        exposed_time: exposed transfer time of the plan: the time that runs wait for copies to and from the host.
         unit: unit of the costs; that of a time is ``"ps"``.
     """
 
@@ -31,7 +31,7 @@ class BeforeAfter:
     recompute_cost: int
     without_recompute_cost: int
     unit: str
-    waited: int = 0
+    exposed_time: int = 0
 
     @property
     def more(self) -> float | None:
@@ -42,13 +42,13 @@ class BeforeAfter:
         without = self.step_cost + self.without_recompute_cost
         if not self.step_cost or not self.without_peak_bytes:
             return None
-        added = self.recompute_cost + self.waited
+        added = self.recompute_cost + self.exposed_time
         return (added - self.without_recompute_cost) / without
 
     @property
     def recomputing(self) -> float | None:
         """Share of the plan's step that is recomputing; None where the cost of the step is not known."""
-        whole = self.step_cost + self.recompute_cost + self.waited
+        whole = self.step_cost + self.recompute_cost + self.exposed_time
         return self.recompute_cost / whole if self.step_cost else None
 
     @property
@@ -66,14 +66,14 @@ class BeforeAfter:
         """The modelled time of the step, or its cost in another unit; empty where it is not known."""
         if self.recomputing is None:
             return ""
-        whole = self.step_cost + self.recompute_cost + self.waited
+        whole = self.step_cost + self.recompute_cost + self.exposed_time
         text = f"{format_cost(whole, self.unit)} modelled"
         if self.more is not None:
             without = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
             text += f", {more_text(self.more)} than the {without} without remat"
         text += f"; of the step with the plan, {self.recomputing:.1%} is recomputing"
-        if self.waited:
-            text += f" and {self.waited / whole:.1%} exposed transfer time"
+        if self.exposed_time:
+            text += f" and {self.exposed_time / whole:.1%} exposed transfer time"
         return text
 
     def warn_if_not_lower(

@@ -112,7 +112,7 @@ def _decided(plan: Plan) -> tuple[object, ...]:
 
 def _added(plan: Plan) -> int:
     """Cost of a plan beside the step: recomputation and exposed transfer time."""
-    return plan.recompute_cost + plan.before_after.waited
+    return plan.recompute_cost + plan.before_after.exposed_time
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:

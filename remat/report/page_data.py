@@ -238,7 +238,7 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
     step = without = "not known"
     bound = figures["recompute_bound"]
     if both.step_cost:
-        step = format_cost(both.step_cost + both.recompute_cost + both.waited, both.unit)
+        step = format_cost(both.step_cost + both.recompute_cost + both.exposed_time, both.unit)
         without = format_cost(both.step_cost + both.without_recompute_cost, both.unit)
     return [
         (

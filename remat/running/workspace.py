@@ -2,7 +2,7 @@
 
 Convolutions, batch norms, pooling, attention, and some products lay their inputs out anew, or keep partial results, in memory that no graph
 shows. How much that is depends on the library, the device and the sizes; a call on tensors without meaning tells.
-A large call does not run: calls with two smaller batches tell, as what is taken grows by the same for each sample.
+A large call does not run. Its workspace is extrapolated from two smaller batches, since it grows linearly with the batch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PRODUCTS = ("aten.mm.", "aten.addmm.", "aten.bmm.", "aten.baddbmm.")
 _TAKE_NOTHING = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full", "zeros", "ones", "empty_like",
     "full_like", "zeros_like", "ones_like", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones",
 )  # fmt: skip
-_known: dict[Any, int] = {}
+_CACHE: dict[Any, int] = {}
 
 
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
@@ -73,11 +73,18 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
     tensors = [v for v in pytree.tree_leaves((args, kwargs, results)) if _is_tensor(v)]
     if not any(may_allocate(op, t.dtype) for t in tensors):
         return 0
-    return _asked(op, args, kwargs, tensors)
+    return _cached(op, args, kwargs, tensors)
 
 
-def _asked(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
-    """What a call takes that reads and returns tensors."""
+def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> int:
+    """The workspace of a call, measured once for each kind of call.
+
+    Args:
+        op: an overload of an operator.
+        args: its arguments.
+        kwargs: likewise.
+        tensors: the tensors that it reads and returns.
+    """
     if torch_compat.is_profiling():
         warn(
             "what operators take beside their results is not counted in peaks: a profiler runs while a step is "
@@ -89,16 +96,16 @@ def _asked(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> 
     if any(t.device.type != "cpu" for t in tensors):
         return 0
     key = repr((str(op), pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
-    if key not in _known:
+    if key not in _CACHE:
         try:
-            _known[key] = _found(op, args, kwargs, sum(map(tensor_bytes, tensors)))
+            _CACHE[key] = _estimated(op, args, kwargs, sum(map(tensor_bytes, tensors)))
         except Exception:  # no kernel for such tensors, or somebody else is profiling
-            _known[key] = 0
-    return _known[key]
+            _CACHE[key] = 0
+    return _CACHE[key]
 
 
-def _found(op: Any, args: Any, kwargs: Any, together: int) -> int:
-    """What a call takes, whose inputs and results have so many bytes together."""
+def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
+    """The workspace of a call whose inputs and results have ``together`` bytes: measured, or from smaller batches."""
     if together > MOST_BYTES:
         batches = _batches(op, args, kwargs, together)
         if batches is not None:
@@ -120,7 +127,10 @@ def _found(op: Any, args: Any, kwargs: Any, together: int) -> int:
 def _batches(
     op: Any, args: Any, kwargs: Any, together: int
 ) -> tuple[int, int, int, Callable[[int], Any]] | None:
-    """Two smaller numbers of samples, the call's own, and its arguments for a number; None where none tell."""
+    """Two smaller batch sizes, the call's own, and its arguments at a batch size.
+
+    None: the call has no batch, or its batch is small already.
+    """
     names = [a.name for a in torch_compat.schema(op).arguments]
     first: Any = args[0] if args else None
     if kwargs or not _is_tensor(first) or not first.dim():
@@ -154,7 +164,7 @@ def _batches(
 
 
 def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
-    """A tensor without memory that is as another, but has so many samples."""
+    """A tensor without memory, like another but with ``n`` samples along an axis."""
     size, stride = map(list, map(_numbers, (value.shape, value.stride())))
     dense, at = [0] * len(size), 1
     size[axis] = n
@@ -164,10 +174,10 @@ def _with_samples(value: torch.Tensor, axis: int, n: int) -> torch.Tensor:
 
 
 def note_workspaces(graph: fx.Graph) -> None:
-    """Writes into the metadata of nodes what their operators take beside what they read and return, see `WORKSPACE`.
+    """Write the workspaces of operators into the metadata of their nodes, under `WORKSPACE`.
 
-    Operators that draw, or are known to allocate, have it noted also if it is nothing: elsewhere, and where they
-    repeat what was drawn, it is something.
+    Operators that draw random numbers, or are known to allocate, have an entry even if it is 0: a replayed draw
+    adds its generator state to the entry, and other machines may need more.
     """
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch_compat.OpOverload):
@@ -177,14 +187,14 @@ def note_workspaces(graph: fx.Graph) -> None:
         tensors = [*filter(_is_tensor, pytree.tree_leaves(call))]
         if not _may_take(node.target, tensors):
             continue
-        nbytes = _asked(node.target, args, kwargs, tensors)
+        nbytes = _cached(node.target, args, kwargs, tensors)
         draws = torch.Tag.nondeterministic_seeded in node.target.tags
         if nbytes > _NUMBERS or draws or any(may_allocate(node.target, t.dtype) for t in tensors):
             node.meta[WORKSPACE] = in_proportion(nbytes, call)
 
 
 def _may_take(op: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether an operator of PyTorch's is not known to take nothing that it does not return."""
+    """Whether an operator of PyTorch may have a workspace: all but those known to have none."""
     if not tensors or op.namespace != "aten" or op.is_view or torch.Tag.inplace_view in op.tags:
         return False
     on_elements = torch.Tag.pointwise in op.tags
@@ -214,7 +224,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 
 def in_proportion(nbytes: int, values: Any) -> Any:
-    """Bytes that grow as those of the tensors do together whose sizes are symbols."""
+    """Bytes as an expression, in proportion to the bytes of those tensors whose sizes are symbols."""
     tensors = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
     sizes: list[Any] = [t.numel() * t.element_size() for t in tensors]
     together: Any = sum(n for n in sizes if isinstance(n, torch.SymInt))

@@ -63,7 +63,7 @@ class OffloadChoice:
     @property
     def exposed(self) -> int:
         """Exposed transfer time."""
-        return self.evaluation.placement.waited
+        return self.evaluation.placement.exposed_time
 
     @property
     def peak_bytes(self) -> int:

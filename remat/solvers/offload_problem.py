@@ -149,7 +149,7 @@ def evaluate_offloads(
     times = [problem.times[v] for v in schedule.sequence]
     placed = place(times, schedule.boundary, alive, transfers, capacity)
     return OffloadEvaluation(
-        cost=evaluation.cost - sum(step.cost) + placed.waited,
+        cost=evaluation.cost - sum(step.cost) + placed.exposed_time,
         peak_bytes=max(placed.bytes_alive, default=evaluation.peak_bytes),
         offloaded=used,
         placement=placed,

@@ -67,8 +67,8 @@ class Placement:
     fetching: tuple[Wait, ...]
 
     @property
-    def waited(self) -> int:
-        """Time that the schedule waits for the link."""
+    def exposed_time(self) -> int:
+        """Exposed transfer time: the schedule waits so long for the link."""
         return sum(w.time for w in (*self.sending, *self.fetching))
 
 
@@ -115,14 +115,14 @@ def place(
     )
 
 
-def waited_at(
+def exposed_time_at(
     times: Sequence[int],
     boundary: int,
     transfers: Sequence[Transfer],
     freed: Sequence[int],
     fetched: Sequence[int],
 ) -> int:
-    """Time that a schedule waits for the link where copies stand as somebody says, by the same queues as `place`.
+    """Exposed transfer time of a schedule whose copies stand at given places, by the queues of `place`.
 
     Args:
         times: time of each run.
@@ -136,12 +136,12 @@ def waited_at(
     queue = [(transfers[i].ready, transfers[i].send, freed[i]) for i in order]
     order = sorted(of, key=lambda i: (-transfers[i].needed, -i))
     back = [(n - 1 - transfers[i].needed, transfers[i].fetch, n - 1 - fetched[i]) for i in order]
-    return _waited(times[:boundary], queue) + _waited(times[boundary:][::-1], back)
+    return _exposed_time(times[:boundary], queue) + _exposed_time(times[boundary:][::-1], back)
 
 
-def _waited(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
-    """What a queue of (run behind which it enters, time, run after which it has left) is waited for."""
-    now = idle_from = waited = entered = 0
+def _exposed_time(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
+    """Exposed time of a queue of (run behind which it enters, time, run after which it has left)."""
+    now = idle_from = exposed_time = entered = 0
     due: dict[int, int] = {}  # by runs: when all that leave behind them have left
     for at, time in enumerate(times):
         now += time
@@ -151,8 +151,8 @@ def _waited(times: Sequence[int], queue: Sequence[tuple[int, int, int]]) -> int:
             due[leaves] = idle_from
             entered += 1
         late = max(0, due.get(at, 0) - now)
-        waited, now = waited + late, now + late
-    return waited
+        exposed_time, now = exposed_time + late, now + late
+    return exposed_time
 
 
 def _through(

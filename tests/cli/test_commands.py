@@ -144,7 +144,7 @@ def test_plan_offloads_what_pays_and_says_what_it_needs() -> None:
     assert plan.link == "100000 GB/s"
     assert plan.gap >= 0
     without = remat.Plan.from_json(run(*asked[:4], *model, "--json").stdout)
-    assert plan.recompute_cost + plan.waited <= without.recompute_cost
+    assert plan.recompute_cost + plan.exposed_time <= without.recompute_cost
     refused = run(*asked, "--budget", "0.5")
     assert refused.exit_code == 2
     assert "expected a budget on the peak" in refused.output

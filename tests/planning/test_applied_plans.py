@@ -33,7 +33,7 @@ def older(plan: remat.Plan, **other: object) -> remat.Plan:
 def offloading() -> remat.Plan:
     plan = remat.plan(blocks(), remat.Peak(0.2), **SLOW)
     assert plan.host_bytes
-    assert plan.waited
+    assert plan.exposed_time
     return plan
 
 
@@ -43,7 +43,7 @@ def plain() -> remat.Plan:
 
 
 @pytest.mark.parametrize(
-    "name", ["saved_bytes", "peak_bytes", "recompute_cost", "step_cost", "waited"]
+    "name", ["saved_bytes", "peak_bytes", "recompute_cost", "step_cost", "exposed_time"]
 )
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> None:
@@ -56,17 +56,27 @@ def test_a_figure_that_is_another_is_refused_by_name(name: str, more: int) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_peak_that_no_machine_comes_to_is_refused() -> None:
+    """It has a part that depends on the machine, and storages, which take the same on all of them."""
+    plan = offloading()
+    with pytest.raises(PlanError, match="peak_bytes is 4096 in it, and storages alone take"):
+        remat.plan(blocks(), plan=read(plan, peak_bytes=4096))
+
+
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"link": "30 GB/s"}, "waited is .* in it, and runs wait"),
+        ({"link": "30 GB/s"}, "exposed_time is .* in it, and runs wait"),
         ({"link": ""}, "link: offload is ''; expected the link"),
         ({"link": "1e400 GB/s"}, "link: offload is '1e400 GB/s'"),
         ({"unit": "FLOP"}, "unit is FLOP in it, and its costs are in ps"),
         ({"cost": "flops"}, "whose unit is FLOP, and offloading is planned by times"),
         ({"cost": "roofline:h100"}, " is .* in it, and "),
-        ({"offloads": []}, "waited is .* in it, and nothing is offloaded"),
-        ({"offloads": [], "waited": 0}, "_bytes is .* in it, and .* in the step that it makes"),
+        ({"offloads": []}, "exposed_time is .* in it, and nothing is offloaded"),
+        (
+            {"offloads": [], "exposed_time": 0},
+            "_bytes is .* in it, and .* in the step that it makes",
+        ),
     ],
 )
 def test_what_else_was_edited_is_refused(other: dict[str, object], message: str) -> None:
@@ -77,7 +87,7 @@ def test_what_else_was_edited_is_refused(other: dict[str, object], message: str)
 def test_a_budget_that_is_not_kept_is_refused() -> None:
     plan = remat.plan(blocks(), remat.Peak(offloading().peak_bytes), **SLOW)
     assert plan.offloads
-    emptied = {"offloads": [], "waited": 0}
+    emptied = {"offloads": [], "exposed_time": 0}
     for edited in (
         older(plan, **emptied),  # no figures to compare with, and yet the budget holds
         read(plan, budget=f"peak:{plan.peak_bytes - 1}B"),
@@ -101,9 +111,16 @@ def test_figures_of_older_files_are_computed_and_not_compared() -> None:
     plan = offloading()
     first, *rest = json.loads(plan.to_json())["offloads"]
     again = remat.plan(
-        blocks(), plan=older(plan, peak_bytes=1, saved_bytes=2, recompute_cost=3, waited=4)
+        blocks(), plan=older(plan, peak_bytes=1, saved_bytes=2, recompute_cost=3, exposed_time=4)
     )
-    for name in ("peak_bytes", "saved_bytes", "recompute_cost", "waited", "offloads", "remat"):
+    for name in (
+        "peak_bytes",
+        "saved_bytes",
+        "recompute_cost",
+        "exposed_time",
+        "offloads",
+        "remat",
+    ):
         assert getattr(again, name) == getattr(plan, name)
     with pytest.raises(PlanError, match=r"bytes in it, and .* in the graph"):
         remat.plan(blocks(), plan=older(plan, offloads=[{**first, "nbytes": 4}, *rest]))
@@ -134,7 +151,7 @@ def test_copies_that_were_moved_are_refused() -> None:
     offloads = json.loads(plan.to_json())["offloads"]
     moved = [{**value, "freed_after": "", "fetched_before": ""} for value in offloads]
     assert moved != offloads
-    with pytest.raises(PlanError, match=r"waited is .* in it, and runs wait"):
+    with pytest.raises(PlanError, match=r"exposed_time is .* in it, and runs wait"):
         remat.plan(blocks(), plan=read(plan, offloads=moved))
 
 

@@ -93,7 +93,7 @@ def test_inductor_compiles_copies_and_the_allocator_finds_the_known_peak(share: 
 def test_offloading_never_costs_more_than_doing_without() -> None:
     without = remat.plan(blocks(), remat.Peak(0.2), cost="roofline:epyc")
     plan = offloading()
-    assert plan.recompute_cost + plan.waited < without.recompute_cost
+    assert plan.recompute_cost + plan.exposed_time < without.recompute_cost
     assert plan.before_after.more is not None
     assert plan.before_after.more < (without.before_after.more or 0)
     assert 0 <= plan.recompute_bound <= without.recompute_bound
@@ -120,7 +120,7 @@ def test_a_frontier_with_offloading_lies_below_the_one_without(tmp_path: Path) -
     plan = found.plan(cheapest)
     assert plan.offloads
     assert plan.peak_bytes == cheapest.peak_bytes
-    assert plan.recompute_cost + plan.waited == cheapest.recompute_cost
+    assert plan.recompute_cost + plan.exposed_time == cheapest.recompute_cost
     found.plot(tmp_path / "both.svg", others=[without])
     assert "offload 2 GB/s" in (tmp_path / "both.svg").read_text()
     with pytest.raises(ProblemError, match="a frontier by what is saved does not offload"):
@@ -131,7 +131,7 @@ def test_fit_and_compare_offload() -> None:
     row = remat.compare(blocks(), ["auto"], [remat.Peak(0.2)], **OPTIONS).rows[0]
     plan = offloading()
     assert (row.recompute_cost, row.peak_bytes) == (
-        plan.recompute_cost + plan.waited,
+        plan.recompute_cost + plan.exposed_time,
         plan.peak_bytes,
     )
     model = Blocks(width=64, depth=4)
@@ -173,7 +173,14 @@ def test_saved_plans_keep_their_offloads() -> None:
     again = remat.plan(blocks(), plan=remat.Plan.from_json(plan.to_json()))
     assert str(again.forward.graph) == str(plan.forward.graph)
     assert str(again.backward.graph) == str(plan.backward.graph)
-    for figure in ("offloads", "waited", "link", "peak_bytes", "recompute_cost", "saved_bytes"):
+    for figure in (
+        "offloads",
+        "exposed_time",
+        "link",
+        "peak_bytes",
+        "recompute_cost",
+        "saved_bytes",
+    ):
         assert getattr(again, figure) == getattr(plan, figure)
     text = plan.explain()
     assert "over 10 GB/s; exposed transfer time: " in text
@@ -183,7 +190,7 @@ def test_saved_plans_keep_their_offloads() -> None:
 def test_older_files_are_read_as_plans_without_offloads() -> None:
     plan = offloading()
     data = json.loads(plan.to_json())
-    for field in ("offloads", "waited", "link"):
+    for field in ("offloads", "exposed_time", "link"):
         del data[field]
     assert remat.Plan.from_json(json.dumps(data)).offloads == ()
 
@@ -262,7 +269,7 @@ def test_graphs_of_one_step_share_a_peak() -> None:
     without = remat.plan(joints, remat.Peak(0.0), cost=OPTIONS["cost"])
     plans = remat.plan(joints, remat.Peak(0.0), **OPTIONS)
     assert plans.host_bytes > 0
-    assert plans.recompute_cost + plans.waited < without.recompute_cost
+    assert plans.recompute_cost + plans.exposed_time < without.recompute_cost
     assert plans.peak_bytes <= without.peak_bytes
     assert "offloaded" in repr(plans)
     lower = remat.Peak(without.peak_bytes - 20_000)

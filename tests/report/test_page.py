@@ -138,10 +138,10 @@ def test_exposed_transfer_time_is_in_the_figures_of_the_page(tmp_path: Path) -> 
     joint = joint_of(model, torch.randn(1024, 512))
     frontier = remat.frontier(joint, by="peak", **options)
     plan = remat.plan(joint, remat.Peak(0.1), **options)
-    assert plan.waited > 0
+    assert plan.exposed_time > 0
     plan.explore(tmp_path / "page.html", frontier=frontier)
     data = read(tmp_path / "page.html", "data")
-    step = plan.before_after.step_cost + plan.recompute_cost + plan.waited
+    step = plan.before_after.step_cost + plan.recompute_cost + plan.exposed_time
     shown = [stop["cards"][1][1] for stop in data["stops"]]
     assert format_cost(step, plan.unit) in shown
     assert len(shown) >= len({p.peak_bytes for p in frontier.points})

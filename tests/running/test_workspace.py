@@ -151,7 +151,7 @@ def test_a_plan_for_another_device_runs_no_operators(monkeypatch: pytest.MonkeyP
     def refused(*_: Any) -> int:
         raise AssertionError("an operator ran")
 
-    monkeypatch.setattr(workspace, "_asked", refused)
+    monkeypatch.setattr(workspace, "_cached", refused)
     for cost in ("auto", "roofline:h100", "flops"):
         assert remat.plan(joint, 1, cost=cost).peak_bytes < known
 
@@ -169,7 +169,7 @@ def test_a_saved_plan_is_applied_where_operators_take_something_else(
 ) -> None:
     joint = small_joint()
     plan = remat.Plan.from_json(remat.plan(joint, 1, cost="roofline:epyc").to_json())
-    monkeypatch.setattr(workspace, "_asked", lambda *_: 4096)
+    monkeypatch.setattr(workspace, "_cached", lambda *_: 4096)
     applied = remat.plan(joint, plan=plan)
     assert applied.peak_bytes != plan.peak_bytes
     assert applied.saved_bytes == plan.saved_bytes
@@ -187,7 +187,7 @@ def test_smaller_batches_tell_what_a_large_one_takes(monkeypatch: pytest.MonkeyP
     backward = torch.ops.aten.convolution_backward.default
     given = (x, x, w, [0], *_PADDED, [True, True, False])
     calls = ((_CONVOLUTION, args, x), (backward, given, (x, w)))
-    monkeypatch.setattr(workspace, "_known", {})
+    monkeypatch.setattr(workspace, "_CACHE", {})
     whole = [workspace_bytes(op, values, {}, results) for op, values, results in calls]
     ran: list[int] = []
 
@@ -196,7 +196,7 @@ def test_smaller_batches_tell_what_a_large_one_takes(monkeypatch: pytest.MonkeyP
         return measured(op, values, kwargs)
 
     measured = workspace._measured
-    monkeypatch.setattr(workspace, "_known", {})
+    monkeypatch.setattr(workspace, "_CACHE", {})
     monkeypatch.setattr(workspace, "MOST_BYTES", 64 << 10)
     monkeypatch.setattr(workspace, "_measured", noted)
     assert [workspace_bytes(op, values, {}, results) for op, values, results in calls] == whole
@@ -205,7 +205,7 @@ def test_smaller_batches_tell_what_a_large_one_takes(monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_too_large_does_not_run_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_known", {})
+    monkeypatch.setattr(workspace, "_CACHE", {})
     monkeypatch.setattr(workspace, "_measured", lambda *_: pytest.fail("an operator ran"))
     x = torch.empty(2, 16, 4096, 4096, device="meta")  # 2 GiB
     w = torch.empty(16, 16, 3, 3, device="meta")
@@ -217,7 +217,7 @@ def test_what_is_too_large_does_not_run_and_is_said(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_profile_of_the_user_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workspace, "_known", {})
+    monkeypatch.setattr(workspace, "_CACHE", {})
     x, w = torch.zeros(2, 16, 8, 8), torch.zeros(16, 16, 3, 3)
     with torch.profiler.profile() as profile:
         with pytest.warns(PeakWarning, match="a profiler runs"):
@@ -245,7 +245,7 @@ def test_elements_and_products_that_lie_densely_are_not_asked(
 ) -> None:
     asked: list[str] = []
     monkeypatch.setattr(
-        workspace, "_asked", lambda op, *_: asked.append(op.overloadpacket.__name__) or 0
+        workspace, "_cached", lambda op, *_: asked.append(op.overloadpacket.__name__) or 0
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import subprocess
-import sys
 
 import pytest
 
@@ -168,18 +166,3 @@ def test_sums_beyond_its_room_are_refused_with_the_reason() -> None:
 def test_large_numbers_next_to_small_ones() -> None:
     problem = remat.KnapsackProblem([10**15, 1, 10**15 + 1], [10**15, 1, 10**15 + 3], 10**15 + 1)
     assert run(Native(), problem).value == 10**15 + 3
-
-
-@pytest.mark.slow
-def test_an_interrupt_ends_a_frontier() -> None:
-    code = (
-        "import os, signal, threading\n"
-        "from remat.solvers.frontier import knapsack_frontier\n"
-        "from remat.testing.families import family\n"
-        "problem = family('strongly-correlated', items=9_000, span=10**9, share=50, seed=3)\n"
-        "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "try: knapsack_frontier(problem, most_points=5_000_000)\n"
-        "except KeyboardInterrupt: print('interrupted')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "interrupted\n", done.stderr

@@ -12,7 +12,7 @@ from remat.errors import ProblemError
 from remat.solvers import offload_search
 from remat.solvers.offload_problem import OffloadProblem, carried, evaluate_offloads
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.transfers import Transfer, place, waited_at
+from remat.solvers.transfers import Transfer, exposed_time_at, place
 
 #: Steps of three layers, each with the least cost of any decision; None: none is within the capacity.
 CASES: dict[str, tuple[OffloadProblem, int | None]] = {
@@ -63,25 +63,25 @@ def test_a_copy_that_fits_beside_the_runs_costs_nothing() -> None:
     done = evaluate_offloads(CHAIN, carried(CHAIN, RUNS), [0], None)
     # Sent beside c, so that it is there while c runs; fetched beside gb, which runs for longer than that.
     assert done.placement.bytes_alive == (10, 14, 15, 6, 16, 12)
-    assert (done.cost, done.placement.waited) == (0, 0)
+    assert (done.cost, done.placement.exposed_time) == (0, 0)
 
 
 def test_what_memory_has_no_time_for_is_waited_for() -> None:
     done = evaluate_offloads(CHAIN, carried(CHAIN, RUNS), [0], 14)
     assert done.placement.bytes_alive == (10, 14, 5, 6, 6, 12)
-    assert done.placement.waited == done.cost == 4 + 4
+    assert done.placement.exposed_time == done.cost == 4 + 4
 
 
 def test_copies_that_stand_elsewhere_are_waited_for() -> None:
     one = Transfer(nbytes=10, ready=0, needed=5, send=4, fetch=4)
     two = Transfer(nbytes=4, ready=1, needed=4, send=2, fetch=2)
 
-    def waited(freed: tuple[int, int], fetched: tuple[int, int]) -> int:
-        return waited_at((5,) * 6, 3, (one, two), freed, fetched)
+    def exposed_time(freed: tuple[int, int], fetched: tuple[int, int]) -> int:
+        return exposed_time_at((5,) * 6, 3, (one, two), freed, fetched)
 
-    assert waited((1, 2), (4, 3)) == 0
-    assert waited((0, 1), (5, 4)) == 4 + 2 + 4 + 2
-    assert waited((0, 2), (4, 3)) == 4
+    assert exposed_time((1, 2), (4, 3)) == 0
+    assert exposed_time((0, 1), (5, 4)) == 4 + 2 + 4 + 2
+    assert exposed_time((0, 2), (4, 3)) == 4
 
 
 def test_what_is_made_again_is_not_carried_over() -> None:
@@ -115,8 +115,10 @@ def test_no_placement_of_copies_waits_less(seed: int) -> None:
     capacity = max(alive) + draw.randint(0, 8)
     placed = place(times, forward, alive, transfers, capacity)
     assert max(placed.bytes_alive) <= capacity
-    assert placed.waited == least_wait(times, forward, alive, transfers, capacity)
-    assert placed.waited == waited_at(times, forward, transfers, placed.freed, placed.fetched)
+    assert placed.exposed_time == least_wait(times, forward, alive, transfers, capacity)
+    assert placed.exposed_time == exposed_time_at(
+        times, forward, transfers, placed.freed, placed.fetched
+    )
 
 
 @pytest.mark.parametrize("seed", range(0, 2000, 50))

@@ -77,7 +77,7 @@ def preset_of(device_type: str) -> str:
 
 
 def is_for_cpu(cost: CostModel) -> bool:
-    """Whether a cost model is about a CPU; one that names no device is not."""
+    """Whether a cost model is for a CPU. One that names no device is not."""
     if isinstance(cost, Profile):  # by itself it runs operators where the tensors are
         return cost.device is None or cost.device.startswith("cpu")
     device = getattr(cost, "device", None)

@@ -21,7 +21,7 @@ class DecisionInfo:
             solver has proven.
         region_budget: the share that the code set for its region, where that held.
         least_because: why nothing less can be saved, where a share of less was raised to that.
-        waited: time that runs wait for copies to and from the host.
+        exposed_time: time that runs wait for copies to and from the host.
         peak_limit: the peak in bytes that a share of it came to; 0 under any other budget.
     """
 
@@ -35,7 +35,7 @@ class DecisionInfo:
     recompute_bound: int = 0
     region_budget: float | None = None
     least_because: str = ""
-    waited: int = 0
+    exposed_time: int = 0
     peak_limit: int = 0
 
 

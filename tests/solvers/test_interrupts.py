@@ -1,0 +1,39 @@
+"""Ctrl-C ends every search of the compiled kernel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from remat.solvers.kernel import kernel
+
+pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not compiled here")
+
+ANNEALING = """
+from remat.solvers.schedule_problem import evaluate_schedule
+from remat.testing.steps import layered
+problem = layered(400, width=0.2, seed=1)
+capacity = evaluate_schedule(problem, range(400)).peak_bytes * 7 // 10
+def search(): remat.solve(problem.within(capacity))
+"""
+FRONTIER = """
+from remat.solvers.frontier import knapsack_frontier
+from remat.testing.families import family
+problem = family("strongly-correlated", items=9_000, span=10**9, share=50, seed=3)
+def search(): knapsack_frontier(problem, most_points=5_000_000)
+"""
+RUN = """
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try: search()
+except KeyboardInterrupt: print("interrupted")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [ANNEALING, FRONTIER], ids=["annealing", "frontier"])
+def test_an_interrupt_ends_a_search(search: str) -> None:
+    code = f"import os, signal, threading, remat\n{search}{RUN}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n", done.stderr

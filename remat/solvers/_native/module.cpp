@@ -116,12 +116,18 @@ py::list anneal(const StepGraph& graph, const py::object& start, const py::objec
   std::vector<remat::Annealer::Result> found(rows.size());
   std::atomic<bool> stop{false};
   std::atomic<std::size_t> next{0};
-  std::atomic<int> running{0};
+  std::atomic<int> running{0}, ready{0};
+  std::atomic<bool> begun{false};
   std::exception_ptr failures[2];
   bool interrupted = false;
   {
     py::gil_scoped_release unlocked;
     const auto work = [&](std::exception_ptr& failure) noexcept {
+      // A thread makes its data for exceptions at their first use, and glibc ends the process where there is
+      // no room for them. So each thread makes its own before any search takes memory.
+      failure = std::current_exception();
+      for (++ready; !begun; std::this_thread::yield()) {
+      }
       try {
         for (std::size_t k = next++; k < rows.size() && !stop; k = next++) {
           found[k] = remat::Annealer(graph, room, rows[k].seed).run(first, rows[k].limits, stop);
@@ -142,6 +148,8 @@ py::list anneal(const StepGraph& graph, const py::object& start, const py::objec
         --running;
       }
     }
+    while (ready < static_cast<int>(threads.size())) std::this_thread::yield();
+    begun = true;
     if (threads.empty()) {
       ++running;
       work(failures[0]);

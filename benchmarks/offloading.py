@@ -102,9 +102,9 @@ def architecture(name: str, cost: str, offload: str) -> dict[str, Any]:
 
 def baselines(planner: Planner, budget: Budget) -> dict[str, OffloadChoice]:
     """Everything saved and offloaded, and the most bytes per second first until it fits."""
-    peak_bytes = planner.peaks.limit_of(budget).peak_bytes
+    peak_bytes = planner.limit_of(budget).peak_bytes
     assert peak_bytes is not None
-    search = planner.peaks.offloading.search_within(peak_bytes)
+    search = planner.offloading.search_within(peak_bytes)
     kept = search.choice(planner.saved_of(planner.cheapest), ())
     everything = filter(search.may_offload, kept.schedule.idle)
     return {

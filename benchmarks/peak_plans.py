@@ -98,7 +98,7 @@ def architecture(name: str, cost: str, lower: Any) -> dict[str, Any]:
         top = before.peak(before.at(before.full_bytes))
         least = min(before.peak(d) for d in map(before.at, sorted(set(before.capacities()))))
         peaks = [int(least + share * (top - least)) for share in SHARES]
-        swept = [before.peaks.swept(peak) for peak in peaks]
+        swept = [before.swept(peak) for peak in peaks]
     sweep_s = time.process_time() - started
     once = sum(before.state.get(Costs(request.cost)))
     remat.plan(joint, 0.5, cost=cost)  # the process knows the operators afterwards
@@ -137,8 +137,8 @@ def architecture(name: str, cost: str, lower: Any) -> dict[str, Any]:
         "budget_1_peak_bytes": top,
         "budget_1_peak_bytes_now": now.peak(now.at(now.full_bytes)),
         "least_swept_bytes": least,
-        "least_found_bytes": now.peaks.least_found,
-        "least_possible_bytes": now.peaks.search.least_possible,
+        "least_found_bytes": now.least_found,
+        "least_possible_bytes": now.search.least_possible,
         "sweep_s": round(sweep_s, 2),
         "rows": rows,
     }

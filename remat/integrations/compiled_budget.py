@@ -9,7 +9,7 @@ from remat.errors import BudgetError, warn
 from remat.graph.joint import JointGraph
 from remat.graph.lowering import Decision
 from remat.passes.core.base import Pass
-from remat.planning.fused_peak import within_fused_peak
+from remat.planning.fused_peak import input_bytes, within_fused_peak
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner, plan_graph
 from remat.planning.request import PlanRequest
@@ -106,12 +106,12 @@ class CompiledBudget:
             compiled=self.peaks,
             last=last,
         )
-        self._limit, self._inputs = found.limit, found.inputs
-        self._chosen = found.decided.decision
-        if budget.peak_bytes and self.peaks.get(self._chosen, 0) > found.limit:
+        self._limit, self._inputs = found.choice.peak_limit, input_bytes(joint)
+        self._chosen = found.decision
+        if budget.peak_bytes and self.peaks.get(self._chosen, 0) > budget.peak_bytes:
             self.lowest = CompiledBudget()
             return self._within_peak(joint, request, agree)
-        return planner.finish(found.decided, budget, agree)
+        return planner.finish(found, budget, agree)
 
     def replans(
         self,

@@ -226,7 +226,7 @@ def compare(
     ready: dict[str, Solver] = {}
     for request in requests:
         # One limit for all solvers, whatever the least peak that each of them finds.
-        limit = prepared.peaks.limit_of(request.budget)
+        limit = prepared.limit_of(request.budget)
         for name in names:
             label = name if isinstance(name, str) else name.name
             budget, start = str(request.budget), time.perf_counter()

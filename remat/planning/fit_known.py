@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from remat.errors import RematError
 from remat.graph.lowering import Decision
 from remat.passes.core.state import Costs
-from remat.planning.decider import Decided
-from remat.planning.peak_planner import PeakPlanner
+from remat.planning.candidates import Candidate
 from remat.planning.planner import Planner
 from remat.solvers.graph_problem import evaluate
 from remat.units import bytes_of_share
@@ -37,7 +36,7 @@ class Known:
         self._found: list[Decision] = []
         self._more = _decisions(planner)
 
-    def on(self, planner: Planner) -> Iterator[Decided] | None:
+    def on(self, planner: Planner) -> Iterator[Candidate] | None:
         """The decisions on the step of another batch; None where that has other operators."""
         if _operators(planner) != self._operators:
             return None
@@ -58,11 +57,12 @@ def _decisions(planner: Planner) -> Iterator[Decision]:
             yield decided.decision
 
 
-def _decided(planner: Planner) -> Iterator[Decided]:
+def _decided(planner: Planner) -> Iterator[Candidate]:
     """Decides a step at shares, at its least peak, and at peaks over the whole range."""
     for share in _SHARES:
         yield planner.at(max(planner.least_bytes, bytes_of_share(share, planner.full_bytes)))
-    peaks = PeakPlanner(planner)  # of its own: what it finds depends on nothing that was looked at
+    # Of its own: what it finds depends on nothing that was looked at.
+    peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
     yield peaks.least_peak
     low, high = peaks.least_found, planner.peak(planner.full)
     least, most = _PEAKS
@@ -77,7 +77,7 @@ def _operators(planner: Planner) -> tuple[tuple[str, str], ...]:
     return tuple((node.name, str(node.target)) for node in planner.state.index.nodes)
 
 
-def _on(decision: Decision, planner: Planner) -> Decided:
+def _on(decision: Decision, planner: Planner) -> Candidate:
     """A decision with what it saves and costs on a step of the same operators."""
     lowered, state = planner.lowered, planner.state
     scored = evaluate(lowered.problem, lowered.saved_of(decision))
@@ -86,10 +86,12 @@ def _on(decision: Decision, planner: Planner) -> Decided:
         costs = state.get(Costs(planner.request.cost))
         cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
     choice = planner.choice(max(planner.full_bytes, scored.saved_bytes))
-    return Decided(decision=decision, saved_bytes=scored.saved_bytes, cost=cost, choice=choice)
+    return Candidate.of(lowered, decision, cost, choice)
 
 
-def runnable(decided: Iterable[Decided], peak_of: Callable[[Decided], int]) -> Iterator[Decided]:
+def runnable(
+    decided: Iterable[Candidate], peak_of: Callable[[Candidate], int]
+) -> Iterator[Candidate]:
     """Those of which a step can be made, where sizes, which decide what is a view, are others."""
     for one in decided:
         try:

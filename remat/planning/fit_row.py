@@ -10,7 +10,7 @@ from itertools import islice
 from remat.errors import BudgetError
 from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
 from remat.graph.lowering import Decision
-from remat.planning.decider import Decided
+from remat.planning.candidates import Candidate
 from remat.planning.fit import FitRow
 from remat.planning.fit_fixed import Fixed
 from remat.planning.fit_known import QUICK, Known, runnable
@@ -62,7 +62,7 @@ class Fitting:
                 "less (such as adamw:fused=True), or more ranks with FSDP"
             )
             return _without_plan(batch, stepping, reason, proven=True)
-        found: tuple[Decided, Budget] | None = None
+        found: tuple[Candidate, Budget] | None = None
         least = peak = self._peak(full)
         if peak <= self.memory_bytes:
             found = full, Budget(share=1.0)
@@ -111,7 +111,7 @@ class Fitting:
         """Bytes that are alive at once under every plan on one rank; 0 where nothing is proven."""
         if not self._eager or self.fixed.sharding.ranks > 1:
             return 0
-        return self.planner.peaks.search.least_possible + self._beside
+        return self.planner.search.least_possible + self._beside
 
     @cached_property
     def _beside(self) -> int:
@@ -119,7 +119,7 @@ class Fitting:
         full = self.planner.full
         return self._peak(full) - self._memory(full).peak
 
-    def _memory(self, decided: Decided) -> StepMemory:
+    def _memory(self, decided: Candidate) -> StepMemory:
         known = self._memories.get(decided.decision)
         if known is None:
             known = StepMemory.of(
@@ -130,7 +130,7 @@ class Fitting:
             self._memories[decided.decision] = known
         return known
 
-    def _peak(self, decided: Decided) -> int:
+    def _peak(self, decided: Candidate) -> int:
         """Most bytes alive on a rank while forward and backward run under a decision."""
         memory, s = self._memory(decided), self.fixed.sharding
         always = s.parameter_bytes + self.other_bytes + self.fixed.use.state_bytes + s.bucket_bytes
@@ -144,7 +144,7 @@ class Fitting:
 
     def _within_peak(
         self, others: Callable[[], Known | None]
-    ) -> tuple[tuple[Decided, Budget] | None, int]:
+    ) -> tuple[tuple[Candidate, Budget] | None, int]:
         """The cheapest decision found whose peak fits, with the budget for it; and the least peak known.
 
         What no memory has a part in is looked at first, up to where more would take long; then a search is aimed
@@ -165,7 +165,7 @@ class Fitting:
         bound = self.planner.peak(best) if self._eager else self.memory_bytes - self._beside
         return (best, Budget(peak_bytes=bound)), self._peak(best)
 
-    def _aimed(self) -> Decided | None:
+    def _aimed(self) -> Candidate | None:
         """A decision whose peak fits, by searches for a simulated peak; None where none does.
 
         What a compiler, or workspaces, make of the simulated peak is off it by about as much for one plan
@@ -185,10 +185,10 @@ class Fitting:
             aim = min(aim, planner.peak(decided)) - (1 + turn) * over
         return None
 
-    def _within_share(self) -> tuple[tuple[Decided, Budget] | None, int]:
+    def _within_share(self) -> tuple[tuple[Candidate, Budget] | None, int]:
         """The decision at the highest share that fits, and the least peak seen."""
         least = self._peak(self.planner.full)
-        best: tuple[Decided, Budget] | None = None
+        best: tuple[Candidate, Budget] | None = None
         above = 1.0
         for share in _SHARES:
             fits, least = self._at(share, least)
@@ -206,7 +206,7 @@ class Fitting:
                 best = fits, Budget(share=middle)
         return best, least
 
-    def _at(self, share: float, least: int) -> tuple[Decided | None, int]:
+    def _at(self, share: float, least: int) -> tuple[Candidate | None, int]:
         """The decision at a share if it fits, and the lesser of its peak and another."""
         capacity = max(self.planner.least_bytes, bytes_of_share(share, self.planner.full_bytes))
         decided = self.planner.at(capacity)
@@ -219,7 +219,7 @@ class Fitting:
         state = self.planner.state
         return sum(node_costs(state.index, state.storages, self.planner.request.cost)) / 1e12
 
-    def _step_s(self, decided: Decided) -> float:
+    def _step_s(self, decided: Candidate) -> float:
         computing = self._once_s + decided.cost / 1e12
         sending = self.fixed.sharding.sent_bytes / (self.link_gbps * 1e9)
         tbps = device_of(self.planner.request.cost).memory_tbps

@@ -12,9 +12,10 @@ from remat.files import Form, save_record, write_record
 from remat.graph import ops
 from remat.graph.joint import JointGraph
 from remat.graph.text import parse_joint, print_joint
-from remat.planning.decider import Decided
+from remat.planning.candidates import Candidate
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner
+from remat.planning.prepared import Answer
 from remat.planning.request import PlanRequest
 from remat.running.jobs import AnyExecutor, run_jobs
 from remat.units import Budget, format_apart, format_bytes, format_cost
@@ -76,7 +77,7 @@ class Frontier:
     by: str = "saved"
     link: str = ""
     _planner: Planner = field(repr=False)
-    _decided: tuple[Decided, ...] = field(repr=False)
+    _decided: tuple[Candidate, ...] = field(repr=False)
 
     @classmethod
     def of(
@@ -102,7 +103,7 @@ class Frontier:
         if by != "peak":
             planner.request.refuse_offload("a frontier by what is saved")
         if by == "peak":
-            found, bound = planner.peaks.frontier()
+            found, bound = planner.frontier_by_peak()
         else:
             if executor is not None and joint is not None:
                 _decide_elsewhere(planner, joint, executor)
@@ -314,9 +315,9 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
     ]
     planner.on_step(f"deciding at {len(wanted)} budgets")
 
-    def note(_: int, answer: tuple[tuple[Decided, int], ...]) -> None:
-        for decided, peak_bytes in answer:
-            planner.learn(decided, peak_bytes)
+    def note(_: int, answers: tuple[Answer, ...]) -> None:
+        for answer in answers:
+            planner.learn(answer)
 
     def died(k: int, why: str) -> None:
         raise ProblemError(f"{len(chunks[k].capacities)} budgets were not decided: {why}")
@@ -324,7 +325,6 @@ def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor
     run_jobs(_decided, chunks, executor, note, died)
 
 
-def _decided(chunk: _Chunk) -> tuple[tuple[Decided, int], ...]:
+def _decided(chunk: _Chunk) -> tuple[Answer, ...]:
     planner = Planner.of(parse_joint(chunk.joint), PlanRequest.from_text(chunk.options))
-    found = [planner.at(capacity) for capacity in chunk.capacities]
-    return tuple((d, planner.peak(d)) for d in found)
+    return tuple(planner.answer(planner.at(capacity)) for capacity in chunk.capacities)

@@ -8,16 +8,16 @@ repeated with the peak moved by what the last plan was off. What was compiled is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from remat.errors import BudgetError
-from remat.graph.fused_liveness import predict_peak
-from remat.graph.joint import Role, role_of
+from remat.graph.joint import JointGraph, Role, role_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import Sizes
-from remat.planning.decider import VERTICES, Decided
+from remat.planning.candidates import Candidate
 from remat.planning.planner import Planner
+from remat.planning.prepared import VERTICES
 from remat.units import Budget, bytes_of_share, format_bytes
 
 #: Searches that there are at most.
@@ -36,21 +36,6 @@ _FAR = 10
 _NEAR = 0.005
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """A decision for code that a compiler fuses.
-
-    Attributes:
-        decided: the decision; nothing is proven of it.
-        limit: the peak that was asked for: of a share, that between the least and budget 1's expected.
-        inputs: bytes of parameters and inputs; no plan has a lower peak.
-    """
-
-    decided: Decided
-    limit: int
-    inputs: int
-
-
 def within_fused_peak(
     planner: Planner,
     budget: Budget,
@@ -58,7 +43,7 @@ def within_fused_peak(
     excess: int = 0,
     compiled: Mapping[Decision, int] | None = None,
     last: bool = False,
-) -> Expected:
+) -> Candidate:
     """The cheapest decision found whose expected peak is within a budget on it.
 
     Where none is, as a prediction is no measurement: the one of the least expected peak. Once that was compiled,
@@ -76,28 +61,31 @@ def within_fused_peak(
         compiled: the peaks of decisions that were compiled.
         last: whether no other decision will be compiled.
 
+    Returns:
+        The decision; nothing is proven of it. Of a share, ``choice.peak_limit`` is the peak that it came to.
+
     Raises:
         BudgetError: parameters and inputs alone take more.
     """
-    inputs = _refuse_less_than_inputs(planner, budget)
-    known = compiled or {}
-    found: list[tuple[Decided, int]] = []
+    _refuse_less_than_inputs(planner, budget)
+    known, expected = compiled or {}, planner.expected
+    found: list[Candidate] = []
 
-    def tried(decided: Decided) -> int:
-        found.append((decided, predicted(planner, decided)))
-        return found[-1][1]
+    def tried(decided: Candidate) -> int:
+        found.append(decided)
+        return expected(decided)
 
-    most_saved = planner.peaks.most_saved
+    most_saved = planner.most_saved
     vertices = [n for n, _ in planner.cuts(VERTICES) if most_saved is None or n <= most_saved]
     at = {nbytes: tried(planner.at(nbytes)) for nbytes in without_gaps(vertices)}
     for _ in range(_HALVINGS):
         for nbytes in beside_least(at):
             at[nbytes] = tried(planner.at(nbytes))
-    full = planner.peaks.full
+    full = planner.full
     most = tried(full)
-    lowest = planner.peaks.within(Budget(peak_share=0.0), offload=False)  # what shares are of
+    lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)  # what shares are of
     off = planner.peak(lowest) - tried(lowest)
-    least = min(expected for _, expected in found)
+    least = min(map(expected, found))
     limit = budget.peak_bytes
     if limit is None:
         limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
@@ -122,10 +110,9 @@ def within_fused_peak(
         if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
             break
         aim += room
-    best = _best(found, full, known, budget, limit, excess, last)
+    best = _best(planner, found, known, budget, limit, excess, last)
     share = limit if budget.peak_bytes is None else 0
-    best = replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
-    return Expected(best, limit, inputs)
+    return replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
@@ -144,53 +131,54 @@ def beside_least(at: Mapping[int, int]) -> list[int]:
     return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
 
 
-def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> int:
-    """Refuses a peak that is below what is alive throughout, before anything is compiled; returns those bytes."""
-    joint = planner.state.joint
+def input_bytes(joint: JointGraph) -> int:
+    """Bytes of parameters and inputs, which are alive throughout a step."""
     inputs = [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
-    given = sum(Sizes(joint.memories).of_all(inputs).values())
+    return sum(Sizes(joint.memories).of_all(inputs).values())
+
+
+def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
+    """Refuses a peak that is below what is alive throughout, before anything is compiled."""
+    given = input_bytes(planner.state.joint)
     if budget.peak_bytes is not None and budget.peak_bytes < given:
         raise BudgetError(
             f"budget is a peak of {format_bytes(budget.peak_bytes)} ({budget.peak_bytes} bytes), which is infeasible: "
             f"parameters and inputs alone take {format_bytes(given)} ({given} bytes); remat.Peak(0.0) asks for the "
             "least peak that is found"
         )
-    return given
 
 
 def _best(
-    found: Sequence[tuple[Decided, int]],
-    full: Decided,
+    planner: Planner,
+    found: Sequence[Candidate],
     known: Mapping[Decision, int],
     budget: Budget,
     limit: int,
     excess: int,
     last: bool,
-) -> Decided:
-    new = [(d, expected) for d, expected in found if d.decision not in known]
+) -> Candidate:
+    expected, full = planner.expected, planner.allowed_full
+    new = [d for d in found if d.decision not in known]
     lowest = min(known.values(), default=0)
-    unlike: list[Decided] = []
+    unlike: list[Candidate] = []
     if last and lowest > limit + limit // _FAR:
         # What is expected says little of this step, so one that is most unlike what was compiled may be lower.
-        unlike = [d for d, expected in new if expected <= (limit if budget.peak_bytes else lowest)]
+        below = limit if budget.peak_bytes else lowest
+        unlike = [d for d in new if expected(d) <= below]
     if last and new and budget.peak_bytes and not unlike:
-        return min(new, key=lambda pair: pair[1])[0]
-    fits = [pair for pair in new if pair[1] + excess <= limit]
-    fits += [(d, known[d.decision]) for d, _ in found if known.get(d.decision, limit + 1) <= limit]
+        return min(new, key=expected)
+
+    def taken(decided: Candidate) -> int:
+        return known.get(decided.decision, expected(decided))
+
+    fits = [d for d in new if expected(d) + excess <= limit]
+    fits += [d for d in found if known.get(d.decision, limit + 1) <= limit]
     if known and (last or not fits):
-        fits = [p for p in new if p[0] is full and p[1] < lowest] or fits
+        fits = [d for d in new if d is full and expected(d) < lowest] or fits
     if unlike and (budget.peak_bytes or not fits):
         return min(unlike, key=lambda d: d.saved_bytes)
     if fits:
-        return min(fits, key=lambda pair: (pair[0].cost, pair[1]))[0]
+        return min(fits, key=lambda d: (d.cost, taken(d)))
     if known and budget.peak_bytes:  # what was not even expected to fit is not worth compiling
-        new = [pair for pair in new if pair[1] <= limit]
-    return min(new or found, key=lambda pair: known.get(pair[0].decision, pair[1]))[0]
-
-
-def predicted(planner: Planner, decided: Decided) -> int:
-    done = planner.split(decided)
-    assert done.forward is not None
-    assert done.backward is not None
-    outputs = done.joint.num_fwd_outputs
-    return predict_peak(done.forward, done.backward, outputs, done.joint.memories).nbytes
+        new = [d for d in new if expected(d) <= limit]
+    return min(new or found, key=taken)

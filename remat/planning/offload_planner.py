@@ -12,12 +12,13 @@ from remat.graph.copying import run_of
 from remat.graph.lowering import Decision, Offload
 from remat.passes.core.state import State
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
-from remat.planning.decider import Decided, Decider
+from remat.planning.candidates import Candidate
 from remat.planning.offload_copies import Copies
 from remat.planning.offload_costs import Times, offload_problem, offloaded_by_tag
 from remat.planning.peak_bound import PeakBounds
 from remat.planning.peak_search import PeakSearch
-from remat.planning.pipelines import PassManager, split
+from remat.planning.pipelines import PassManager
+from remat.planning.prepared import Prepared
 from remat.solvers.offload_prices import Lives, OffloadChoice
 from remat.solvers.offload_search import OffloadSearch
 from remat.solvers.schedule_problem import evaluate_schedule
@@ -45,7 +46,7 @@ class OffloadPlanner:
         bounds: what is proven without offloads.
     """
 
-    def __init__(self, decider: Decider, search: PeakSearch, bounds: PeakBounds) -> None:
+    def __init__(self, decider: Prepared, search: PeakSearch, bounds: PeakBounds) -> None:
         link = decider.request.offload
         assert link is not None, "there is a link wherever values may be offloaded"
         self._of, self._search, self._bounds, self._link = decider, search, bounds, link
@@ -64,7 +65,7 @@ class OffloadPlanner:
             for name, size, save in zip(problem.names, problem.size, problem.savable, strict=True)
         ]
 
-    def within(self, peak_bytes: int, without: Decided | None) -> Decided | None:
+    def within(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
         """The cheapest decision found whose simulated peak is within one; ``without`` where none is cheaper.
 
         Args:
@@ -113,7 +114,7 @@ class OffloadPlanner:
         )
 
     def _candidates(
-        self, peak_bytes: int, without: Decided | None
+        self, peak_bytes: int, without: Candidate | None
     ) -> list[tuple[OffloadChoice, Decision | None]]:
         """Decisions with offloads, each with its orders if it has any, the best first."""
         search = self.search_within(peak_bytes)
@@ -123,12 +124,12 @@ class OffloadPlanner:
         candidates += [(c, None) for c in begun if all(c is not other for other, _ in candidates)]
         return sorted(candidates, key=lambda pair: pair[0].rank)
 
-    def _best(self, search: OffloadSearch, without: Decided | None) -> OffloadChoice:
+    def _best(self, search: OffloadSearch, without: Candidate | None) -> OffloadChoice:
         of = self._of
         starts = [of.cheapest, of.full, of.runtime_optimal]
-        saved = [of.saved_of(d) for d in starts]
+        saved = [d.saved for d in starts]
         if without is not None and not without.decision.is_ordered:
-            saved.append(of.saved_of(without))
+            saved.append(without.saved)
         saved += [cut for _, cut in of.cuts(_CUTS)]
         return search.best(saved)
 
@@ -139,8 +140,8 @@ class OffloadPlanner:
         for share in _ABOVE:
             above = int(share * room)
             higher = self._search.seen_within(peak_bytes + above)
-            if higher is None or higher.peak_bytes < peak_bytes + above // 2:
-                starts = [of.saved_of(d) for d in (of.cheapest, of.full, of.runtime_optimal)]
+            if higher is None or higher.schedule_peak < peak_bytes + above // 2:
+                starts = [d.saved for d in (of.cheapest, of.full, of.runtime_optimal)]
                 higher = self._search.within(peak_bytes + above, starts)
             if higher.saved not in seen:
                 seen.add(higher.saved)
@@ -159,7 +160,7 @@ class OffloadPlanner:
         search: OffloadSearch,
         choice: OffloadChoice,
         peak_bytes: int,
-        without: Decided | None,
+        without: Candidate | None,
     ) -> tuple[OffloadChoice, Decision | None]:
         """A cheaper order around the offloads of a decision, with the decision that it is; else the same one.
 
@@ -274,7 +275,7 @@ class OffloadPlanner:
     # ---- from a choice to a decision ------------------------------------------------------------------
     def _placed(
         self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
-    ) -> tuple[Decided | None, int]:
+    ) -> tuple[Candidate | None, int]:
         """A choice as a decision with its copies placed, and bytes that it is over the peak by.
 
         Where it has orders, ``ordered`` says which. None where some values cannot be offloaded: the next search
@@ -286,25 +287,16 @@ class OffloadPlanner:
             Offload(name=problem.names[named[v]], nbytes=problem.size[named[v]])
             for v in found.offloaded
         )
-        decision = replace(ordered or of.lowered.decision(found.saved), offloads=offloads)
-        saved = of.lowered.saved_of(decision) if ordered else found.saved
-        saved_bytes = sum(problem.size[i] for i in saved)
+        decision = replace(ordered or of.lowered.decision(found.saved), offloads=())
+        wanted = Candidate.of(of.lowered, decision, found.cost - found.exposed)
         choice = replace(
-            of.choice(max(of.full_bytes, saved_bytes)),
+            of.choice(max(of.full_bytes, wanted.saved_bytes)),
             solver=of.deciding.asked().name,
             items=len(problem),
         )
-        return self._carried_out(
-            Decided(
-                decision=decision,
-                saved_bytes=saved_bytes,
-                cost=found.cost - found.exposed,
-                choice=choice,
-            ),
-            peak_bytes,
-        )
+        return self._carried_out(replace(wanted, choice=choice), offloads, peak_bytes)
 
-    def with_tagged(self, decided: Decided, peak_bytes: int) -> Decided:
+    def with_tagged(self, decided: Candidate, peak_bytes: int) -> Candidate:
         """A decision with all values offloaded that are tagged for the host's memory, as far as they can be.
 
         Args:
@@ -319,46 +311,40 @@ class OffloadPlanner:
             if name in decided.decision.saved and name not in offloaded
         }
         unplaced = [replace(value, freed_after="", fetched_before="") for value in before]
+        plain = replace(decided.decision, offloads=())
+        cost = decided.cost - decided.choice.exposed_time
+        wanted = Candidate.of(of.lowered, plain, cost, decided.choice)
         for _ in range(len(tagged) + 1):
             tagged = {name: n for name, n in tagged.items() if name not in self._left_out}
             if not tagged:
                 break
             more = (Offload(name=name, nbytes=nbytes) for name, nbytes in tagged.items())
-            found, _ = self._carried_out(
-                Decided(
-                    decision=replace(decided.decision, offloads=(*unplaced, *more)),
-                    saved_bytes=decided.saved_bytes + sum(value.nbytes for value in before),
-                    cost=decided.cost - decided.choice.exposed_time,
-                    choice=decided.choice,
-                ),
-                peak_bytes,
-            )
+            found, _ = self._carried_out(wanted, (*unplaced, *more), peak_bytes)
             if found is not None:
                 return found
         return decided
 
-    def _carried_out(self, wanted: Decided, peak_bytes: int) -> tuple[Decided | None, int]:
-        """A decision with its copies placed, and bytes that it is over the peak by; None as in `_placed`.
+    def _carried_out(
+        self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
+    ) -> tuple[Candidate | None, int]:
+        """A decision with copies placed, and bytes that it is over the peak by; None as in `_placed`.
 
         Args:
-            wanted: with the bytes that it saves without offloads, and the cost without exposed transfer time.
+            wanted: the decision without offloads.
+            offloads: the saved values to offload.
             peak_bytes: the peak.
         """
-        of, decision, choice = self._of, wanted.decision, wanted.choice
-        plain = split(replace(of.state, decision=replace(decision, offloads=()), choice=choice))
-        _, refused = traced_offloads(plain, decision.offloads)
+        of, plain = self._of, self._of.split(wanted)
+        _, refused = traced_offloads(plain, offloads)
         if refused:
             self._left_out |= refused.keys()
             return None, 0
+        decision = replace(wanted.decision, offloads=offloads)
         done = PassManager((OffloadSaved(),)).run(
             replace(plain, decision=decision), in_place=True, verify=False
         )
-        copies = Copies(done.state, decision.offloads, self._link, self._times)
+        copies = Copies(done.state, offloads, self._link, self._times)
         placed, exposed_time, over = copies.placed(peak_bytes)
-        decided = Decided(
-            decision=replace(decision, offloads=placed),
-            saved_bytes=wanted.saved_bytes - sum(value.nbytes for value in placed),
-            cost=wanted.cost + exposed_time,
-            choice=replace(choice, exposed_time=exposed_time),
-        )
-        return decided, over
+        choice = replace(wanted.choice, exposed_time=exposed_time)
+        decision = replace(wanted.decision, offloads=placed)
+        return Candidate.of(of.lowered, decision, wanted.cost + exposed_time, choice), over

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from remat.graph import ops
@@ -14,6 +14,7 @@ from remat.graph.step_lowering import LoweredStep, lower_step
 from remat.graph.writes import written_by
 from remat.passes.core.state import Costs, State
 from remat.passes.split.arrangement import arrange
+from remat.planning.candidates import Candidate
 from remat.solvers.annealing import improve
 from remat.solvers.copies import Copy, with_copies
 from remat.solvers.kernel import kernel
@@ -26,21 +27,6 @@ _MANY_RUNS = 25_000
 #: How often a lower peak is looked for, each time with this share of the edits: with all, peaks were within 0.5 % of
 #: those, and once 4 % lower, in four times the time.
 _LOWER, _LOWER_SHARE = 3, 0.25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reordered:
-    """A schedule of the step, as a decision with orders of its own.
-
-    Attributes:
-        decision: the decision.
-        cost: cost of what runs again.
-        peak_bytes: of the schedule.
-    """
-
-    decision: Decision
-    cost: int
-    peak_bytes: int
 
 
 class OrderSearch:
@@ -121,7 +107,7 @@ class OrderSearch:
             if self._lowered.kind[i] is SavedKind.VALUE and at not in writing
         )
 
-    def within(self, sequence: Sequence[int], boundary: int, peak_bytes: int) -> Reordered | None:
+    def within(self, sequence: Sequence[int], boundary: int, peak_bytes: int) -> Candidate | None:
         """The cheapest schedule found within a peak, or the lowest one above it.
 
         Args:
@@ -135,18 +121,18 @@ class OrderSearch:
         found = self.improved(sequence, boundary, peak_bytes)
         return found and self._decided(*found)
 
-    def lowest(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
+    def lowest(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         """The schedule of the least peak found from another one; None as in `within`."""
-        best: Reordered | None = None
+        best: Candidate | None = None
         low = 0
         for _ in range(_LOWER):
             high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
             found = self.improved(sequence, boundary, (low + high) // 2, share=_LOWER_SHARE)
             decided = found and self._decided(*found)
-            if not found or not decided or (best and decided.peak_bytes >= best.peak_bytes):
+            if not found or not decided or (best and decided.schedule_peak >= best.schedule_peak):
                 break
             best, (sequence, boundary) = decided, found
-            low = max(low, 2 * decided.peak_bytes - high)
+            low = max(low, 2 * decided.schedule_peak - high)
         return best
 
     def improved(
@@ -186,13 +172,14 @@ class OrderSearch:
         better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=moves)
         return changed.without(*better)
 
-    def _decided(self, sequence: Sequence[int], boundary: int) -> Reordered | None:
+    def _decided(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         decision = self.decision_of(sequence, boundary)
         done = evaluate_schedule(self.step.problem, sequence, boundary)
         cost = done.cost - sum(self.step.problem.cost)
         if decision is None:
             return None
-        return Reordered(decision=decision, cost=cost, peak_bytes=done.peak_bytes)
+        made = Candidate.of(self._lowered, decision, cost)
+        return replace(made, schedule_peak=done.peak_bytes)
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
         """A schedule of the step problem as a decision; None where it cannot be carried out."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
-from remat.planning.order_search import Reordered
-from remat.planning.peak_search import PeakSearch, Tried
+from remat.planning.candidates import Candidate, pareto
+from remat.planning.peak_search import Limits, PeakSearch
 from remat.solvers.graph_problem import evaluate
 
 #: Peaks that prices follow, and cuts for each.
@@ -30,8 +30,6 @@ FEW_RUNS, _ORDERED = 1_000, 8
 #: Steps of the line of bounds.
 _STEPS = 64
 
-T = TypeVar("T")
-
 
 class Bounds(Protocol):
     """What proves lower bounds on the cost within a peak; see `remat.planning.peak_bound.PeakBounds`."""
@@ -39,17 +37,8 @@ class Bounds(Protocol):
     def bound(self, peak_bytes: int, moments: Iterable[int]) -> int: ...
 
 
-def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Those whose (bytes, cost) no other beats, fewest bytes first."""
-    best: list[T] = []
-    for t in sorted(found, key=of):
-        if not best or of(t)[1] < of(best[-1])[1]:
-            best.append(t)
-    return best
-
-
-def _figures(found: Tried | Reordered) -> tuple[int, int]:
-    return found.peak_bytes, found.cost
+def _figures(found: Candidate) -> tuple[int, int]:
+    return found.schedule_peak, found.cost
 
 
 class PeakFrontier(PeakSearch):
@@ -57,7 +46,7 @@ class PeakFrontier(PeakSearch):
 
     def found(
         self, starts: Iterable[Iterable[int]], on_step: Callable[[str], None]
-    ) -> list[Tried | Reordered]:
+    ) -> list[Candidate]:
         """The frontier, the lowest peak first.
 
         Args:
@@ -72,29 +61,29 @@ class PeakFrontier(PeakSearch):
         self._mix()
         on_step("adding what has room")
         self._add()
-        best: list[Tried | Reordered] = [*self._best]
+        best: list[Candidate] = [*self._best]
         if len(self.step.problem.runnable) <= FEW_RUNS and self.orders.is_possible:
             for tried in self._best[:: max(1, len(best) // _ORDERED)]:
                 on_step("searching orders")
-                other = self.reordered(tried, tried.peak_bytes)
+                other = self.reordered(tried, tried.schedule_peak)
                 best += [other] if other else []
         return pareto(best, _figures)
 
     @property
-    def _best(self) -> list[Tried]:
+    def _best(self) -> list[Candidate]:
         return pareto(self._seen.values(), _figures)
 
     def _peaks(self, count: int) -> list[int]:
         """Peaks evenly over the range that is reached, the lowest first."""
         best = self._best
-        low, high = best[0].peak_bytes, best[-1].peak_bytes
+        low, high = best[0].schedule_peak, best[-1].schedule_peak
         return [low + (high - low) * k // count for k in range(count)]
 
-    def _cheapest(self, peak_bytes: int) -> Tried:
+    def _cheapest(self, peak_bytes: int) -> Candidate:
         """The cheapest of all that were tried within a peak, which one of them is."""
         return min(
-            (t for t in self._seen.values() if t.peak_bytes <= peak_bytes),
-            key=lambda t: (t.cost, t.peak_bytes),
+            (t for t in self._seen.values() if t.schedule_peak <= peak_bytes),
+            key=lambda t: (t.cost, t.schedule_peak),
         )
 
     def _follow(self, peaks: list[int]) -> None:
@@ -104,22 +93,17 @@ class PeakFrontier(PeakSearch):
             for _ in range(_CUTS):
                 found = self.tried(self._cut(prices))
                 most = max(1, self._cheapest(peak_bytes).cost)
-                over = {m: b - peak_bytes for m, b in found.over.items() if m >= 0}
-                slope = {m: b for m, b in over.items() if b > 0 or m in prices}
-                length = float(sum(b * b for b in slope.values()))
-                if not length:
+                moved = self._moved(prices, found, Limits(peak_bytes, None), most)
+                if moved is None:
                     break
-                value = found.cost + sum(prices.get(m, 0.0) * b for m, b in slope.items())
-                move = max(most - value, 0.02 * most) / length
-                moved = {m: prices.get(m, 0.0) + move * b for m, b in slope.items()}
-                prices = {m: p for m, p in moved.items() if p > 0}
+                prices = moved
 
     def _mix(self) -> None:
         """Fills wide gaps: the choices of one corner up to a node, those of the next one from there on."""
         best, size = _corners(self._best), self.problem.size
-        part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
+        part = max(1, (best[-1].schedule_peak - best[0].schedule_peak) // _PARTS)
         for low, high in pairwise(best):
-            parts = round((high.peak_bytes - low.peak_bytes) / part)
+            parts = round((high.schedule_peak - low.schedule_peak) / part)
             differ = sorted({*low.saved} ^ {*high.saved})
             total = sum(size[i] for i in differ)
             for order in (differ, differ[::-1]):
@@ -133,20 +117,20 @@ class PeakFrontier(PeakSearch):
     def _add(self) -> None:
         """Keeps more, up to the peaks that were reached and to others between them."""
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
-        targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
+        targets = {*self._peaks(_PARTS), *(t.schedule_peak for t in self._best[:-1])}
         for peak_bytes in _spread(sorted(targets)):
             tried = self._cheapest(peak_bytes)
             more = self._room(tried, peak_bytes)
             while more and len(self._seen) < left:
-                if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
+                if self.tried((*tried.saved, *more)).schedule_peak <= peak_bytes:
                     break
                 more = more[: len(more) // 4]
 
-    def _room(self, tried: Tried, peak_bytes: int) -> list[int]:
+    def _room(self, tried: Candidate, peak_bytes: int) -> list[int]:
         """What is computed twice and may well be kept below a peak, the dearest per byte first."""
         problem, (begin, first, _) = self.problem, self.uses
         room = np.full(len(self._state.index) + 1, peak_bytes)
-        for moment, nbytes in tried.over.items():
+        for moment, nbytes in tried.alive.items():
             if moment >= 0:
                 room[moment] -= nbytes
         saved, more = {*tried.saved}, []
@@ -169,7 +153,7 @@ class PeakFrontier(PeakSearch):
         is possible to the highest of some decisions, which also say at which moments to look.
         """
         best = pareto(map(self.tried, starts), _figures)
-        low, high = self.least_possible, best[-1].peak_bytes
+        low, high = self.least_possible, best[-1].schedule_peak
         moments = [m for t in (best[0], best[len(best) // 2]) for m in self.highest(t)]
         peaks = sorted({low + (high - low) * k // _STEPS for k in range(_STEPS + 1)})
         costs = accumulate((bounds.bound(p, moments) for p in peaks), min)
@@ -181,14 +165,14 @@ class PeakFrontier(PeakSearch):
         return tuple(line.items())
 
 
-def _corners(best: list[Tried]) -> list[Tried]:
+def _corners(best: list[Candidate]) -> list[Candidate]:
     """Those on the lower hull of (peak, cost)."""
-    found: list[Tried] = []
+    found: list[Candidate] = []
     for c in best:
         while len(found) > 1:
             a, b = found[-2:]
-            if (b.cost - a.cost) * (c.peak_bytes - a.peak_bytes) < (c.cost - a.cost) * (
-                b.peak_bytes - a.peak_bytes
+            if (b.cost - a.cost) * (c.schedule_peak - a.schedule_peak) < (c.cost - a.cost) * (
+                b.schedule_peak - a.schedule_peak
             ):
                 break
             found.pop()

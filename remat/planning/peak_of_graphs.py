@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
 from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
-from remat.planning.decider import Decided
-from remat.planning.peak_frontier import pareto
+from remat.graph.lowering import Decision
+from remat.planning.candidates import Candidate, pareto
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
@@ -23,16 +23,8 @@ _LOW = 6
 _SEARCHED = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A decision for one graph, with the peak of that graph alone."""
-
-    decided: Decided
-    peak_bytes: int
-
-
 #: Bytes saved by the graphs so far, what is to be small, and the decision of each.
-_Choice = tuple[int, int, tuple[_Option, ...]]
+_Choice = tuple[int, int, tuple[Candidate, ...]]
 
 
 class PeakOfGraphs:
@@ -46,19 +38,19 @@ class PeakOfGraphs:
     def __init__(self, planners: Sequence[Planner]) -> None:
         self._planners = planners
         self._runs = [p.state.joint.runs for p in planners]
-        self._halves: dict[tuple[int, Decided], Halves] = {}
+        self._halves: dict[tuple[int, Decision], Halves] = {}
 
-    def highest(self, decided: Sequence[Decided]) -> tuple[int, ...]:
+    def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
         """Most bytes alive while each graph runs."""
         return tuple(map(max, highest_of_graphs([*map(self._split, range(len(decided)), decided)])))
 
-    def within(self, budget: Budget) -> list[Decided]:
+    def within(self, budget: Budget) -> list[Candidate]:
         """The cheapest decisions found whose step stays within a budget on its peak.
 
         Raises:
             BudgetError: none were; the message names the least peak that was found.
         """
-        full = [p.peaks.full for p in self._planners]
+        full = [p.allowed_full for p in self._planners]
         peak_bytes, lowest = budget.peak_bytes, self._lowest
         least = max(self.highest(lowest))
         if peak_bytes is None:
@@ -82,10 +74,10 @@ class PeakOfGraphs:
         if not offloads:
             return best
         pairs = zip(self._planners, self._with_offloads(best, peak_bytes), strict=True)
-        return [p.peaks.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
+        return [p.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
 
-    def _split(self, k: int, decided: Decided) -> Halves:
-        key = (k, decided)
+    def _split(self, k: int, decided: Candidate) -> Halves:
+        key = (k, decided.decision)
         if key not in self._halves:
             done = self._planners[k].split(decided)
             assert done.forward is not None
@@ -96,12 +88,12 @@ class PeakOfGraphs:
         return self._halves[key]
 
     @cached_property
-    def _options(self) -> list[list[_Option]]:
+    def _options(self) -> list[list[Candidate]]:
         """For each graph, the decisions that may be part of a good choice.
 
         Graphs that are the same up to their numbers, as equal layers are, are decided once.
         """
-        known: dict[tuple[str, tuple[str, ...]], list[_Option]] = {}
+        known: dict[tuple[str, tuple[str, ...]], list[Candidate]] = {}
         found = []
         for planner in self._planners:
             names = tuple(n.name for n in planner.state.index.nodes)
@@ -112,21 +104,21 @@ class PeakOfGraphs:
         return found
 
     @staticmethod
-    def _options_of(planner: Planner) -> Iterator[_Option]:
-        most_saved = planner.peaks.most_saved
-        for decided, peak_bytes in planner.peaks.frontier()[0]:
+    def _options_of(planner: Planner) -> Iterator[Candidate]:
+        most_saved = planner.most_saved
+        for decided, peak_bytes in planner.frontier_by_peak()[0]:
             if most_saved is None or decided.saved_bytes <= most_saved:
-                yield _Option(decided, peak_bytes)
-        tried = planner.peaks.search.tried
-        for decided in (*planner.pareto(), planner.peaks.full, planner.cheapest):
+                yield replace(decided, schedule_peak=peak_bytes)
+        tried = planner.search.tried
+        for decided in (*planner.pareto(), planner.allowed_full, planner.cheapest):
             if most_saved is not None and decided.saved_bytes > most_saved:
                 continue
-            yield _Option(decided, tried(planner.saved_of(decided)).peak_bytes)
+            yield replace(decided, schedule_peak=tried(decided.saved).schedule_peak)
 
     @cached_property
     def _others(self) -> list[int]:
         """For each graph, the bytes beside its own peak and what earlier runs save: about the same always."""
-        full = [p.peaks.full for p in self._planners]
+        full = [p.allowed_full for p in self._planners]
         saved, others = 0, []
         highest = self.highest(full)
         for k, (planner, decided) in enumerate(zip(self._planners, full, strict=True)):
@@ -145,14 +137,14 @@ class PeakOfGraphs:
         for k, (options, beside) in enumerate(zip(self._options, self._others, strict=True)):
             runs = self._runs[k]
             more = (
-                (saved + runs * w.decided.saved_bytes, value, (*chosen, w))
+                (saved + runs * w.saved_bytes, value, (*chosen, w))
                 for saved, so_far, chosen in best
                 for w in options
                 if (
                     value := score(
                         so_far,
-                        saved + (runs - 1) * w.decided.saved_bytes + beside + w.peak_bytes,
-                        runs * w.decided.cost,
+                        saved + (runs - 1) * w.saved_bytes + beside + w.schedule_peak,
+                        runs * w.cost,
                     )
                 )
                 is not None
@@ -169,22 +161,22 @@ class PeakOfGraphs:
         return min(found, key=lambda choice: (choice[1], choice[0]))
 
     @cached_property
-    def _lowest(self) -> list[Decided]:
+    def _lowest(self) -> list[Candidate]:
         """The decisions of the least peak found: that choice, and then another one for the highest graph."""
-        chosen = [w.decided for w in self._least[2]]
+        chosen = [*self._least[2]]
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
             peak, before = max(highest), chosen
             k = highest.index(peak)
-            for option in sorted(self._options[k], key=lambda o: o.peak_bytes)[:_LOW]:
-                other = [*chosen[:k], option.decided, *chosen[k + 1 :]]
+            for option in sorted(self._options[k], key=lambda o: o.schedule_peak)[:_LOW]:
+                other = [*chosen[:k], option, *chosen[k + 1 :]]
                 if max(self.highest(other)) < peak:
                     chosen, peak = other, max(self.highest(other))
             if chosen is before:
                 break
         return chosen
 
-    def _chosen(self, peak_bytes: int) -> list[Decided] | None:
+    def _chosen(self, peak_bytes: int) -> list[Candidate] | None:
         """The cheapest choice within a peak; None where none is."""
         aim = peak_bytes
         for _ in range(_ROUNDS):
@@ -193,20 +185,20 @@ class PeakOfGraphs:
             )
             if not found:
                 return None
-            decided = [w.decided for w in min(found, key=lambda choice: choice[1])[2]]
+            decided = [*min(found, key=lambda choice: choice[1])[2]]
             over = max(self.highest(decided)) - peak_bytes
             if over <= 0:
                 return decided
             aim -= over
         return None
 
-    def _with_offloads(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
+    def _with_offloads(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
         """Offloads in one graph after the other where that is cheaper, within what the rest leaves."""
         for k in sorted(range(len(chosen)), key=lambda k: (-chosen[k].cost, k)):
             planner, room = self._planners[k], peak_bytes - self.highest(chosen)[k]
             # What another graph's peak has no room for is found out below; less is asked for then.
             for part in dict.fromkeys((room // self._runs[k], 0)):
-                found = planner.peaks.offloading.within(planner.peak(chosen[k]) + part, chosen[k])
+                found = planner.offloading.within(planner.peak(chosen[k]) + part, chosen[k])
                 if found is None or found.cost >= chosen[k].cost:
                     break
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
@@ -215,7 +207,9 @@ class PeakOfGraphs:
                     break
         return chosen
 
-    def _lowered_by_offloads(self, chosen: list[Decided], peak_bytes: int) -> list[Decided] | None:
+    def _lowered_by_offloads(
+        self, chosen: list[Candidate], peak_bytes: int
+    ) -> list[Candidate] | None:
         """Offloads in one graph after the other until the step is within a peak; None if it never is."""
         for _ in range(_ROUNDS):
             highest = self.highest(chosen)
@@ -231,7 +225,7 @@ class PeakOfGraphs:
             for k in dict.fromkeys((at, *others)):
                 planner = self._planners[k]
                 less = -(-over // self._runs[k])
-                found = planner.peaks.offloading.within(planner.peak(chosen[k]) - less, None)
+                found = planner.offloading.within(planner.peak(chosen[k]) - less, None)
                 other = chosen if found is None else [*chosen[:k], found, *chosen[k + 1 :]]
                 if max(self.highest(other)) < max(highest):
                     chosen = other
@@ -240,22 +234,22 @@ class PeakOfGraphs:
                 return None
         return None
 
-    def _searched(self, chosen: list[Decided], peak_bytes: int) -> list[Decided]:
+    def _searched(self, chosen: list[Candidate], peak_bytes: int) -> list[Candidate]:
         """Searches a cheaper decision for one graph after the other, within what the rest leaves."""
         dearest = sorted(range(len(chosen)), key=lambda k: (-self._runs[k] * chosen[k].cost, k))
         for k in dearest[:_SEARCHED]:
-            alone = self._planners[k].peaks.is_alone  # a named solver's decisions are its own
+            alone = self._planners[k].is_alone  # a named solver's decisions are its own
             if alone or not chosen[k].cost or chosen[k].decision.offloads:
                 continue
             planner, highest = self._planners[k], self.highest(chosen)
             room = [(peak_bytes - h) // self._runs[k] for h in highest]
             capacity = chosen[k].saved_bytes + min(room[k + 1 :], default=planner.full_bytes)
             within = planner.peak(chosen[k]) + room[k]
-            found = planner.peaks.searched(within, chosen[k], capacity=capacity)
+            found = planner.searched(within, chosen[k], capacity=capacity)
             if found is not None and found.cost < chosen[k].cost:
                 other = [*chosen[:k], found, *chosen[k + 1 :]]
                 chosen = other if max(self.highest(other)) <= peak_bytes else chosen
         return chosen
 
-    def _cost(self, decided: Sequence[Decided]) -> int:
+    def _cost(self, decided: Sequence[Candidate]) -> int:
         return sum(runs * d.cost for runs, d in zip(self._runs, decided, strict=True))

@@ -10,17 +10,14 @@ from functools import cached_property
 from itertools import combinations
 
 from remat.errors import BudgetError
-from remat.graph.fused_liveness import predict_peak
-from remat.graph.lowering import Decision
 from remat.passes.decide.budgeted import RegionBudget
-from remat.planning.decider import VERTICES, Decided, Decider
+from remat.planning.candidates import Candidate, pareto
 from remat.planning.offload_planner import OffloadPlanner
-from remat.planning.order_search import Reordered
 from remat.planning.peak_bound import PeakBounds
-from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier, pareto
-from remat.planning.peak_search import PeakSearch, Tried
+from remat.planning.peak_frontier import FEW_RUNS, PeakFrontier
+from remat.planning.peak_search import PeakSearch
+from remat.planning.prepared import VERTICES, Prepared
 from remat.solvers.auto import is_auto
-from remat.solvers.graph_problem import evaluate
 from remat.solvers.lagrangian import Lagrangian
 from remat.solvers.run_graph import run_graph
 from remat.units import (
@@ -49,32 +46,10 @@ _UNSHRUNK = (
 )
 
 
-class PeakPlanner:
-    """Decides one prepared graph by the peaks of its steps.
+class PeakPlanner(Prepared):
+    """Decides one prepared graph by the peaks of its steps."""
 
-    Args:
-        decider: decides it within bytes.
-    """
-
-    def __init__(self, decider: Decider) -> None:
-        self._of = decider
-        self._expected: dict[Decision, int] = {}
-
-    def running(self, decided: Decided) -> int:
-        """The peak as the step will run: simulated, or expected of what Inductor compiles."""
-        if self._of.state.joint.lower == "eager":
-            return self._of.peak(decided)
-        known = self._expected.get(decided.decision)
-        if known is None:
-            done = self._of.split_of(decided)
-            assert done.forward is not None
-            assert done.backward is not None
-            joint = done.joint
-            peak = predict_peak(done.forward, done.backward, joint.num_fwd_outputs, joint.memories)
-            known = self._expected[decided.decision] = peak.nbytes
-        return known
-
-    def frontier(self) -> tuple[list[tuple[Decided, int]], tuple[tuple[int, int], ...]]:
+    def frontier_by_peak(self) -> tuple[list[tuple[Candidate, int]], tuple[tuple[int, int], ...]]:
         """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
 
         Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
@@ -82,48 +57,48 @@ class PeakPlanner:
         that `within` comes to. Where values may be offloaded, that is tried at some of the peaks, and
         below the lowest. The line is given by its vertices (peak bytes, cost).
         """
-        offloading = None if self._of.request.offload is None else self.offloading
-        search = PeakFrontier(self._of.state, self._of.lowered, self._of.request.cost)
-        cuts = [saved for _, saved in self._of.cuts(MOST_CUTS)]
+        offloading = None if self.request.offload is None else self.offloading
+        search = PeakFrontier(self.state, self.lowered, self.request.cost)
+        cuts = [saved for _, saved in self.cuts(MOST_CUTS)]
         if self.is_alone:
             own = [
-                (d, self._of.peak(d)) for d in (self.full, *map(self._of.at, self._capacities()))
+                (d, self.peak(d)) for d in (self.allowed_full, *map(self.at, self._capacities()))
             ]
             line = search.bound(self.bounds, cuts)
             return self._above(line, self._with_tagged(own)), line
-        others = map(self._of.saved_of, (self._of.full, self._of.runtime_optimal))
-        found = search.found([*cuts, *others], self._of.on_step)
-        self._of.on_step("proving bounds")
+        others = (self.full.saved, self.runtime_optimal.saved)
+        found = search.found([*cuts, *others], self.on_step)
+        self.on_step("proving bounds")
         line = search.bound(offloading or self.bounds, cuts)
-        few = len(found) * len(self._of.state.index) <= SIMULATED
-        decided = [(self.decided(f), f.peak_bytes) for f in found]
-        decided = [(d, self._of.peak(d) if few else at) for d, at in decided]
+        few = len(found) * len(self.state.index) <= SIMULATED
+        decided = [(self.informed(f), f.schedule_peak) for f in found]
+        decided = [(d, self.peak(d) if few else at) for d, at in decided]
         if len(search.step.problem.runnable) <= LEAST_RUNS:
             lowest = self._within(Budget(peak_share=0.0), self.least_found)
-            least = self._of.peak(lowest)
-            first = next((f for f in found if isinstance(f, Tried)), None)
-            room = found[0].peak_bytes - least
+            least = self.peak(lowest)
+            first = next((f for f in found if not f.ordered), None)
+            room = found[0].schedule_peak - least
             if first and room > 0 and len(search.step.problem.runnable) <= FEW_RUNS:
-                self._of.on_step("searching orders down to the least peak")
+                self.on_step("searching orders down to the least peak")
                 aims = (least + room * k // _TO_LEAST for k in range(1, _TO_LEAST))
                 orders = (search.reordered(first, aim) for aim in aims)
-                decided += [(d, self._of.peak(d)) for d in map(self.decided, filter(None, orders))]
+                decided += [(d, self.peak(d)) for d in map(self.informed, filter(None, orders))]
             decided = _on_curve([*decided, (lowest, least)])
         if offloading is not None:
             decided += self._with_offloads(offloading, decided, search.least_possible)
         return self._above(line, self._with_tagged(decided)), line
 
-    def _with_tagged(self, decided: list[tuple[Decided, int]]) -> list[tuple[Decided, int]]:
+    def _with_tagged(self, decided: list[tuple[Candidate, int]]) -> list[tuple[Candidate, int]]:
         """Decisions with what is tagged for the host's memory offloaded, each with its peak."""
-        if self._of.request.offload is None:
+        if self.request.offload is None:
             return decided
         found = ((self.offloading.with_tagged(d, at), d, at) for d, at in decided)
-        return [(new, at if new is d else self._of.peak(new)) for new, d, at in found]
+        return [(new, at if new is d else self.peak(new)) for new, d, at in found]
 
     @staticmethod
     def _above(
-        line: tuple[tuple[int, int], ...], decided: Sequence[tuple[Decided, int]]
-    ) -> list[tuple[Decided, int]]:
+        line: tuple[tuple[int, int], ...], decided: Sequence[tuple[Candidate, int]]
+    ) -> list[tuple[Candidate, int]]:
         """The decisions that no other beats, the lowest peak first, each with the bound at its peak."""
         pairs = []
         for d, at in decided:
@@ -132,11 +107,14 @@ class PeakPlanner:
         return _on_curve(pairs)
 
     def _with_offloads(
-        self, offloading: OffloadPlanner, found: Sequence[tuple[Decided, int]], least_possible: int
-    ) -> list[tuple[Decided, int]]:
+        self,
+        offloading: OffloadPlanner,
+        found: Sequence[tuple[Candidate, int]],
+        least_possible: int,
+    ) -> list[tuple[Candidate, int]]:
         """Cheaper decisions with offloads than some of a frontier, and such of lower peaks, each with its peak."""
         thin = found[:: max(1, len(found) // _OFFLOADED)]
-        wanted: list[tuple[int, Decided | None]] = [(peak, d) for d, peak in thin]
+        wanted: list[tuple[int, Candidate | None]] = [(peak, d) for d, peak in thin]
         lowest = found[0][1]
         room = lowest - least_possible
         wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
@@ -144,20 +122,20 @@ class PeakPlanner:
         for peak, without in wanted:
             d = offloading.within(peak, without)
             if d is not None and d is not without:
-                made.append((d, self._of.peak(d)))
+                made.append((d, self.peak(d)))
             elif without is None:
                 break
         return made
 
     @cached_property
     def search(self) -> PeakSearch:
-        return PeakSearch(self._of.state, self._of.lowered, self._of.request.cost)
+        return PeakSearch(self.state, self.lowered, self.request.cost)
 
     @cached_property
     def bounds(self) -> PeakBounds:
-        return PeakBounds(self._of.state, self._of.lowered.problem)
+        return PeakBounds(self.state, self.lowered.problem)
 
-    def within(self, budget: Budget, *, offload: bool = True) -> Decided:
+    def within_peak(self, budget: Budget, *, offload: bool = True) -> Candidate:
         """The cheapest decision found whose simulated peak is within a budget on it.
 
         Args:
@@ -169,18 +147,18 @@ class PeakPlanner:
         """
         started = time.perf_counter()
         peak_bytes = self._peak_of(budget)
-        if offload and self._of.request.offload is not None:
+        if offload and self.request.offload is not None:
             found = self._offloaded_within(budget, peak_bytes)
         else:
             found = self._within(budget, peak_bytes)
-        own = self._of.state.get(RegionBudget())
+        own = self.state.get(RegionBudget())
         took = time.perf_counter() - started
         choice = replace(found.choice, elapsed_s=took, region_budget=own)
         if budget.peak_bytes is None:
             choice = replace(choice, peak_limit=peak_bytes)
         return replace(found, choice=choice)
 
-    def _offloaded_within(self, budget: Budget, peak_bytes: int) -> Decided:
+    def _offloaded_within(self, budget: Budget, peak_bytes: int) -> Candidate:
         """The same where values may be offloaded."""
         try:
             without = self._within(budget, peak_bytes)
@@ -192,14 +170,14 @@ class PeakPlanner:
         else:
             found = self.offloading.within(peak_bytes, without) or without
         found = self.offloading.with_tagged(found, peak_bytes)
-        tried = self.search.tried(self._of.saved_of(found))
+        tried = self.search.tried(found.saved)
         bound = self.offloading.bound(peak_bytes, self.search.highest(tried))
         return replace(found, choice=replace(found.choice, recompute_bound=bound))
 
     @cached_property
     def offloading(self) -> OffloadPlanner:
         """Decides which values are offloaded, where the request has a link."""
-        return OffloadPlanner(self._of, self.search, self.bounds)
+        return OffloadPlanner(self, self.search, self.bounds)
 
     def limit_of(self, budget: Budget) -> Budget:
         """A budget with a ratio of the peak in bytes; any other budget as it is."""
@@ -209,69 +187,69 @@ class PeakPlanner:
         """A budget on the peak in bytes."""
         if budget.peak_bytes is not None:
             return budget.peak_bytes
-        least, most = self.least_found, self._of.peak(self.full)
+        least, most = self.least_found, self.peak(self.allowed_full)
         return least + bytes_of_share(budget.peak_share or 0.0, most - least)
 
     @property
     def is_alone(self) -> bool:
         """Whether a solver was named: it decides alone, and no search of ours takes part."""
-        return not is_auto(self._of.request.solver)
+        return not is_auto(self.request.solver)
 
     @cached_property
     def most_saved(self) -> int | None:
         """Bytes that the code allows its region to save; None if it sets no budget."""
-        own = self._of.state.get(RegionBudget())
+        own = self.state.get(RegionBudget())
         if own is None:
             return None
-        return Budget(share=own).capacity(full=self._of.full_bytes, least=self._of.least_bytes)
+        return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
-    def _may_save(self, decided: Decided) -> bool:
+    def _may_save(self, decided: Candidate) -> bool:
         """Whether the budget that the code sets for its region allows a decision."""
         return self.most_saved is None or decided.saved_bytes <= self.most_saved
 
     @property
-    def full(self) -> Decided:
+    def allowed_full(self) -> Candidate:
         """The decision under budget 1, and under the budget that the code sets for its region."""
         most = self.most_saved
-        return self._of.full if most is None else self._of.at(min(most, self._of.full_bytes))
+        return self.full if most is None else self.at(min(most, self.full_bytes))
 
     @property
-    def _cheapest(self) -> Decided:
+    def _allowed_cheapest(self) -> Candidate:
         """The decision that recomputes least of those that the code's region budget allows."""
-        return self._of.cheapest if self.most_saved is None else self.full
+        return self.cheapest if self.most_saved is None else self.allowed_full
 
     def _capacities(self) -> list[int]:
         """Numbers of saved bytes that are looked at, within what the code allows its region."""
         most = math.inf if self.most_saved is None else self.most_saved
-        return sorted({c for c in self._of.capacities() if c <= most})
+        return sorted({c for c in self.capacities() if c <= most})
 
-    def _within(self, budget: Budget, peak_bytes: int) -> Decided:
+    def _within(self, budget: Budget, peak_bytes: int) -> Candidate:
         """The same with every saved value just kept."""
-        if self._of.peak(self._cheapest) <= peak_bytes:
-            return self._cheapest
+        if self.peak(self._allowed_cheapest) <= peak_bytes:
+            return self._allowed_cheapest
         asked = f"budget is a peak of {format_bytes(peak_bytes)} ({peak_bytes} bytes)"
-        possible = 0 if self._of.request.hooks else self.search.least_possible
+        possible = 0 if self.request.hooks else self.search.least_possible
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
-        self._of.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
+        self.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         if self.is_alone:
             alone = self.swept(peak_bytes)
             if alone is None:
                 raise self._none_within(asked, possible)
             return self._bounded(alone, peak_bytes)
         found = self.searched(peak_bytes)
-        others = (self.full, *((self.least_peak,) if budget.peak_bytes is None else ()))
-        known: list[Decided] = [d for d in (found, *others) if d and self._of.peak(d) <= peak_bytes]
-        if known and not self._of.request.hooks:
+        others = (self.allowed_full, *((self.least_peak,) if budget.peak_bytes is None else ()))
+        known: list[Candidate] = [d for d in (found, *others) if d and self.peak(d) <= peak_bytes]
+        if known and not self.request.hooks:
             best = min(known, key=lambda d: d.cost)
             if budget.peak_share is not None and self._may_cost(best.cost, self.least_found):
                 cheaper = self.searched(self.least_found)  # what a share of 0 comes to
                 known += [cheaper] if cheaper else []
-            best = min(known, key=lambda d: (d.cost, self._of.peak(d), d.saved_bytes))
+            best = min(known, key=lambda d: (d.cost, self.peak(d), d.saved_bytes))
             return self._bounded(best, peak_bytes)
         # What the search takes the peak to be is not what it is where hooks pack what is saved.
         swept = self.swept(peak_bytes)
-        fits = [d for d in (*known, self.least_peak, swept) if d and self._of.peak(d) <= peak_bytes]
+        fits = [d for d in (*known, self.least_peak, swept) if d and self.peak(d) <= peak_bytes]
         if not fits:
             raise self._none_within(asked, possible)
         best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
@@ -287,7 +265,7 @@ class PeakPlanner:
         if infeasible:
             why = f", which is infeasible: every schedule of this step has {alive} alive at some moment"
         else:
-            whose = f" by '{self._of.request.solver.name}'" if self.is_alone else ""
+            whose = f" by '{self.request.solver.name}'" if self.is_alone else ""
             proven = (
                 f"; it is proven only that no schedule has less than {alive}" if possible else ""
             )
@@ -299,38 +277,38 @@ class PeakPlanner:
 
     def _may_cost(self, cost: int, peak_bytes: int) -> bool:
         """Whether it is not proven that every plan within a peak costs more than that."""
-        best = self.search.tried(self._of.saved_of(self.least_peak))
+        best = self.search.tried(self.least_peak.saved)
         return self.bounds.bound(peak_bytes, self.search.highest(best)) <= cost
 
     @cached_property
     def least_found(self) -> int:
         """The least peak of all decisions that are looked at whatever the budget, in bytes."""
-        return min(map(self._of.peak, (self.least_peak, self._cheapest, self.full)))
+        return min(map(self.peak, (self.least_peak, self._allowed_cheapest, self.allowed_full)))
 
     @cached_property
-    def least_peak(self) -> Decided:
+    def least_peak(self) -> Candidate:
         """The decision of the least peak that a search for less than is possible comes to."""
         if self.is_alone:
-            own = [self.full, *map(self._of.at, self._capacities())]
-            return min(own, key=lambda d: (self._of.peak(d), d.cost))
-        search, cuts = self.search, self._of.cuts(4 * VERTICES)
-        peaks = [search.tried(saved).peak_bytes for _, saved in cuts]
+            own = [self.allowed_full, *map(self.at, self._capacities())]
+            return min(own, key=lambda d: (self.peak(d), d.cost))
+        search, cuts = self.search, self.cuts(4 * VERTICES)
+        peaks = [search.tried(saved).schedule_peak for _, saved in cuts]
         lowest = peaks.index(min(peaks))
         around = [nbytes for nbytes, _ in cuts[max(0, lowest - 1) : lowest + 2]]
         between = [self._near((a + b) // 2) for a, b in combinations(around, 2)]
         starts = [*(saved for _, saved in cuts), *between]
         found = search.within(0, [*starts, *self._starts(0)], self.most_saved)
-        decided = [self.full, self.decided(found)]
-        if self._of.request.hooks:
-            decided += map(self._of.at, self._capacities())
+        decided = [self.allowed_full, self.informed(found)]
+        if self.request.hooks:
+            decided += map(self.at, self._capacities())
         else:
             lower = search.lowest(found)
-            decided += [self.decided(lower)] if lower else []
-        return min(filter(self._may_save, decided), key=self._of.peak)
+            decided += [self.informed(lower)] if lower else []
+        return min(filter(self._may_save, decided), key=self.peak)
 
     def searched(
-        self, peak_bytes: int, *starts: Decided, capacity: int | None = None
-    ) -> Decided | None:
+        self, peak_bytes: int, *starts: Candidate, capacity: int | None = None
+    ) -> Candidate | None:
         """What prices on moments come to, or a search over orders from there; None where neither fits.
 
         Args:
@@ -340,34 +318,36 @@ class PeakPlanner:
         """
         limits = [c for c in (capacity, self.most_saved) if c is not None]
         capacity = min(limits, default=None)
-        saved = [*map(self._of.saved_of, starts), *self._starts(peak_bytes)]
+        saved = [*(s.saved for s in starts), *self._starts(peak_bytes)]
         tried = self.search.within(peak_bytes, saved, capacity)
-        found = [self.decided(tried)]
-        if not self._of.request.hooks:
+        found = [self.informed(tried)]
+        if not self.request.hooks:
             other = self.search.reordered(tried, peak_bytes)
-            found += [self.decided(other)] if other else []
+            found += [self.informed(other)] if other else []
         most = math.inf if capacity is None else capacity
         cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
-        best = next((d for d in cheapest if self._of.peak(d) <= peak_bytes), None)
+        best = next((d for d in cheapest if self.peak(d) <= peak_bytes), None)
         return None if best is None else self._bounded(best, peak_bytes, tried)
 
-    def _bounded(self, decided: Decided, peak_bytes: int, tried: Tried | None = None) -> Decided:
+    def _bounded(
+        self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None
+    ) -> Candidate:
         """A decision with what is proven of all within a peak; ``tried`` says at which moments to look."""
         bound = 0  # what is proven within bytes is not proven within a peak
-        if not self._of.request.hooks:  # which may pack what is saved
-            tried = tried or self.search.tried(self._of.saved_of(decided))
+        if not self.request.hooks:  # which may pack what is saved
+            tried = tried or self.search.tried(decided.saved)
             bound = self.bounds.bound(peak_bytes, self.search.highest(tried))
         return replace(decided, choice=replace(decided.choice, recompute_bound=bound))
 
     def _starts(self, peak_bytes: int) -> list[tuple[int, ...]]:
         """Decisions that a search for a peak begins with."""
-        found = (self._cheapest, self.full, self._of.runtime_optimal)
-        cuts = (saved for _, saved in self._of.cuts(VERTICES))
-        return [*map(self._of.saved_of, found), *self._closing_in(peak_bytes), *cuts]
+        found = (self._allowed_cheapest, self.allowed_full, self.runtime_optimal)
+        cuts = (saved for _, saved in self.cuts(VERTICES))
+        return [*(d.saved for d in found), *self._closing_in(peak_bytes), *cuts]
 
     def _near(self, capacity: int) -> tuple[int, ...]:
         """What a decision within bytes saves, near the best; a search need not start from a proven one."""
-        problem = self._of.lowered.problem
+        problem = self.lowered.problem
         return run_graph(Lagrangian(work=0), problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
@@ -377,7 +357,7 @@ class PeakPlanner:
         time.
         """
         tried = self.search.tried
-        ends = [(nbytes, tried(saved).peak_bytes) for nbytes, saved in self._of.cuts(VERTICES)]
+        ends = [(nbytes, tried(saved).schedule_peak) for nbytes, saved in self.cuts(VERTICES)]
         inside = [i for i, (_, peak) in enumerate(ends) if peak <= peak_bytes]
         if not inside or inside[-1] + 1 == len(ends):
             return
@@ -389,40 +369,32 @@ class PeakPlanner:
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved
-            peak = tried(saved).peak_bytes
+            peak = tried(saved).schedule_peak
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
-    def decided(self, found: Tried | Reordered) -> Decided:
-        """What a search for a peak has found, as a decision."""
-        lowered = self._of.lowered
-        if isinstance(found, Tried):
-            decision = lowered.decision(found.saved)
-            saved_bytes = evaluate(lowered.problem, found.saved).saved_bytes
-        else:
-            decision = found.decision
-            saved_bytes = sum(lowered.problem.size[i] for i in lowered.saved_of(decision))
-        asked = [
-            d.choice for d in self._of.decisions.values()
-        ]  # the search began with what they came to
+    def informed(self, found: Candidate) -> Candidate:
+        """What a search for a peak has found, with how it came about."""
+        # The search began with what those came to.
+        asked = [d.choice for d in self.decisions.values()]
         choice = replace(
-            self._of.choice(max(self._of.full_bytes, saved_bytes)),
-            solver=self._of.deciding.asked().name,
-            items=len(lowered.problem),
+            self.choice(max(self.full_bytes, found.saved_bytes)),
+            solver=self.deciding.asked().name,
+            items=len(self.lowered.problem),
             elapsed_s=sum(c.elapsed_s for c in asked),
             deterministic=all(c.deterministic for c in asked),
         )
-        return Decided(decision=decision, saved_bytes=saved_bytes, cost=found.cost, choice=choice)
+        return replace(found, choice=choice)
 
-    def swept(self, peak_bytes: int) -> Decided | None:
+    def swept(self, peak_bytes: int) -> Candidate | None:
         """The cheapest decision of a sweep over byte budgets that is within a peak; None if none is."""
         capacities = self._capacities()
-        first = self.full if self.is_alone else self._of.runtime_optimal
-        fits = [first] if self._may_save(first) and self._of.peak(first) <= peak_bytes else []
+        first = self.allowed_full if self.is_alone else self.runtime_optimal
+        fits = [first] if self._may_save(first) and self.peak(first) <= peak_bytes else []
         for c in reversed(capacities):  # costs rise: what follows cannot beat what costs less
-            if fits and self._of.hull.edge(c).bound(c) >= min(d.cost for d in fits):
+            if fits and self.hull.edge(c).bound(c) >= min(d.cost for d in fits):
                 break
-            found = self._of.at(c)
-            if self._of.peak(found) <= peak_bytes:
+            found = self.at(c)
+            if self.peak(found) <= peak_bytes:
                 fits.append(found)
         if not fits:
             return None
@@ -434,8 +406,8 @@ class PeakPlanner:
             if high - low <= low // 1000:
                 break
             middle = (low + high) // 2
-            found = self._of.at(middle)
-            if self._of.peak(found) <= peak_bytes:
+            found = self.at(middle)
+            if self.peak(found) <= peak_bytes:
                 best = min(best, found, key=lambda d: (d.cost, d.saved_bytes))
                 low = middle
             else:
@@ -443,6 +415,6 @@ class PeakPlanner:
         return best
 
 
-def _on_curve(found: list[tuple[Decided, int]]) -> list[tuple[Decided, int]]:
+def _on_curve(found: list[tuple[Candidate, int]]) -> list[tuple[Candidate, int]]:
     """Decisions, each with its peak, that no other beats: the lowest first."""
     return pareto(found, lambda pair: (pair[1], pair[0].cost))

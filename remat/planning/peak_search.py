@@ -21,7 +21,8 @@ from remat.graph.joint import split_outputs
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.step_lowering import LoweredStep
 from remat.passes.core.state import State
-from remat.planning.order_search import OrderSearch, Reordered
+from remat.planning.candidates import Candidate
+from remat.planning.order_search import OrderSearch
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.schedule_problem import evaluate_schedule
@@ -44,27 +45,8 @@ _ROOM = 2**58
 _STRETCHES = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A decision and what it comes to.
-
-    Attributes:
-        saved: positions in the graph problem.
-        cost: cost of what runs twice.
-        saved_bytes: bytes that it saves.
-        peak_bytes: of the schedule that it stands for.
-        over: for each moment, bytes that are alive then; at `_SAVED`, those that are saved.
-    """
-
-    saved: tuple[int, ...]
-    cost: int
-    saved_bytes: int
-    peak_bytes: int
-    over: dict[int, int]
-
-
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class Limits:
     """What a decision may come to: its peak, and, unless that is None, the bytes that it saves."""
 
     peak_bytes: int
@@ -76,12 +58,12 @@ class _Limits:
             return self.peak_bytes
         return math.inf if self.capacity is None else self.capacity
 
-    def excess(self, tried: Tried) -> int:
+    def excess(self, tried: Candidate) -> int:
         """Bytes by which it is over; 0: it is within both."""
-        over = max(0, tried.peak_bytes - self.peak_bytes)
+        over = max(0, tried.schedule_peak - self.peak_bytes)
         return over if self.capacity is None else over + max(0, tried.saved_bytes - self.capacity)
 
-    def rank(self, tried: Tried) -> tuple[int, int]:
+    def rank(self, tried: Candidate) -> tuple[int, int]:
         """What is least for the best: what is within both comes before what is not."""
         return self.excess(tried), tried.cost
 
@@ -99,19 +81,19 @@ class PeakSearch:
         self._state, self._lowered, self._cost = state, lowered, cost
         self.problem: GraphProblem = lowered.problem
         self._evaluations = 0
-        self._seen: dict[tuple[int, ...], Tried] = {}
+        self._seen: dict[tuple[int, ...], Candidate] = {}
 
     @cached_property
     def orders(self) -> OrderSearch:
         """The search over orders and further runs, from what is found here."""
         return OrderSearch(self._state, self._lowered, self._cost)
 
-    def reordered(self, tried: Tried, peak_bytes: int) -> Reordered | None:
+    def reordered(self, tried: Candidate, peak_bytes: int) -> Candidate | None:
         """The cheapest schedule found within a peak, from that of a decision; see `OrderSearch.within`."""
         sequence, _, boundary = self.schedule(tried.saved)
         return self.orders.within(sequence, boundary, peak_bytes)
 
-    def lowest(self, tried: Tried) -> Reordered | None:
+    def lowest(self, tried: Candidate) -> Candidate | None:
         """The schedule of the least peak found, from that of a decision; see `OrderSearch.lowest`."""
         sequence, _, boundary = self.schedule(tried.saved)
         return self.orders.lowest(sequence, boundary)
@@ -218,7 +200,7 @@ class PeakSearch:
             i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
         )
 
-    def tried(self, saved: Iterable[int]) -> Tried:
+    def tried(self, saved: Iterable[int]) -> Candidate:
         """What a decision comes to."""
         done = evaluate(self.problem, {*saved, *self._always})
         found = self._seen.get(done.saved)
@@ -229,26 +211,27 @@ class PeakSearch:
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):
                     most[moment] = nbytes
-            found = self._seen[done.saved] = Tried(
+            found = self._seen[done.saved] = Candidate(
+                lowered=self._lowered,
                 saved=done.saved,
-                cost=done.recompute_cost,
                 saved_bytes=done.saved_bytes,
-                peak_bytes=max(bytes_alive, default=0),
-                over=most,
+                cost=done.recompute_cost,
+                alive=most,
+                schedule_peak=max(bytes_alive, default=0),
             )
         return found
 
-    def highest(self, tried: Tried) -> tuple[int, ...]:
+    def highest(self, tried: Candidate) -> tuple[int, ...]:
         """Runs of backward while which most is alive: the highest in each of `_STRETCHES` stretches of it."""
         late = self._state.roles.tangent_closure
-        runs = [m for m in tried.over if m < len(late) and late[m]]
+        runs = [m for m in tried.alive if m < len(late) and late[m]]
         length = max(1, -(-len(runs) // _STRETCHES))
         stretches = (runs[i : i + length] for i in range(0, len(runs), length))
-        return tuple(max(stretch, key=lambda m: tried.over[m]) for stretch in stretches)
+        return tuple(max(stretch, key=lambda m: tried.alive[m]) for stretch in stretches)
 
-    def seen_within(self, peak_bytes: int) -> Tried | None:
+    def seen_within(self, peak_bytes: int) -> Candidate | None:
         """The cheapest decision within a peak of all that were looked at so far."""
-        fits = (tried for tried in self._seen.values() if tried.peak_bytes <= peak_bytes)
+        fits = (tried for tried in self._seen.values() if tried.schedule_peak <= peak_bytes)
         return min(fits, key=lambda tried: (tried.cost, tried.saved), default=None)
 
     def _spent(self) -> bool:
@@ -257,7 +240,7 @@ class PeakSearch:
     # ---- search -------------------------------------------------------------------------------------
     def within(
         self, peak_bytes: int, starts: Iterable[Iterable[int]], capacity: int | None = None
-    ) -> Tried:
+    ) -> Candidate:
         """The cheapest decision found within a peak.
 
         Args:
@@ -268,7 +251,7 @@ class PeakSearch:
         Returns:
             A decision; where none was found within both, the one that is over by the fewest bytes.
         """
-        allowed = _Limits(peak_bytes, capacity)
+        allowed = Limits(peak_bytes, capacity)
         self._evaluations = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
 
         begun = [self.tried(start) for start in starts]
@@ -287,24 +270,42 @@ class PeakSearch:
                 idle += 1
                 if idle % 4 == 0:
                     step /= 2
-            slope = {
-                m: over
-                for m, b in found.over.items()
-                if (over := b - allowed.at(m)) > 0 or m in prices
-            }
-            length = float(sum(s * s for s in slope.values()))
-            if not length or self._spent():
+            moved = self._moved(prices, found, allowed, most, step)
+            if moved is None or self._spent():
                 break
-            value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
-            move = step * max(most - value, 0.02 * most) / length
-            prices = {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
+            prices = moved
         if capacity is not None and not fits:
             best = min((self._repaired(b, allowed) for b in begun), key=allowed.rank)
         if allowed.excess(best) or (len(self._state.index) > _LARGE and self.orders.is_possible):
             return best  # a search over orders keeps more as well, and on large graphs much faster
         return self._filled(best, allowed)
 
-    def _repaired(self, best: Tried, allowed: _Limits) -> Tried:
+    @staticmethod
+    def _moved(
+        prices: dict[int, float], found: Candidate, allowed: Limits, most: int, step: float = 1.0
+    ) -> dict[int, float] | None:
+        """Prices after a step along what a decision is over (Polyak's); None where it is over nowhere.
+
+        Args:
+            prices: by moment.
+            found: the best decision at these prices.
+            allowed: what it may come to.
+            most: cost of the best decision known.
+            step: share of the step.
+        """
+        slope = {
+            m: over
+            for m, b in found.alive.items()
+            if (over := b - allowed.at(m)) > 0 or m in prices
+        }
+        length = float(sum(s * s for s in slope.values()))
+        if not length:
+            return None
+        value = found.cost + sum(prices.get(m, 0.0) * s for m, s in slope.items())
+        move = step * max(most - value, 0.02 * most) / length
+        return {m: p for m, s in slope.items() if (p := prices.get(m, 0.0) + move * s) > 0}
+
+    def _repaired(self, best: Candidate, allowed: Limits) -> Candidate:
         """Keeps or drops one value or two, drawn with a fixed seed, while no more bytes are over."""
         problem, draw = self.problem, random.Random(0)
         free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
@@ -377,7 +378,7 @@ class PeakSearch:
             [int(x * scale) for x in keep], [int(x * scale) for x in again]
         ).saved
 
-    def _filled(self, best: Tried, allowed: _Limits) -> Tried:
+    def _filled(self, best: Candidate, allowed: Limits) -> Candidate:
         """Keeps more, the dearest per byte first, as long as that is allowed; then one instead of another."""
         problem = self.problem
         rate = [problem.cost[i] / (1 + problem.size[i]) for i in range(len(problem))]

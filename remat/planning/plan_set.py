@@ -13,7 +13,7 @@ from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
-from remat.planning.decider import Decided
+from remat.planning.candidates import Candidate
 from remat.planning.peak_of_graphs import PeakOfGraphs
 from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
@@ -56,7 +56,7 @@ def plan_graphs(joints: Sequence[JointGraph], request: PlanRequest) -> PlanSet:
     own = {k: planners[k].decide(Budget(share=1.0)) for k in regions}
     free = [p for k, p in enumerate(planners) if k not in own]
 
-    def with_own(decided: Iterable[Decided]) -> list[Decided]:
+    def with_own(decided: Iterable[Candidate]) -> list[Candidate]:
         others = iter(decided)
         return [own[k] if k in own else next(others) for k in range(len(planners))]
 
@@ -120,7 +120,7 @@ def _within_peak(planners: Sequence[Planner], request: PlanRequest, passed: _Pas
 
 def _finished(
     planners: Sequence[Planner],
-    decided: Sequence[Decided],
+    decided: Sequence[Candidate],
     request: PlanRequest,
     passed: _Passed,
     capacity: int,
@@ -161,12 +161,12 @@ def _is_known(joints: Iterable[JointGraph]) -> bool:
     return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
 
-def _saved(joints: Sequence[JointGraph], decided: Sequence[Decided]) -> int:
+def _saved(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
     """Bytes that all runs of all graphs save."""
     return sum(joint.runs * d.saved_bytes for joint, d in zip(joints, decided, strict=True))
 
 
-def _cost(joints: Sequence[JointGraph], decided: Sequence[Decided]) -> int:
+def _cost(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
     return sum(joint.runs * d.cost for joint, d in zip(joints, decided, strict=True))
 
 
@@ -258,7 +258,7 @@ class _Passed:
         """Bytes of all of them."""
         return sum(self._bytes.values())
 
-    def kept(self, decided: Sequence[Decided]) -> int:
+    def kept(self, decided: Sequence[Candidate]) -> int:
         """Bytes of those that some graph keeps for backward, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(

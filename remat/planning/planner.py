@@ -40,7 +40,7 @@ from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import Budgeted
 from remat.passes.decide.min_cut import require_tangents
 from remat.planning.applied_plans import check_applied, exposed_time
-from remat.planning.decider import Decided, Decider, fingerprint_of
+from remat.planning.candidates import Candidate
 from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
     PassManager,
@@ -52,6 +52,7 @@ from remat.planning.pipelines import (
     with_copies,
 )
 from remat.planning.plan import Plan
+from remat.planning.prepared import fingerprint_of
 from remat.planning.request import PlanRequest
 from remat.planning.without import Without, curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
@@ -198,15 +199,10 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
     )
 
 
-class Planner(Decider):
+class Planner(PeakPlanner):
     """Decides one prepared graph under any number of budgets, and makes plans of decisions."""
 
-    @cached_property
-    def peaks(self) -> PeakPlanner:
-        """Decides it by the peaks of its steps."""
-        return PeakPlanner(self)
-
-    def decide(self, budget: Budget) -> Decided:
+    def decide(self, budget: Budget) -> Candidate:
         """The decision under a budget, and under what the code sets for its region.
 
         Raises:
@@ -214,7 +210,7 @@ class Planner(Decider):
             SolverError: the solver refuses, raises, or answers wrongly.
         """
         if budget.on_peak:
-            return self.peaks.within(budget)
+            return self.within_peak(budget)
         limits = replace(self.deciding, budget=budget).limits(self.state)
         found = self.decided(limits)
         if limits.capacity == self.full_bytes:  # budget 1's: nobody need ask again
@@ -240,24 +236,24 @@ class Planner(Decider):
         eager = self.state.joint.lower == "eager"
         return Without(
             peak_bytes=curve.peak_bytes,
-            expected_bytes=0 if eager else self.peaks.running(full),
+            expected_bytes=0 if eager else self.expected(full),
             recompute_cost=full.cost,
             curve=curve,
         )
 
-    def reread_outputs(self, decided: Decided) -> tuple[int, ...]:
+    def reread_outputs(self, decided: Candidate) -> tuple[int, ...]:
         """Places of the user's outputs that backward may read under a decision."""
         index = self.state.index
         saved = (index.nodes[index.by_name[name]] for name in decided.decision.saved)
         return reread_outputs(self.state.joint, saved)
 
-    def plan(self, decided: Decided, agree: Pass | None = None) -> Plan:
+    def plan(self, decided: Candidate, agree: Pass | None = None) -> Plan:
         """The plan of a decision under the request's budget, with a warning if it does not lower the peak."""
         made = self.finish(decided, self.request.budget, agree)
         warn_of_peak(made, stacklevel=4)
         return made
 
-    def finish(self, decided: Decided, budget: Budget, agree: Pass | None = None) -> Plan:
+    def finish(self, decided: Candidate, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
         without, peak_bytes = self.without, None
         if agree is not None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from remat.graph.fused_liveness import FusedWalk
 from remat.graph.liveness import StepWalk, StorageKind, sums_of
-from remat.planning.decider import Decided, Decider
+from remat.planning.candidates import Candidate
+from remat.planning.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,8 @@ class StepMemory:
     @classmethod
     def of(
         cls,
-        decider: Decider,
-        decided: Decided,
+        decider: Prepared,
+        decided: Candidate,
         *,
         block_sizes: frozenset[int] = frozenset(),
     ) -> StepMemory:

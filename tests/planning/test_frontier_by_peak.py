@@ -86,7 +86,7 @@ def test_the_bound_by_peak_is_below_the_plans_of_all_peaks(
     low, high = by_peak.bound[0][0], by_peak.bound[-1][0]
     for k in range(100):
         peak = low + (high - low) * k // 100
-        assert bound_at(by_peak, peak) <= planner.peaks.bounds.bound(peak, moments)
+        assert bound_at(by_peak, peak) <= planner.bounds.bound(peak, moments)
 
 
 def test_a_frontier_by_peak_is_near_the_plans_within_its_peaks(
@@ -140,14 +140,14 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     monkeypatch.setattr(peak_frontier, "FEW_RUNS", 0)
     found = remat.frontier(resnet, by="peak")
     planner = Planner.of(resnet, PlanRequest.of())
-    search = planner.peaks.search
+    search = planner.search
     cuts = [search.tried(planner.hull.reduction.lift(v.saved)) for v in planner.hull.vertices]
     for cut in cuts:
-        most = cut.peak_bytes * 1.001  # a schedule's peak; those of points are simulated
+        most = cut.schedule_peak * 1.001  # a schedule's peak; those of points are simulated
         within = [p.recompute_cost for p in found.points if p.peak_bytes <= most]
         assert min(within) <= cut.cost
     assert {(p.peak_bytes, p.recompute_cost) for p in found.points} - {
-        (c.peak_bytes, c.cost) for c in cuts
+        (c.schedule_peak, c.cost) for c in cuts
     }
     for point in found.points:
         plan = found.plan(point)

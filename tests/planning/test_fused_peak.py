@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import remat
-from remat.planning.fused_peak import beside_least, predicted, within_fused_peak, without_gaps
+from remat.planning.fused_peak import beside_least, within_fused_peak, without_gaps
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from remat.units import Budget
@@ -27,12 +27,12 @@ def planner() -> Planner:
 
 def test_shares_of_the_expected_peak_are_kept_to(planner: Planner) -> None:
     some = within_fused_peak(planner, Budget(peak_share=0.25))
-    assert predicted(planner, some.decided) <= some.limit
+    assert planner.expected(some) <= some.choice.peak_limit
     # Searches within simulated peaks find what no number of bytes comes to.
     by_bytes = [planner.at(planner.full_bytes * k // 16) for k in range(1, 17)]
-    fits = [d.cost for d in by_bytes if predicted(planner, d) <= some.limit]
+    fits = [d.cost for d in by_bytes if planner.expected(d) <= some.choice.peak_limit]
     assert fits
-    assert some.decided.cost < min(fits)
+    assert some.cost < min(fits)
 
 
 def test_gaps_between_bytes_are_looked_into() -> None:
@@ -45,12 +45,12 @@ def test_gaps_between_bytes_are_looked_into() -> None:
 def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
     planner: Planner,
 ) -> None:
-    limit = within_fused_peak(planner, Budget(peak_share=0.5)).limit
+    limit = within_fused_peak(planner, Budget(peak_share=0.5)).choice.peak_limit
     budget = Budget(peak_bytes=limit)
-    first = within_fused_peak(planner, budget).decided.decision
+    first = within_fused_peak(planner, budget).decision
     near, far = (
-        within_fused_peak(planner, budget, compiled={first: compiled}, last=True).decided
+        within_fused_peak(planner, budget, compiled={first: compiled}, last=True)
         for compiled in (limit + 1, 2 * limit)
     )
-    assert predicted(planner, near) <= predicted(planner, far) <= limit
+    assert planner.expected(near) <= planner.expected(far) <= limit
     assert far.saved_bytes < near.saved_bytes

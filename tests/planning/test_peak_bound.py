@@ -56,22 +56,22 @@ def planner_of(name: str, lower: Any) -> Planner:
 @pytest.mark.parametrize("name", MODELS)
 def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
-    search, problem = planner.peaks.search, planner.lowered.problem
+    search, problem = planner.search, planner.lowered.problem
     draw = random.Random(1)
     moments = search.highest(search.tried(planner.lowered.saved_of(planner.full.decision)))
     free = [i for i in range(len(problem)) if problem.savable[i] and problem.recomputable[i]]
     fixed = [i for i in range(len(problem)) if problem.savable[i] and not problem.recomputable[i]]
-    bounds, positive = planner.peaks.bounds, 0
+    bounds, positive = planner.bounds, 0
     for _ in range(8):
         share = draw.random()
         tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
-        bound = bounds.bound(tried.peak_bytes, moments)
+        bound = bounds.bound(tried.schedule_peak, moments)
         assert bound <= tried.cost
         sequence, _, boundary = search.schedule(tried.saved)
-        wanted = (tried.peak_bytes + search.least_possible) // 2
+        wanted = (tried.schedule_peak + search.least_possible) // 2
         found = search.orders.within(sequence, boundary, wanted)
         assert found is not None
-        bound = bounds.bound(found.peak_bytes, moments)
+        bound = bounds.bound(found.schedule_peak, moments)
         assert bound <= found.cost
         positive += bound > 0
     assert positive, "a bound of nothing proves nothing"
@@ -79,11 +79,11 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
 
 def test_bounds_fall_as_the_peak_rises() -> None:
     planner = planner_of("blocks", "inductor")
-    search = planner.peaks.search
+    search = planner.search
     tried = search.tried(planner.lowered.saved_of(planner.full.decision))
     least, moments = search.least_possible, search.highest(tried)
-    peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
-    found = [planner.peaks.bounds.bound(p, moments) for p in peaks]
+    peaks = [least + (tried.schedule_peak - least) * k // 12 for k in range(13)]
+    found = [planner.bounds.bound(p, moments) for p in peaks]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
@@ -99,17 +99,17 @@ def test_the_bound_stands_in_the_plan() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any) -> None:
     planner = planner_of(name, lower)
-    search = planner.peaks.search
+    search = planner.search
     for decided in (planner.full, planner.runtime_optimal, planner.at(planner.least_bytes)):
         saved = planner.lowered.saved_of(decided.decision)
         sequence, _, boundary = search.schedule(saved)
         done = evaluate_schedule(search.orders.step.problem, sequence, boundary)
-        assert done.peak_bytes == search.tried(saved).peak_bytes
+        assert done.peak_bytes == search.tried(saved).schedule_peak
         found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))
         assert found is not None
         assert found.decision.is_ordered
-        ordered = planner.peaks.decided(found)
-        assert planner.peak(ordered) <= found.peak_bytes
+        ordered = planner.informed(found)
+        assert planner.peak(ordered) <= found.schedule_peak
 
 
 def test_what_backward_never_reads_has_no_price_below_nothing(
@@ -120,7 +120,7 @@ def test_what_backward_never_reads_has_no_price_below_nothing(
         lambda x: ((x @ weight).exp().sum(), x.exp().sin()), (plain,), lower="eager"
     )
     planner = Planner.of(joint, PlanRequest.of())
-    search, seen = planner.peaks.search, list[int]()
+    search, seen = planner.search, list[int]()
     cut = Network.cut
 
     def watched(self: Network, weight: Any, penalty: Any = None) -> MinimumCut:
@@ -139,7 +139,7 @@ def test_nothing_is_proven_of_bytes_that_hooks_may_pack() -> None:
     joint = remat.capture(Blocks(), (torch.randn(8, 12, 16, requires_grad=True),), lower="eager")
     plain = Planner.of(joint, PlanRequest.of(cost="flops"))
     packed = Planner.of(joint, PlanRequest.of(cost="flops", hooks="bf16"))
-    peak = plain.peaks.least_found
+    peak = plain.least_found
     peak += (plain.peak(plain.full) - peak) // 4
     for planner, proven in ((plain, True), (packed, False)):
         budget = remat.Peak(peak) if planner is plain else remat.Peak(0.25)

@@ -137,7 +137,7 @@ def test_the_search_counts_as_the_simulation_does() -> None:
     done = planner.split_of(planner.full)
     assert done.forward is not None
     assert done.backward is not None
-    step = planner.peaks.search.step
+    step = planner.search.step
     assert any(step.problem.extra)
     found = evaluate_schedule(step.problem, *step.schedule(done.forward, done.backward))
     simulated = simulate_peak(done.forward, done.backward, done.joint.num_fwd_outputs)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Self
 
 from remat.errors import ProblemError, unwarned
 from remat.graph import ops
+from remat.graph.fused_liveness import predict_peak
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import MemoryCurve, memory_curve
+from remat.graph.liveness import MemoryCurve
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
 from remat.passes.core.state import State
 from remat.passes.decide.budgeted import full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
-from remat.planning.peak_frontier import pareto
+from remat.planning.candidates import Candidate, pareto
 from remat.planning.pipelines import count_workspaces, prepare, split
 from remat.planning.request import PlanRequest
-from remat.planning.without import step_costs_of
+from remat.planning.without import curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
@@ -30,21 +31,8 @@ STEPS = 24
 VERTICES = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
-    """A decision for one graph, what it comes to, and how it came about.
-
-    Attributes:
-        decision: what is kept.
-        saved_bytes: bytes of it.
-        cost: cost of what runs twice, in the unit of the cost model.
-        choice: how it came about.
-    """
-
-    decision: Decision
-    saved_bytes: int
-    cost: int
-    choice: DecisionInfo
+#: A decision with its saved bytes, its cost, how it came about, and its simulated peak.
+Answer = tuple[Decision, int, int, DecisionInfo, int]
 
 
 def fingerprint_of(joint: JointGraph) -> str:
@@ -57,7 +45,7 @@ def fingerprint_of(joint: JointGraph) -> str:
     return joint.fingerprint
 
 
-class Decider:
+class Prepared:
     """Decides one prepared graph within any number of bytes.
 
     Args:
@@ -79,8 +67,9 @@ class Decider:
         self.state, self.request, self.fingerprint = state, request, fingerprint
         self.declarations = ops.declarations()
         self.deciding = request.deciding()
-        self.decisions: dict[int, Decided] = {}
+        self.decisions: dict[int, Candidate] = {}
         self._peaks: dict[Decision, int] = {}
+        self._expected: dict[Decision, int] = {}
         #: Memory over budget 1's step, once it was simulated.
         self.full_curve: MemoryCurve | None = None
         self._splits: dict[Decision, State] = {}
@@ -125,10 +114,6 @@ class Decider:
         lift = self.hull.reduction.lift
         return [(vertices[i].saved_bytes, lift(vertices[i].saved)) for i in sorted(some)]
 
-    def saved_of(self, decided: Decided) -> tuple[int, ...]:
-        """What a decision saves, by positions in the graph problem."""
-        return self.lowered.saved_of(decided.decision)
-
     @cached_property
     def _limits(self) -> tuple[int, int]:
         return full_and_least(self.state)
@@ -144,21 +129,28 @@ class Decider:
         return self._limits[1]
 
     @property
-    def full(self) -> Decided:
+    def full(self) -> Candidate:
         """The decision under budget 1."""
         return self.at(self.full_bytes)
 
-    def at(self, capacity: int) -> Decided:
+    def at(self, capacity: int) -> Candidate:
         """The decision within a number of bytes, whatever the code sets for its region."""
         if capacity not in self.decisions:
             self.on_step(f"deciding at {format_bytes(capacity)}")
             self.decisions[capacity] = self.decided(self.choice(capacity))
         return self.decisions[capacity]
 
-    def learn(self, decided: Decided, peak_bytes: int) -> None:
+    def learn(self, answer: Answer) -> None:
         """Takes over a decision that was made elsewhere within the bytes that its choice names, with its peak."""
-        self.decisions[decided.choice.capacity or 0] = decided
-        self._peaks[decided.decision] = peak_bytes
+        decision, saved_bytes, cost, choice, peak_bytes = answer
+        made = Candidate.of(self.lowered, decision, cost, choice)
+        self.decisions[choice.capacity or 0] = replace(made, saved_bytes=saved_bytes)
+        self._peaks[decision] = peak_bytes
+
+    def answer(self, decided: Candidate) -> Answer:
+        """A decision for a planner of the same graph elsewhere."""
+        peak_bytes = self.peak(decided)
+        return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
         """How a decision within so many bytes comes about, as far as is known before."""
@@ -166,49 +158,66 @@ class Decider:
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
 
-    def decided(self, limits: DecisionInfo) -> Decided:
+    def decided(self, limits: DecisionInfo) -> Candidate:
         """The decision within limits."""
         _ = self.hull  # held here, so that every decision shares it
         found, choice = self.deciding.decide(self.state, limits)
-        return Decided(
-            decision=self.lowered.decision(found.saved),
+        return Candidate(
+            lowered=self.lowered,
+            saved=found.saved,
             saved_bytes=found.saved_bytes,
             cost=found.cost,
             choice=choice,
         )
 
     @property
-    def runtime_optimal(self) -> Decided:
+    def runtime_optimal(self) -> Candidate:
         """What the cut without a budget decides."""
         scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
-        return Decided(
-            decision=self.lowered.decision(scored.saved),
+        return Candidate(
+            lowered=self.lowered,
+            saved=scored.saved,
             saved_bytes=scored.saved_bytes,
             cost=scored.recompute_cost,
             choice=self.choice(self.full_bytes),
         )
 
     @cached_property
-    def cheapest(self) -> Decided:
+    def cheapest(self) -> Candidate:
         """The decision that recomputes least, whatever it saves."""
         return self.at(max(self.hull.ends[1].saved_bytes, self.full_bytes))
 
-    def peak(self, decided: Decided) -> int:
+    def peak(self, decided: Candidate) -> int:
         """The simulated peak of a decision, in bytes."""
         key = decided.decision
         if key not in self._peaks:
             self.on_step(f"simulating {format_bytes(decided.saved_bytes)}")
-            done = self.split_of(decided)
-            assert done.forward is not None
-            assert done.backward is not None
-            outputs = done.joint.num_fwd_outputs
-            curve = memory_curve(done.forward, done.backward, outputs, done.joint.memories)
+            curve = curve_of(self.split_of(decided))
             self._peaks[key] = curve.peak_bytes
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
         return self._peaks[key]
 
-    def split_of(self, decided: Decided) -> State:
+    def running(self, decided: Candidate) -> int:
+        """The peak as the step will run: simulated, or expected of the code that Inductor compiles."""
+        if self.state.joint.lower == "eager":
+            return self.peak(decided)
+        return self.expected(decided)
+
+    def expected(self, decided: Candidate) -> int:
+        """The peak that is expected of fused code, in bytes."""
+        key = decided.decision
+        if key not in self._expected:
+            done = self.split_of(decided)
+            assert done.forward is not None
+            assert done.backward is not None
+            outputs, memories = done.joint.num_fwd_outputs, done.joint.memories
+            self._expected[key] = predict_peak(
+                done.forward, done.backward, outputs, memories
+            ).nbytes
+        return self._expected[key]
+
+    def split_of(self, decided: Candidate) -> State:
         """The two modules of a decision; those of the last two decisions stay in memory."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
@@ -219,13 +228,13 @@ class Decider:
             del self._splits[next(iter(self._splits))]
         return done
 
-    def take_split(self, decided: Decided) -> State:
+    def take_split(self, decided: Candidate) -> State:
         """The two modules of a decision, for whoever hands them out: they are made anew for the next."""
         done = self.split_of(decided)
         del self._splits[decided.decision]
         return done
 
-    def split(self, decided: Decided) -> State:
+    def split(self, decided: Candidate) -> State:
         """The two modules of a decision."""
         return split(replace(self.state, decision=decided.decision, choice=decided.choice))
 
@@ -247,7 +256,7 @@ class Decider:
         every = max(1, -(-len(vertices) // VERTICES))
         yield from vertices[::every]
 
-    def pareto(self) -> tuple[Decided, ...]:
+    def pareto(self) -> tuple[Candidate, ...]:
         """The decisions at all those budgets that no other beats, fewest bytes first."""
         found = [self.at(c) for c in sorted(set(self.capacities()))]
         return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))

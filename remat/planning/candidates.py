@@ -1,0 +1,70 @@
+"""A decision on one graph with its figures: what proposals make, measures judge, and plans carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self, TypeVar
+
+from remat.graph.lowering import Decision, Lowered
+from remat.passes.core.choice import DecisionInfo
+
+T = TypeVar("T")
+_UNKNOWN = DecisionInfo()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidate:
+    """A decision on one graph and its figures.
+
+    The peaks of the step that it makes are measured by `remat.planning.prepared.Prepared`, each once.
+
+    Attributes:
+        lowered: the graph problem.
+        saved: what it saves, by positions in the graph problem.
+        saved_bytes: bytes of that.
+        cost: cost of what runs twice, and exposed transfer time, in the unit of the cost model.
+        choice: how it came about.
+        ordered: the decision, where it has orders or offloads.
+        alive: bytes at each moment of its schedule, where a search looked at that.
+        schedule_peak: peak of its schedule, in bytes; 0 where no search looked at that.
+    """
+
+    lowered: Lowered = field(repr=False)
+    saved: tuple[int, ...]
+    saved_bytes: int
+    cost: int
+    choice: DecisionInfo = _UNKNOWN
+    ordered: Decision | None = None
+    alive: Mapping[int, int] = field(default_factory=dict, repr=False)
+    schedule_peak: int = 0
+
+    @classmethod
+    def of(
+        cls, lowered: Lowered, decision: Decision, cost: int, choice: DecisionInfo = _UNKNOWN
+    ) -> Self:
+        """A decision that was made elsewhere, or that has orders; what it offloads is not saved."""
+        saved, size = lowered.saved_of(decision), lowered.problem.size
+        return cls(
+            lowered=lowered,
+            saved=saved,
+            saved_bytes=sum(size[i] for i in saved) - sum(o.nbytes for o in decision.offloads),
+            cost=cost,
+            choice=choice,
+            ordered=decision,
+        )
+
+    @cached_property
+    def decision(self) -> Decision:
+        """What is kept, by names of the joint graph."""
+        return self.ordered or self.lowered.decision(self.saved)
+
+
+def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
+    """Those whose (bytes, cost) no other beats, fewest bytes first."""
+    best: list[T] = []
+    for t in sorted(found, key=of):
+        if not best or of(t)[1] < of(best[-1])[1]:
+            best.append(t)
+    return best

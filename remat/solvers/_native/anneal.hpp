@@ -130,16 +130,15 @@ class Annealer {
     best_ = Result();
     sequence_ = start;
     runs_.assign(g_.cost.size(), {});
+    count_.assign(g_.cost.size(), 0);
     again_.clear();
     cost_ = 0;
     for (int p = 0; p < length(); ++p) {
       const int v = sequence_[p];
-      if (!runs_[v].empty()) again_.push_back(v);
-      runs_[v].push_back(p);
+      if (count_[v] > 0) again_.push_back(v);
+      put(v, p);
       cost_ += g_.cost[v];
     }
-    for (int v = 0; v < g_.nodes(); ++v)  // parts, and what is given, have no runs
-      if (!runs_[v].empty()) ends(v);
     std::vector<double> change(sequence_.size() + 1, 0.0);
     const Edit none{Kind::move, -1, -1, -1};
     for (int x = 0; x < g_.values(); ++x) {
@@ -159,6 +158,37 @@ class Annealer {
     excess_.assign(sequence_.size(), 0.0);
     over_at_.assign(sequence_.size(), 0);
     over_ = 0;
+  }
+
+  // The positions of a node's runs, rising. Nearly all nodes run once; those need no list.
+  struct Runs {
+    const int *from, *to;
+    const int* begin() const { return from; }
+    const int* end() const { return to; }
+    std::size_t size() const { return static_cast<std::size_t>(to - from); }
+    int operator[](std::size_t k) const { return from[k]; }
+  };
+  Runs runs(int v) const {
+    if (count_[v] > 1) return {runs_[v].data(), runs_[v].data() + runs_[v].size()};
+    return {&first_[v], &first_[v] + count_[v]};  // parts, and what is given, have none
+  }
+
+  void put(int v, int p) {  // a further run of v at p
+    if (++count_[v] == 1) {
+      first_[v] = last_[v] = p;
+      return;
+    }
+    auto& mine = runs_[v];
+    if (count_[v] == 2) mine.assign(1, first_[v]);
+    mine.insert(std::lower_bound(mine.begin(), mine.end(), p), p);
+    ends(v);
+  }
+
+  void take(int v, int p) {  // the run of v at p away
+    auto& mine = runs_[v];
+    mine.erase(std::find(mine.begin(), mine.end(), p));
+    --count_[v];
+    ends(v);
   }
 
   void ends(int v) {
@@ -228,7 +258,7 @@ class Annealer {
   // be. Both are in order.
   void spans(int x, const Edit& e) {
     const int m = g_.maker[x];
-    const auto& makes = runs_[m];
+    const Runs makes = runs(m);
     if (makes.size() == 1 && !(m == e.node && e.kind == Kind::add)) {
       const int p = makes[0];
       int old = p, now = m == e.node ? e.j : moved(e, p);
@@ -265,7 +295,7 @@ class Annealer {
       if (all[k].to < q) all[k].to = q;
     };
     for (int w : g_.readers[x]) {
-      for (int q : runs_[w]) {
+      for (int q : runs(w)) {
         reach(before_, at, q);
         const bool mine = w == e.node && q == e.i;
         if (mine && e.kind == Kind::drop) continue;
@@ -281,8 +311,8 @@ class Annealer {
 
   // The last run of the node that an edit is about, once it is done.
   int last_after(const Edit& e) const {
-    const auto& mine = runs_[e.node];
-    const int last = mine.back();
+    const Runs mine = runs(e.node);
+    const int last = last_[e.node];
     if (last == e.i) return e.kind == Kind::move ? e.j : moved(e, mine[mine.size() - 2]);
     return e.kind == Kind::add ? std::max(e.j, moved(e, last)) : moved(e, last);
   }
@@ -402,7 +432,6 @@ class Annealer {
   // Does what `judge` has just looked at.
   void apply(const Edit& e) {
     const int v = e.node;
-    auto& mine = runs_[v];
     switch (e.kind) {
       case Kind::move: {
         if (e.j > e.i) {
@@ -415,8 +444,12 @@ class Annealer {
           std::move_backward(gap_.begin() + e.j - 1, gap_.begin() + e.i - 1, gap_.begin() + e.i);
         }
         sequence_[e.j] = v;
-        *std::find(mine.begin(), mine.end(), e.i) = e.j;
-        std::sort(mine.begin(), mine.end());
+        if (count_[v] == 1) {
+          first_[v] = last_[v] = e.j;
+        } else {  // a run moves between its neighbours of the same node
+          *std::find(runs_[v].begin(), runs_[v].end(), e.i) = e.j;
+          ends(v);
+        }
         break;
       }
       case Kind::add: {
@@ -426,13 +459,13 @@ class Annealer {
         load_.insert(load_.begin() + e.j, 0.0);
         excess_.insert(excess_.begin() + e.j, 0.0);
         over_at_.insert(over_at_.begin() + e.j, 0);
-        mine.insert(std::lower_bound(mine.begin(), mine.end(), e.j), e.j);
+        put(v, e.j);
         cost_ += g_.cost[v];
         break;
       }
       case Kind::drop: {
         over_ -= over_at_[e.i];
-        mine.erase(std::find(mine.begin(), mine.end(), e.i));
+        take(v, e.i);
         for (int p = e.i + 1; p < length(); ++p) place(sequence_[p], p, p - 1);
         sequence_.erase(sequence_.begin() + e.i);
         gap_.erase(gap_.begin() + e.i);
@@ -443,7 +476,6 @@ class Annealer {
         break;
       }
     }
-    ends(v);
     double more = 0;
     for (std::size_t k = 0; k < steps_.size(); ++k) {
       more += steps_[k].second;
@@ -458,12 +490,11 @@ class Annealer {
 
   // The run of node w at position p is at q now. Runs keep their order.
   void place(int w, int p, int q) {
-    auto& runs = runs_[w];
-    if (runs.size() == 1) {
-      runs[0] = first_[w] = last_[w] = q;
+    if (count_[w] == 1) {
+      first_[w] = last_[w] = q;
       return;
     }
-    *std::find(runs.begin(), runs.end(), p) = q;
+    *std::find(runs_[w].begin(), runs_[w].end(), p) = q;
     ends(w);
   }
 
@@ -490,7 +521,7 @@ class Annealer {
     low = std::max(low, i - reach);
     high = std::min(high, i + reach);
     for (int x : g_.reads[v]) low = std::max(low, first_[g_.maker[x]] + 1);
-    const auto& mine = runs_[v];
+    const Runs mine = runs(v);
     const auto k = static_cast<std::size_t>(std::lower_bound(mine.begin(), mine.end(), i) - mine.begin());
     if (k + 1 < mine.size()) high = std::min(high, mine[k + 1] - 1);
     if (k > 0) low = std::max(low, mine[k - 1] + 1);
@@ -507,10 +538,10 @@ class Annealer {
   // The last position before q that makes or reads value x.
   int last_use(int x, int q) const {
     int last = 0;
-    for (int p : runs_[g_.maker[x]])
+    for (int p : runs(g_.maker[x]))
       if (p < q) last = p;
     for (int r : g_.readers[x])
-      for (int p : runs_[r])
+      for (int p : runs(r))
         if (p < q && p > last) last = p;
     return last;
   }
@@ -594,7 +625,7 @@ class Annealer {
   void drop(double room) {
     if (again_.empty()) return;
     const int at = below(static_cast<int>(again_.size())), v = again_[at];
-    const auto& mine = runs_[v];
+    const Runs mine = runs(v);
     const int k = below(static_cast<int>(mine.size())), i = mine[k];
     if (i == 0 || i == length() - 1) return;  // these stay where they are
     if (k == 0)  // whoever read the first run must find the second
@@ -615,8 +646,8 @@ class Annealer {
   double price_ = 1, floor_ = 0, scale_ = 1;
   std::vector<double> own_;  // bytes that a run makes or takes itself, by node
   std::vector<int> sequence_;
-  std::vector<std::vector<int>> runs_;  // positions, rising, by node
-  std::vector<int> first_, last_;       // of them
+  std::vector<int> count_, first_, last_;  // runs of each node: how many, and where the first and the last are
+  std::vector<std::vector<int>> runs_;     // positions, rising, of nodes that run several times
   std::vector<double> gap_, load_, excess_;  // load_: bytes while the run at a position goes on
   static constexpr int kBlock = 64;
   std::vector<double> most_;  // by block

@@ -28,7 +28,8 @@ class Candidate:
         choice: how it came about.
         ordered: the decision, where it has orders or offloads.
         alive: bytes at each moment of its schedule, where a search looked at that.
-        schedule_peak: peak of its schedule, in bytes; 0 where no search looked at that.
+        peak_bytes: peak of its step, in bytes: simulated where that was asked for, else of its schedule; 0 where
+            nobody looked.
     """
 
     lowered: Lowered = field(repr=False)
@@ -38,7 +39,7 @@ class Candidate:
     choice: DecisionInfo = _UNKNOWN
     ordered: Decision | None = None
     alive: Mapping[int, int] = field(default_factory=dict, repr=False)
-    schedule_peak: int = 0
+    peak_bytes: int = 0
 
     @classmethod
     def of(

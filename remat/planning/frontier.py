@@ -107,7 +107,7 @@ class Frontier:
         else:
             if executor is not None and joint is not None:
                 _decide_elsewhere(planner, joint, executor)
-            found = [(d, planner.peak(d)) for d in planner.pareto()]
+            found = [*map(planner.simulated, planner.pareto())]
             bound = tuple((v.saved_bytes, v.cost) for v in planner.hull.vertices)
         return cls(
             graph=planner.state.joint.name,
@@ -115,8 +115,10 @@ class Frontier:
             cost=str(planner.request.cost),
             unit=planner.request.cost.unit,
             points=tuple(
-                FrontierPoint(saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=peak)
-                for d, peak in found
+                FrontierPoint(
+                    saved_bytes=d.saved_bytes, recompute_cost=d.cost, peak_bytes=d.peak_bytes
+                )
+                for d in found
             ),
             bound=bound,
             by=by,
@@ -124,7 +126,7 @@ class Frontier:
             full_bytes=planner.full_bytes,
             least_bytes=planner.least_bytes,
             _planner=planner,
-            _decided=tuple(d for d, _ in found),
+            _decided=tuple(found),
         )
 
     @property

@@ -140,7 +140,7 @@ class OffloadPlanner:
         for share in _ABOVE:
             above = int(share * room)
             higher = self._search.seen_within(peak_bytes + above)
-            if higher is None or higher.schedule_peak < peak_bytes + above // 2:
+            if higher is None or higher.peak_bytes < peak_bytes + above // 2:
                 starts = [d.saved for d in (of.cheapest, of.full, of.runtime_optimal)]
                 higher = self._search.within(peak_bytes + above, starts)
             if higher.saved not in seen:

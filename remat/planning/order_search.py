@@ -129,10 +129,10 @@ class OrderSearch:
             high = evaluate_schedule(self.step.problem, sequence, boundary).peak_bytes
             found = self.improved(sequence, boundary, (low + high) // 2, share=_LOWER_SHARE)
             decided = found and self._decided(*found)
-            if not found or not decided or (best and decided.schedule_peak >= best.schedule_peak):
+            if not found or not decided or (best and decided.peak_bytes >= best.peak_bytes):
                 break
             best, (sequence, boundary) = decided, found
-            low = max(low, 2 * decided.schedule_peak - high)
+            low = max(low, 2 * decided.peak_bytes - high)
         return best
 
     def improved(
@@ -179,7 +179,7 @@ class OrderSearch:
         if decision is None:
             return None
         made = Candidate.of(self._lowered, decision, cost)
-        return replace(made, schedule_peak=done.peak_bytes)
+        return replace(made, peak_bytes=done.peak_bytes)
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
         """A schedule of the step problem as a decision; None where it cannot be carried out."""

@@ -38,7 +38,7 @@ class Bounds(Protocol):
 
 
 def _figures(found: Candidate) -> tuple[int, int]:
-    return found.schedule_peak, found.cost
+    return found.peak_bytes, found.cost
 
 
 class PeakFrontier(PeakSearch):
@@ -65,7 +65,7 @@ class PeakFrontier(PeakSearch):
         if len(self.step.problem.runnable) <= FEW_RUNS and self.orders.is_possible:
             for tried in self._best[:: max(1, len(best) // _ORDERED)]:
                 on_step("searching orders")
-                other = self.reordered(tried, tried.schedule_peak)
+                other = self.reordered(tried, tried.peak_bytes)
                 best += [other] if other else []
         return pareto(best, _figures)
 
@@ -76,14 +76,14 @@ class PeakFrontier(PeakSearch):
     def _peaks(self, count: int) -> list[int]:
         """Peaks evenly over the range that is reached, the lowest first."""
         best = self._best
-        low, high = best[0].schedule_peak, best[-1].schedule_peak
+        low, high = best[0].peak_bytes, best[-1].peak_bytes
         return [low + (high - low) * k // count for k in range(count)]
 
     def _cheapest(self, peak_bytes: int) -> Candidate:
         """The cheapest of all that were tried within a peak, which one of them is."""
         return min(
-            (t for t in self._seen.values() if t.schedule_peak <= peak_bytes),
-            key=lambda t: (t.cost, t.schedule_peak),
+            (t for t in self._seen.values() if t.peak_bytes <= peak_bytes),
+            key=lambda t: (t.cost, t.peak_bytes),
         )
 
     def _follow(self, peaks: list[int]) -> None:
@@ -101,9 +101,9 @@ class PeakFrontier(PeakSearch):
     def _mix(self) -> None:
         """Fills wide gaps: the choices of one corner up to a node, those of the next one from there on."""
         best, size = _corners(self._best), self.problem.size
-        part = max(1, (best[-1].schedule_peak - best[0].schedule_peak) // _PARTS)
+        part = max(1, (best[-1].peak_bytes - best[0].peak_bytes) // _PARTS)
         for low, high in pairwise(best):
-            parts = round((high.schedule_peak - low.schedule_peak) / part)
+            parts = round((high.peak_bytes - low.peak_bytes) / part)
             differ = sorted({*low.saved} ^ {*high.saved})
             total = sum(size[i] for i in differ)
             for order in (differ, differ[::-1]):
@@ -117,12 +117,12 @@ class PeakFrontier(PeakSearch):
     def _add(self) -> None:
         """Keeps more, up to the peaks that were reached and to others between them."""
         left = len(self._seen) + max(_LEAST, _WORK // max(1, len(self._state.index)))
-        targets = {*self._peaks(_PARTS), *(t.schedule_peak for t in self._best[:-1])}
+        targets = {*self._peaks(_PARTS), *(t.peak_bytes for t in self._best[:-1])}
         for peak_bytes in _spread(sorted(targets)):
             tried = self._cheapest(peak_bytes)
             more = self._room(tried, peak_bytes)
             while more and len(self._seen) < left:
-                if self.tried((*tried.saved, *more)).schedule_peak <= peak_bytes:
+                if self.tried((*tried.saved, *more)).peak_bytes <= peak_bytes:
                     break
                 more = more[: len(more) // 4]
 
@@ -153,7 +153,7 @@ class PeakFrontier(PeakSearch):
         is possible to the highest of some decisions, which also say at which moments to look.
         """
         best = pareto(map(self.tried, starts), _figures)
-        low, high = self.least_possible, best[-1].schedule_peak
+        low, high = self.least_possible, best[-1].peak_bytes
         moments = [m for t in (best[0], best[len(best) // 2]) for m in self.highest(t)]
         peaks = sorted({low + (high - low) * k // _STEPS for k in range(_STEPS + 1)})
         costs = accumulate((bounds.bound(p, moments) for p in peaks), min)
@@ -171,8 +171,8 @@ def _corners(best: list[Candidate]) -> list[Candidate]:
     for c in best:
         while len(found) > 1:
             a, b = found[-2:]
-            if (b.cost - a.cost) * (c.schedule_peak - a.schedule_peak) < (c.cost - a.cost) * (
-                b.schedule_peak - a.schedule_peak
+            if (b.cost - a.cost) * (c.peak_bytes - a.peak_bytes) < (c.cost - a.cost) * (
+                b.peak_bytes - a.peak_bytes
             ):
                 break
             found.pop()

@@ -106,14 +106,14 @@ class PeakOfGraphs:
     @staticmethod
     def _options_of(planner: Planner) -> Iterator[Candidate]:
         most_saved = planner.most_saved
-        for decided, peak_bytes in planner.frontier_by_peak()[0]:
+        for decided in planner.frontier_by_peak()[0]:
             if most_saved is None or decided.saved_bytes <= most_saved:
-                yield replace(decided, schedule_peak=peak_bytes)
+                yield decided
         tried = planner.search.tried
         for decided in (*planner.pareto(), planner.allowed_full, planner.cheapest):
             if most_saved is not None and decided.saved_bytes > most_saved:
                 continue
-            yield replace(decided, schedule_peak=tried(decided.saved).schedule_peak)
+            yield replace(decided, peak_bytes=tried(decided.saved).peak_bytes)
 
     @cached_property
     def _others(self) -> list[int]:
@@ -143,7 +143,7 @@ class PeakOfGraphs:
                 if (
                     value := score(
                         so_far,
-                        saved + (runs - 1) * w.saved_bytes + beside + w.schedule_peak,
+                        saved + (runs - 1) * w.saved_bytes + beside + w.peak_bytes,
                         runs * w.cost,
                     )
                 )
@@ -168,7 +168,7 @@ class PeakOfGraphs:
             highest = self.highest(chosen)
             peak, before = max(highest), chosen
             k = highest.index(peak)
-            for option in sorted(self._options[k], key=lambda o: o.schedule_peak)[:_LOW]:
+            for option in sorted(self._options[k], key=lambda o: o.peak_bytes)[:_LOW]:
                 other = [*chosen[:k], option, *chosen[k + 1 :]]
                 if max(self.highest(other)) < peak:
                     chosen, peak = other, max(self.highest(other))

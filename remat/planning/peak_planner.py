@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import combinations
 
 from remat.errors import BudgetError
 from remat.passes.decide.budgeted import RegionBudget
@@ -49,12 +48,12 @@ _UNSHRUNK = (
 class PeakPlanner(Prepared):
     """Decides one prepared graph by the peaks of its steps."""
 
-    def frontier_by_peak(self) -> tuple[list[tuple[Candidate, int]], tuple[tuple[int, int], ...]]:
-        """Decisions that no other beats, each with its peak, the lowest first; and a line below which none lies.
+    def frontier_by_peak(self) -> tuple[list[Candidate], tuple[tuple[int, int], ...]]:
+        """Decisions that no other beats, the lowest peak first; and a line below which none lies.
 
         Peaks are simulated; of many decisions on a large graph they are those of their schedules, which may
         differ by what a few scalars take. Of a step of up to `LEAST_RUNS` runs the first is within the least peak
-        that `within` comes to. Where values may be offloaded, that is tried at some of the peaks, and
+        that `within_peak` comes to. Where values may be offloaded, that is tried at some of the peaks, and
         below the lowest. The line is given by its vertices (peak bytes, cost).
         """
         offloading = None if self.request.offload is None else self.offloading
@@ -62,67 +61,64 @@ class PeakPlanner(Prepared):
         cuts = [saved for _, saved in self.cuts(MOST_CUTS)]
         if self.is_alone:
             own = [
-                (d, self.peak(d)) for d in (self.allowed_full, *map(self.at, self._capacities()))
+                self.simulated(d) for d in (self.allowed_full, *map(self.at, self._capacities()))
             ]
             line = search.bound(self.bounds, cuts)
-            return self._above(line, self._with_tagged(own)), line
+            return self._above(line, own), line
         others = (self.full.saved, self.runtime_optimal.saved)
         found = search.found([*cuts, *others], self.on_step)
         self.on_step("proving bounds")
         line = search.bound(offloading or self.bounds, cuts)
-        few = len(found) * len(self.state.index) <= SIMULATED
-        decided = [(self.informed(f), f.schedule_peak) for f in found]
-        decided = [(d, self.peak(d) if few else at) for d, at in decided]
+        decided = [self.informed(f) for f in found]
+        if len(found) * len(self.state.index) <= SIMULATED:
+            decided = [self.simulated(d) for d in decided]
         if len(search.step.problem.runnable) <= LEAST_RUNS:
-            lowest = self._within(Budget(peak_share=0.0), self.least_found)
-            least = self.peak(lowest)
+            lowest = self.simulated(self._within(Budget(peak_share=0.0), self.least_found))
+            least = lowest.peak_bytes
             first = next((f for f in found if not f.ordered), None)
-            room = found[0].schedule_peak - least
+            room = found[0].peak_bytes - least
             if first and room > 0 and len(search.step.problem.runnable) <= FEW_RUNS:
                 self.on_step("searching orders down to the least peak")
                 aims = (least + room * k // _TO_LEAST for k in range(1, _TO_LEAST))
-                orders = (search.reordered(first, aim) for aim in aims)
-                decided += [(d, self.peak(d)) for d in map(self.informed, filter(None, orders))]
-            decided = _on_curve([*decided, (lowest, least)])
+                orders = filter(None, (search.reordered(first, aim) for aim in aims))
+                decided += [self.simulated(self.informed(d)) for d in orders]
+            decided = pareto([*decided, lowest], _by_peak)
         if offloading is not None:
             decided += self._with_offloads(offloading, decided, search.least_possible)
-        return self._above(line, self._with_tagged(decided)), line
+        return self._above(line, decided), line
 
-    def _with_tagged(self, decided: list[tuple[Candidate, int]]) -> list[tuple[Candidate, int]]:
-        """Decisions with what is tagged for the host's memory offloaded, each with its peak."""
-        if self.request.offload is None:
-            return decided
-        found = ((self.offloading.with_tagged(d, at), d, at) for d, at in decided)
-        return [(new, at if new is d else self.peak(new)) for new, d, at in found]
+    def simulated(self, decided: Candidate) -> Candidate:
+        """A decision with its simulated peak."""
+        return replace(decided, peak_bytes=self.peak(decided))
 
-    @staticmethod
-    def _above(
-        line: tuple[tuple[int, int], ...], decided: Sequence[tuple[Candidate, int]]
-    ) -> list[tuple[Candidate, int]]:
-        """The decisions that no other beats, the lowest peak first, each with the bound at its peak."""
-        pairs = []
-        for d, at in decided:
-            bound = next((cost for peak, cost in line if peak >= at), 0)
-            pairs.append((replace(d, choice=replace(d.choice, recompute_bound=bound)), at))
-        return _on_curve(pairs)
+    def _above(self, line: tuple[tuple[int, int], ...], found: list[Candidate]) -> list[Candidate]:
+        """The decisions that no other beats, the lowest peak first, each with the bound at its peak.
+
+        What is tagged for the host's memory is offloaded in them, if there is a link.
+        """
+        if self.request.offload is not None:
+            tagged = [(d, self.offloading.with_tagged(d, d.peak_bytes)) for d in found]
+            found = [d if d is new else self.simulated(new) for d, new in tagged]
+        made = []
+        for d in found:
+            bound = next((cost for peak, cost in line if peak >= d.peak_bytes), 0)
+            made.append(replace(d, choice=replace(d.choice, recompute_bound=bound)))
+        return pareto(made, _by_peak)
 
     def _with_offloads(
-        self,
-        offloading: OffloadPlanner,
-        found: Sequence[tuple[Candidate, int]],
-        least_possible: int,
-    ) -> list[tuple[Candidate, int]]:
-        """Cheaper decisions with offloads than some of a frontier, and such of lower peaks, each with its peak."""
+        self, offloading: OffloadPlanner, found: Sequence[Candidate], least_possible: int
+    ) -> list[Candidate]:
+        """Cheaper decisions with offloads than some of a frontier, and such of lower peaks."""
         thin = found[:: max(1, len(found) // _OFFLOADED)]
-        wanted: list[tuple[int, Candidate | None]] = [(peak, d) for d, peak in thin]
-        lowest = found[0][1]
+        wanted: list[tuple[int, Candidate | None]] = [(d.peak_bytes, d) for d in thin]
+        lowest = found[0].peak_bytes
         room = lowest - least_possible
         wanted += [(lowest - room * k // _BELOW, None) for k in range(1, _BELOW)]
         made = []
         for peak, without in wanted:
             d = offloading.within(peak, without)
             if d is not None and d is not without:
-                made.append((d, self.peak(d)))
+                made.append(self.simulated(d))
             elif without is None:
                 break
         return made
@@ -292,12 +288,8 @@ class PeakPlanner(Prepared):
             own = [self.allowed_full, *map(self.at, self._capacities())]
             return min(own, key=lambda d: (self.peak(d), d.cost))
         search, cuts = self.search, self.cuts(4 * VERTICES)
-        peaks = [search.tried(saved).schedule_peak for _, saved in cuts]
-        lowest = peaks.index(min(peaks))
-        around = [nbytes for nbytes, _ in cuts[max(0, lowest - 1) : lowest + 2]]
-        between = [self._near((a + b) // 2) for a, b in combinations(around, 2)]
-        starts = [*(saved for _, saved in cuts), *between]
-        found = search.within(0, [*starts, *self._starts(0)], self.most_saved)
+        starts = [*(saved for _, saved in cuts), *self._starts(0)]
+        found = search.within(0, starts, self.most_saved)
         decided = [self.allowed_full, self.informed(found)]
         if self.request.hooks:
             decided += map(self.at, self._capacities())
@@ -357,7 +349,7 @@ class PeakPlanner(Prepared):
         time.
         """
         tried = self.search.tried
-        ends = [(nbytes, tried(saved).schedule_peak) for nbytes, saved in self.cuts(VERTICES)]
+        ends = [(nbytes, tried(saved).peak_bytes) for nbytes, saved in self.cuts(VERTICES)]
         inside = [i for i, (_, peak) in enumerate(ends) if peak <= peak_bytes]
         if not inside or inside[-1] + 1 == len(ends):
             return
@@ -369,7 +361,7 @@ class PeakPlanner(Prepared):
             capacity = low[0] + int(min(max(share, 0.05), 0.95) * (high[0] - low[0]))
             saved = self._near(capacity)
             yield saved
-            peak = tried(saved).schedule_peak
+            peak = tried(saved).peak_bytes
             low, high = ((capacity, peak), high) if peak <= peak_bytes else (low, (capacity, peak))
 
     def informed(self, found: Candidate) -> Candidate:
@@ -415,6 +407,5 @@ class PeakPlanner(Prepared):
         return best
 
 
-def _on_curve(found: list[tuple[Candidate, int]]) -> list[tuple[Candidate, int]]:
-    """Decisions, each with its peak, that no other beats: the lowest first."""
-    return pareto(found, lambda pair: (pair[1], pair[0].cost))
+def _by_peak(found: Candidate) -> tuple[int, int]:
+    return found.peak_bytes, found.cost

@@ -60,7 +60,7 @@ class Limits:
 
     def excess(self, tried: Candidate) -> int:
         """Bytes by which it is over; 0: it is within both."""
-        over = max(0, tried.schedule_peak - self.peak_bytes)
+        over = max(0, tried.peak_bytes - self.peak_bytes)
         return over if self.capacity is None else over + max(0, tried.saved_bytes - self.capacity)
 
     def rank(self, tried: Candidate) -> tuple[int, int]:
@@ -119,6 +119,10 @@ class PeakSearch:
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
+    def _copies(self) -> list[int]:
+        return self.step.copies
+
+    @cached_property
     def _roots(self) -> tuple[int, ...]:
         """Positions that backward runs in any case."""
         closure = self._state.roles.tangent_closure
@@ -147,7 +151,7 @@ class PeakSearch:
             if not forward[i]:
                 forward[i] = 1
                 stack.extend(inputs[i])
-        sequence = self.step.copies
+        sequence = [*self._copies]
         moments = [0] * len(sequence)
         for i in self._forward_order:
             if forward[i]:
@@ -217,7 +221,7 @@ class PeakSearch:
                 saved_bytes=done.saved_bytes,
                 cost=done.recompute_cost,
                 alive=most,
-                schedule_peak=max(bytes_alive, default=0),
+                peak_bytes=max(bytes_alive, default=0),
             )
         return found
 
@@ -231,7 +235,7 @@ class PeakSearch:
 
     def seen_within(self, peak_bytes: int) -> Candidate | None:
         """The cheapest decision within a peak of all that were looked at so far."""
-        fits = (tried for tried in self._seen.values() if tried.schedule_peak <= peak_bytes)
+        fits = (tried for tried in self._seen.values() if tried.peak_bytes <= peak_bytes)
         return min(fits, key=lambda tried: (tried.cost, tried.saved), default=None)
 
     def _spent(self) -> bool:

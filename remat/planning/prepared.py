@@ -196,6 +196,7 @@ class Prepared:
             self._peaks[key] = curve.peak_bytes
             if decided is self.decisions.get(self.full_bytes):
                 self.full_curve = curve
+                self.running(decided)  # every plan tells it, and the two modules are here now
         return self._peaks[key]
 
     def running(self, decided: Candidate) -> int:

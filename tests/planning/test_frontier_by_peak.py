@@ -143,11 +143,11 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     search = planner.search
     cuts = [search.tried(planner.hull.reduction.lift(v.saved)) for v in planner.hull.vertices]
     for cut in cuts:
-        most = cut.schedule_peak * 1.001  # a schedule's peak; those of points are simulated
+        most = cut.peak_bytes * 1.001  # a schedule's peak; those of points are simulated
         within = [p.recompute_cost for p in found.points if p.peak_bytes <= most]
         assert min(within) <= cut.cost
     assert {(p.peak_bytes, p.recompute_cost) for p in found.points} - {
-        (c.schedule_peak, c.cost) for c in cuts
+        (c.peak_bytes, c.cost) for c in cuts
     }
     for point in found.points:
         plan = found.plan(point)

@@ -65,13 +65,13 @@ def test_no_decision_and_no_schedule_lies_below(name: str, lower: Any) -> None:
     for _ in range(8):
         share = draw.random()
         tried = search.tried([*fixed, *(i for i in free if draw.random() < share)])
-        bound = bounds.bound(tried.schedule_peak, moments)
+        bound = bounds.bound(tried.peak_bytes, moments)
         assert bound <= tried.cost
         sequence, _, boundary = search.schedule(tried.saved)
-        wanted = (tried.schedule_peak + search.least_possible) // 2
+        wanted = (tried.peak_bytes + search.least_possible) // 2
         found = search.orders.within(sequence, boundary, wanted)
         assert found is not None
-        bound = bounds.bound(found.schedule_peak, moments)
+        bound = bounds.bound(found.peak_bytes, moments)
         assert bound <= found.cost
         positive += bound > 0
     assert positive, "a bound of nothing proves nothing"
@@ -82,7 +82,7 @@ def test_bounds_fall_as_the_peak_rises() -> None:
     search = planner.search
     tried = search.tried(planner.lowered.saved_of(planner.full.decision))
     least, moments = search.least_possible, search.highest(tried)
-    peaks = [least + (tried.schedule_peak - least) * k // 12 for k in range(13)]
+    peaks = [least + (tried.peak_bytes - least) * k // 12 for k in range(13)]
     found = [planner.bounds.bound(p, moments) for p in peaks]
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
@@ -104,12 +104,12 @@ def test_the_order_that_was_searched_is_the_one_that_runs(name: str, lower: Any)
         saved = planner.lowered.saved_of(decided.decision)
         sequence, _, boundary = search.schedule(saved)
         done = evaluate_schedule(search.orders.step.problem, sequence, boundary)
-        assert done.peak_bytes == search.tried(saved).schedule_peak
+        assert done.peak_bytes == search.tried(saved).peak_bytes
         found = search.orders.within(sequence, boundary, int(done.peak_bytes * 0.95))
         assert found is not None
         assert found.decision.is_ordered
         ordered = planner.informed(found)
-        assert planner.peak(ordered) <= found.schedule_peak
+        assert planner.peak(ordered) <= found.peak_bytes
 
 
 def test_what_backward_never_reads_has_no_price_below_nothing(

@@ -163,13 +163,14 @@ class PeakSearch:
             placed[i] = 1
 
         def place(i: int, moment: int) -> None:
-            missing, todo = [], [i]
+            placed[i] = 1
+            missing, todo = [i], [j for j in inputs[i] if not placed[j]]
             while todo:
                 j = todo.pop()
                 if not placed[j]:
                     placed[j] = 1
                     missing.append(j)
-                    todo.extend(inputs[j])
+                    todo.extend(k for k in inputs[j] if not placed[k])
             for j in sorted(missing):
                 if runs_of[j]:
                     sequence.append(runs_of[j][-1])

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from remat.passes.core.state import Analysis as Analysis
     from remat.passes.packing.pairs import SavedTensorHooks as SavedTensorHooks
     from remat.planning.comparison import compare as compare
-    from remat.planning.fit import Fit as Fit
-    from remat.planning.fit import FitRow as FitRow
-    from remat.planning.fitting import fit as fit
+    from remat.planning.fit import fit as fit
+    from remat.planning.fit_table import Fit as Fit
+    from remat.planning.fit_table import FitRow as FitRow
     from remat.planning.pipelines import PassManager as PassManager
     from remat.planning.plan import Plan as Plan
     from remat.planning.plans import PlanSet as PlanSet
@@ -65,9 +65,9 @@ _HOME = {
     "PassManager": "remat.planning.pipelines",
     "default_pipeline": "remat.api",
     "compare": "remat.planning.comparison",
-    "fit": "remat.planning.fitting",
-    "Fit": "remat.planning.fit",
-    "FitRow": "remat.planning.fit",
+    "fit": "remat.planning.fit",
+    "Fit": "remat.planning.fit_table",
+    "FitRow": "remat.planning.fit_table",
     "frontier": "remat.api",
     "instance": "remat.api",
     "knapsack_fn": "remat.api",

@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -60,6 +60,32 @@ def write_together(contents: Mapping[Path, str | bytes]) -> None:
             with contextlib.suppress(OSError):
                 draft.unlink()
         raise
+
+
+@contextlib.contextmanager
+def writing(
+    path: str | os.PathLike[str],
+    hint: str = "",
+    *,
+    what: str = "",
+    error: type[RematError] = ProblemError,
+) -> Iterator[None]:
+    """Say in one line that a file cannot be written.
+
+    Args:
+        path: the file.
+        hint: what to do, for the end of the message.
+        what: what it holds, for its beginning.
+        error: what to raise.
+
+    Raises:
+        RematError: of the class ``error``, for an OSError.
+    """
+    try:
+        yield
+    except OSError as wrong:
+        told = f"{what} '{os.fspath(path)}'".lstrip()
+        raise error(f"{told} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
 
 
 def resolved(path: Path) -> Path:
@@ -162,12 +188,8 @@ def save_record(
     Raises:
         RematError: of the class ``error``; the file cannot be written, and what was there is as it was.
     """
-    try:
+    with writing(path, what=record.form.what, error=error):
         write_whole(Path(path), write_record(record))
-    except OSError as wrong:
-        raise error(
-            f"{record.form.what} '{os.fspath(path)}' cannot be written: {wrong.strerror}"
-        ) from wrong
 
 
 def load_record(

@@ -16,7 +16,8 @@ from remat.errors import BudgetError, ProblemError
 from remat.files import read_as
 from remat.graph.costs.measure import describe_device, this_device
 from remat.graph.joint import JointGraph
-from remat.planning.comparison import Comparison, compare
+from remat.planning.experiment_table import Comparison
+from remat.planning.experiments import compare
 from remat.planning.frontier import Frontier
 from remat.planning.plan import Plan
 from remat.planning.planner import Planner

@@ -335,7 +335,7 @@ def format_change(share: float | None) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-    """Cells as lines of text in columns, two blanks apart.
+    """Cells as lines of text in columns, two blanks apart; a column without text is left out.
 
     Args:
         rows: the head, and the others. The last cell of a shorter row runs over the columns that it lacks.
@@ -345,9 +345,12 @@ def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> l
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
     lines = []
     for row in rows:
-        *cells, last = [
+        cells = [
             cell.ljust(width) if k in left else cell.rjust(width)
             for k, (cell, width) in enumerate(zip(row, widths, strict=False))
+            if width
         ]
-        lines.append("  ".join([*cells, last if len(row) == len(widths) else row[-1]]).rstrip())
+        if len(row) < len(widths):
+            cells[-1] = row[-1]
+        lines.append("  ".join(cells).rstrip())
     return lines

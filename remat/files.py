@@ -27,38 +27,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before is as it was.
     """
-    write_together({path: content})
-
-
-def write_together(contents: Mapping[Path, str | bytes]) -> None:
-    """Writes files like `write_whole`; where one of them cannot be written, none is.
-
-    Raises:
-        OSError: one cannot be written; what was there before is as it was.
-    """
-    drafts: dict[Path, Path] = {}
-    streams: dict[Path, bytes] = {}
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # a pipe or a terminal
+        path.write_bytes(data)
+        return
+    target = resolved(path)
+    draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
     try:
-        for path, content in contents.items():
-            data = content.encode() if isinstance(content, str) else content
-            if path.exists() and not path.is_file():  # a pipe or a terminal
-                streams[path] = data
-                continue
-            target = resolved(path)
-            draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
-            drafts[draft] = target
-            with draft.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, data in streams.items():
-            path.write_bytes(data)
-        for draft, target in drafts.items():
-            draft.replace(target)
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
     except BaseException:
-        for draft in drafts:
-            with contextlib.suppress(OSError):
-                draft.unlink()
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise
 
 

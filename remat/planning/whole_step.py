@@ -14,7 +14,7 @@ from remat.errors import BudgetError, RematError
 from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
 from remat.graph.costs.auto import is_cpu
 from remat.graph.fused_liveness import FusedWalk
-from remat.graph.joint import JointGraph, Role, role_of, split_outputs
+from remat.graph.joint import JointGraph, primals_of, split_outputs
 from remat.graph.liveness import StepWalk, StorageKind, sums_of
 from remat.graph.lowering import Decision
 from remat.graph.storages import storage_bytes, storage_key
@@ -483,9 +483,8 @@ def _without_gradient(
 
 def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
     """Shape and type of the inputs that backward returns a gradient for."""
-    primals = [n for n in joint.graph.nodes if n.op == "placeholder" and role_of(n) is Role.PRIMAL]
     returned = split_outputs(joint)[1]
-    for i, (node, gradient) in enumerate(zip(primals, returned, strict=False)):
+    for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
         value = node.meta.get("val")
         if gradient is None or not isinstance(value, torch.Tensor):
             continue

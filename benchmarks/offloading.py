@@ -105,7 +105,7 @@ def baselines(planner: Planner, budget: Budget) -> dict[str, OffloadChoice]:
     peak_bytes = planner.limit_of(budget).peak_bytes
     assert peak_bytes is not None
     search = planner.offloading.search_within(peak_bytes)
-    kept = search.choice(planner.saved_of(planner.cheapest), ())
+    kept = search.choice(planner.cheapest.saved, ())
     everything = filter(search.may_offload, kept.schedule.idle)
     return {
         "everything": search.evaluated(kept.saved, kept.schedule, everything),

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from remat.passes.core.base import Pass as Pass
     from remat.passes.core.state import Analysis as Analysis
     from remat.passes.packing.pairs import SavedTensorHooks as SavedTensorHooks
-    from remat.planning.comparison import compare as compare
-    from remat.planning.fit import Fit as Fit
-    from remat.planning.fit import FitRow as FitRow
-    from remat.planning.fitting import fit as fit
+    from remat.planning.experiments import compare as compare
+    from remat.planning.experiments import sweep as sweep
+    from remat.planning.fit import fit as fit
+    from remat.planning.fit_table import Fit as Fit
+    from remat.planning.fit_table import FitRow as FitRow
     from remat.planning.pipelines import PassManager as PassManager
     from remat.planning.plan import Plan as Plan
     from remat.planning.plans import PlanSet as PlanSet
-    from remat.planning.sweep import sweep as sweep
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce
@@ -64,16 +64,16 @@ if TYPE_CHECKING:
 _HOME = {
     "PassManager": "remat.planning.pipelines",
     "default_pipeline": "remat.api",
-    "compare": "remat.planning.comparison",
-    "fit": "remat.planning.fitting",
-    "Fit": "remat.planning.fit",
-    "FitRow": "remat.planning.fit",
+    "compare": "remat.planning.experiments",
+    "fit": "remat.planning.fit",
+    "Fit": "remat.planning.fit_table",
+    "FitRow": "remat.planning.fit_table",
     "frontier": "remat.api",
     "instance": "remat.api",
     "knapsack_fn": "remat.api",
     "plan": "remat.api",
     "solve": "remat.api",
-    "sweep": "remat.planning.sweep",
+    "sweep": "remat.planning.experiments",
     "solver_names": "remat.api",
     "partitioner": "remat.integrations.partitioner",
     "plans": "remat.integrations.listed_plans",

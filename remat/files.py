@@ -8,7 +8,7 @@ import functools
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -27,39 +27,48 @@ def write_whole(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; what was there before is as it was.
     """
-    write_together({path: content})
+    data = content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # a pipe or a terminal
+        path.write_bytes(data)
+        return
+    target = resolved(path)
+    draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
+    try:
+        with draft.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
-def write_together(contents: Mapping[Path, str | bytes]) -> None:
-    """Writes files like `write_whole`; where one of them cannot be written, none is.
+@contextlib.contextmanager
+def writing(
+    path: str | os.PathLike[str],
+    hint: str = "",
+    *,
+    what: str = "",
+    error: type[RematError] = ProblemError,
+) -> Iterator[None]:
+    """Say in one line that a file cannot be written.
+
+    Args:
+        path: the file.
+        hint: what to do, for the end of the message.
+        what: what it holds, for its beginning.
+        error: what to raise.
 
     Raises:
-        OSError: one cannot be written; what was there before is as it was.
+        RematError: of the class ``error``, for an OSError.
     """
-    drafts: dict[Path, Path] = {}
-    streams: dict[Path, bytes] = {}
     try:
-        for path, content in contents.items():
-            data = content.encode() if isinstance(content, str) else content
-            if path.exists() and not path.is_file():  # a pipe or a terminal
-                streams[path] = data
-                continue
-            target = resolved(path)
-            draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
-            drafts[draft] = target
-            with draft.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, data in streams.items():
-            path.write_bytes(data)
-        for draft, target in drafts.items():
-            draft.replace(target)
-    except BaseException:
-        for draft in drafts:
-            with contextlib.suppress(OSError):
-                draft.unlink()
-        raise
+        yield
+    except OSError as wrong:
+        told = f"{what} '{os.fspath(path)}'".lstrip()
+        raise error(f"{told} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
 
 
 def resolved(path: Path) -> Path:
@@ -162,12 +171,8 @@ def save_record(
     Raises:
         RematError: of the class ``error``; the file cannot be written, and what was there is as it was.
     """
-    try:
+    with writing(path, what=record.form.what, error=error):
         write_whole(Path(path), write_record(record))
-    except OSError as wrong:
-        raise error(
-            f"{record.form.what} '{os.fspath(path)}' cannot be written: {wrong.strerror}"
-        ) from wrong
 
 
 def load_record(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
@@ -332,3 +332,25 @@ def format_share(share: float | None) -> str:
 def format_change(share: float | None) -> str:
     """What is added to something, as a share of it, for people: "+4.1%"; a dash where it is not known."""
     return "–" if share is None else f"{share:+.1%}"
+
+
+def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
+    """Cells as lines of text in columns, two blanks apart; a column without text is left out.
+
+    Args:
+        rows: the head, and the others. The last cell of a shorter row runs over the columns that it lacks.
+        left: columns whose cells stand to the left; the others stand to the right.
+    """
+    whole = [row for row in rows if len(row) == len(rows[0])]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if k in left else cell.rjust(width)
+            for k, (cell, width) in enumerate(zip(row, widths, strict=False))
+            if width
+        ]
+        if len(row) < len(widths):
+            cells[-1] = row[-1]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from remat.errors import PlanError, ProblemError
-from remat.files import Form, read_record, write_record, write_together, write_whole
+from remat.files import Form, read_record, write_record, write_whole, writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,16 +96,20 @@ def test_what_is_no_record_is_refused(text: Any, message: str) -> None:
             read_record(Whole, text, error=error)
 
 
-def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
-    first, other = tmp_path / "page.html", tmp_path / "page.json"
-    first.write_text("before")
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        write_together({first: "after", tmp_path / "nowhere" / "page.json": "{}"})
+        write_whole(tmp_path / "nowhere" / "page.json", "{}")
+    other = tmp_path / "page.json"
     other.mkdir()
     with pytest.raises(IsADirectoryError):
-        write_together({first: "after", other: "{}"})
-    assert first.read_text() == "before"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["page.html", "page.json"]
+        write_whole(other, "{}")
+    told = r"^page '.*page\.json' cannot be written: Is a directory; why$"
+    with (
+        pytest.raises(PlanError, match=told),
+        writing(other, "; why", what="page", error=PlanError),
+    ):
+        write_whole(other, "{}")
+    assert [p.name for p in tmp_path.iterdir()] == ["page.json"]
 
 
 def test_a_pipe_is_written_to_where_it_stands(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.planning.comparison import ComparisonRow
+    from remat.planning.experiment_table import ExperimentRow
 
 
 @main.command()
@@ -61,7 +61,7 @@ def compare(
     """
     from remat import api
     from remat.cli import tables
-    from remat.planning.comparison import compare as run_all
+    from remat.planning.experiments import compare as run_all
     from remat.solvers.base import Solver
     from remat.solvers.brief import BRIEF
 
@@ -80,7 +80,7 @@ def compare(
         example, joint, captured = capture_model(progress, model, overrides, **options)
         total, done = len(names) * len(budgets), 0
 
-        def count(row: ComparisonRow) -> None:
+        def count(row: ExperimentRow) -> None:
             nonlocal done
             done += 1
             progress.detail(f"{done} of {total} plans, last {row.solver} at {row.budget}")

@@ -1,4 +1,4 @@
-"""The commands ``remat explain`` and ``remat report``: plans as pages, and in the formats of other tools."""
+"""The command ``remat explain``: a plan as text, as a page, and in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -125,77 +125,3 @@ def explain(
         click.echo(plan.explain())
     for path in (*([html] if html else []), *exports):
         click.echo(f"written: {path}")
-
-
-@main.command()
-@model_options
-@click.option(
-    "--budgets",
-    type=params.ListOf(click.STRING),
-    metavar="BUDGET,…",
-    default="1,0.5,0.2",
-    show_default=True,
-    help="budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB; the first is shown first",
-)
-@click.option(
-    "--solvers",
-    type=params.ListOf(params.SOLVER_NAME),
-    default="auto,greedy,dp",
-    show_default=True,
-    help="solvers to compare, with commas; the first makes the plans and the frontier",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=params.OutputFile(),
-    required=True,
-    help="the page to write, .html; its figures go beside it, .json",
-)
-def report(
-    model: str,
-    overrides: tuple[str, ...],
-    budgets: tuple[str, ...],
-    solvers: tuple[str, ...],
-    cost: str,
-    time_limit: float | None,
-    reread_inputs: bool,
-    output: Path,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Write one page over MODEL: its frontier, a plan for each budget, solvers side by side.
-
-    It has the versions and the hardware that the figures come from. Beside it, with the suffix .json, lie
-    exactly the figures that it shows.
-    """
-    from remat.planning.model_report import figures_path, write_report
-    from remat.report.page import require_bokeh
-
-    requests = [
-        plan_request(
-            budget=budget,
-            solver=solvers[0],
-            cost=cost,
-            time_limit=time_limit,
-            reread_inputs=reread_inputs,
-        )
-        for budget in budgets
-    ]
-    with wrong_usage("output"):
-        figures_path(output)
-    require_bokeh()
-    with Progress() as progress:
-        example, joint, _ = capture_model(progress, model, overrides, **options)
-        progress.step("planning and comparing")
-        figures = write_report(
-            joint,
-            requests,
-            output,
-            solvers=solvers,
-            title=example.title,
-            on_step=progress.detail,
-        )
-    if as_json:
-        echo_json(figures)
-        return
-    click.echo(f"written: {output}\nwritten: {figures_path(output)}")

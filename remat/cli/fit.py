@@ -33,13 +33,13 @@ from remat.errors import ProblemError, RematError
 
 
 def _memory(text: str) -> int:
-    from remat.planning.batches import read_memory
+    from remat.planning.fit import read_memory
 
     return read_memory(text)
 
 
 def _batches(text: str) -> Any:
-    from remat.planning.batches import read_batches
+    from remat.planning.fit import read_batches
 
     if text.strip() == "max":
         return "max"
@@ -131,7 +131,7 @@ def fit(
     known; a function of yours is called with the batch where it takes one, else the first dimension of all
     tensors that it returns is the batch.
     """
-    from remat.planning.fitting import fit_calls
+    from remat.planning.fit import fit_calls
 
     request = plan_request(
         cost=cost,
@@ -202,7 +202,7 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
             return example.model, example.args, example.kwargs
 
         return of_users
-    from remat.planning.batches import varied
+    from remat.planning.fit import varied
 
     example = called(function, model)
     made = varied(example.args, example.kwargs)

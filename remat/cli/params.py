@@ -192,12 +192,10 @@ def write(path: Path, text: str, what: str) -> None:
     Raises:
         RematError: it cannot be written.
     """
-    from remat.files import write_whole
+    from remat.files import write_whole, writing
 
-    try:
+    with writing(path, what=what, error=RematError):
         write_whole(path, text)
-    except OSError as error:
-        raise RematError(f"{what} '{path}' cannot be written: {error.strerror}") from error
 
 
 class DeviceType(ParamType):

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,11 +20,11 @@ from remat.cli.progress import Progress
 from remat.errors import RematError
 
 if TYPE_CHECKING:
-    from remat.planning.sweep_table import SweepRow
+    from remat.planning.experiment_table import ExperimentRow
 
 
 def _table(text: str) -> Path:
-    from remat.planning.sweep_table import checked_path
+    from remat.planning.experiment_table import checked_path
 
     return checked_path(text)
 
@@ -104,7 +104,7 @@ def sweep(
     Each row is written as soon as it is known: after a crash the same command goes on where it was.
     """
     from remat.cli.models import check
-    from remat.planning import sweep as api
+    from remat.planning import experiments as api
 
     for spec in models:  # before anything is planned
         check(spec)
@@ -115,7 +115,7 @@ def sweep(
         progress.step(_stage(order, 0, each, jobs))
         shown = 0
 
-        def on_row(row: SweepRow) -> None:
+        def on_row(row: ExperimentRow) -> None:
             nonlocal shown
             known[row.model] += 1
             at = order.index(row.model) + (known[row.model] == each)
@@ -123,7 +123,7 @@ def sweep(
                 shown = at
                 progress.step(_stage(order, at, each, jobs))
             progress.detail(
-                f"{known.total()} of {each * len(order)}: {row.model} at {row.row.label} with {row.row.solver}"
+                f"{known.total()} of {each * len(order)}: {row.model} at {row.label} with {row.solver}"
             )
 
         found = api.sweep(
@@ -137,8 +137,8 @@ def sweep(
             output=output,
             on_row=on_row,
         )
-    failed = sum(row.row.reason is not None for row in found.rows)
-    told = {"rows": [row.as_dict() for row in found.rows]}
+    failed = sum(row.reason is not None for row in found.rows)
+    told = {"rows": [asdict(row) for row in found.rows]}
     if not as_json:
         click.echo(str(found))
         if output is not None:

@@ -14,7 +14,7 @@ from remat.units import format_bytes, format_change, format_cost, format_share
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from remat.planning.comparison import Comparison, ComparisonRow
+    from remat.planning.experiment_table import Comparison, ExperimentRow
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 
@@ -157,7 +157,7 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
     return table
 
 
-def _cells(row: ComparisonRow, wide: bool) -> list[str]:
+def _cells(row: ExperimentRow, wide: bool) -> list[str]:
     if row.saved_bytes is None or row.recompute_cost is None:
         return ["–", "–  ", "–", "–", *(["–"] if wide else []), "–"]
     solve_s = row.solve_s or 0.0

@@ -188,6 +188,11 @@ def overwritten_after(joint: JointGraph, nodes: Iterable[fx.Node]) -> list[fx.No
     ]
 
 
+def primals_of(joint: JointGraph) -> list[fx.Node]:
+    """The primals of a joint graph, in their order."""
+    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
+
+
 def outputs_of(graph: fx.Graph) -> list[Any]:
     """The values that a graph returns, as a flat list."""
     args = output_node(graph).args

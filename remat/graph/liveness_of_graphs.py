@@ -10,7 +10,15 @@ from typing import Any
 
 from torch import fx
 
-from remat.graph.joint import JointGraph, Role, Turn, outputs_of, role_of, split_outputs
+from remat.graph.joint import (
+    JointGraph,
+    Role,
+    Turn,
+    outputs_of,
+    primals_of,
+    role_of,
+    split_outputs,
+)
 from remat.graph.liveness import StepWalk, sums_of
 
 
@@ -93,7 +101,7 @@ class _Step:
             zip(self._graphs, self.walks, found, strict=True)
         ):
             elsewhere = {p for p, _, _ in (*graph.joint.received, *graph.joint.shared)}
-            primals = _primals(graph.joint)
+            primals = [node.name for node in primals_of(graph.joint)]
             not_mine = {primals[p] for p in elsewhere if p < len(primals)}
             gradients, outside = self._gradients(k), self._from_outside(k)
             for key, node, nbytes, first, last in lifetimes:
@@ -130,7 +138,7 @@ class _Step:
         passed: list[dict[int, int]] = [{} for _ in self._graphs]
         for k, graph in enumerate(self._graphs):
             inputs = {n.name: n for n in graph.forward.graph.nodes if n.op == "placeholder"}
-            primals = _primals(graph.joint)
+            primals = [node.name for node in primals_of(graph.joint)]
             for position, producer, output in graph.joint.received:
                 if producer >= k or position >= len(primals):
                     continue
@@ -180,9 +188,3 @@ class _Step:
             for key in walk.sizes.keys(value):
                 until[key] = max(until[key], ends)
         return until
-
-
-def _primals(joint: JointGraph) -> list[str]:
-    """Names of the primals, in their order."""
-    nodes = joint.graph.find_nodes(op="placeholder")
-    return [n.name for n in nodes if role_of(n) is Role.PRIMAL]

@@ -24,7 +24,7 @@ from remat.errors import BudgetError, ProblemError, noting_warnings, warn
 from remat.graph.collection import paused_collection
 from remat.graph.costs import CostWarning
 from remat.graph.costs.auto import device_type_of, is_for_cpu
-from remat.graph.joint import JointGraph, Role, copy_module, role_of
+from remat.graph.joint import JointGraph, copy_module, primals_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.storages import planned_sizes, sizes_at
@@ -204,7 +204,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             name=_name_of(gm),
         )
         _mark_static_inputs(joint)
-        primals = [node.meta.get("val") for node in _primals(joint)]
+        primals = [node.meta.get("val") for node in primals_of(joint)]
         try:
             with at_declared_sizes(primals, in_bytes=self.in_bytes):
                 return self._split_and_note(joint) if self.keeps else self._split(joint)
@@ -387,7 +387,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             self.siblings.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         self._meet(kind)
-        primals = [node.meta.get("val") for node in _primals(joint)]
+        primals = [node.meta.get("val") for node in primals_of(joint)]
         if self.beside[1]:
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
             self._asked = asked = replace(asked, budget=Budget(peak_bytes=left))
@@ -676,13 +676,8 @@ def _mark_static_inputs(joint: JointGraph) -> None:
 
     From PyTorch 2.15 on it asks, and takes all others that it is not told about to stay too.
     """
-    for place, node in enumerate(_primals(joint)):
+    for place, node in enumerate(primals_of(joint)):
         node.meta["is_static_input"] = place in joint.static_inputs
-
-
-def _primals(joint: JointGraph) -> list[fx.Node]:
-    """The inputs of forward, in order."""
-    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
 
 
 def _name_of(gm: fx.GraphModule) -> str:

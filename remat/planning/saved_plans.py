@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from remat.errors import PlanError
+from remat.errors import PlanError, ProblemError
+from remat.files import MAX_RECORD_BYTES, read_as, read_record
 from remat.graph.joint import JointGraph, operators_digest
 from remat.planning.plan import Plan
 from remat.planning.plans import PlanSet
@@ -30,28 +31,22 @@ def read_plan(plan: SavedPlan) -> Plan | PlanSet:
             f"plan is a {type(plan).__name__}; expected a remat.Plan or PlanSet, its JSON text, or a "
             "path to it"
         )
-    text = str(plan)
-    of_file = not text.lstrip().startswith("{")
-    if of_file:
-        try:
-            text = Path(plan).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"plan '{plan}' cannot be read: {error}") from None
     try:
-        return (PlanSet if _is_set(text) else Plan).from_json(text)
-    except PlanError as error:
-        if not of_file:
-            raise
-        raise PlanError(f"plan '{plan}': {error}") from error
+        if str(plan).lstrip().startswith("{"):
+            return _read(str(plan))
+        return read_as("plan", plan, _read, MAX_RECORD_BYTES)
+    except ProblemError as error:
+        raise PlanError(str(error)) from None
 
 
-def _is_set(text: str) -> bool:
-    """Whether a text has plans of several graphs; what is no JSON is refused by whoever reads it."""
+def _read(text: str) -> Plan | PlanSet:
+    """A plan, or the plans of several graphs: the record says which at its top."""
     try:
         data = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(data, dict) and PlanSet.form.key in data
+    except (ValueError, RecursionError):
+        data = None  # refused by the reader of plans, with the reason
+    several = isinstance(data, dict) and PlanSet.form.key in data
+    return read_record(PlanSet, text) if several else read_record(Plan, text)
 
 
 def plan_for(

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from remat.graph.fake import repair_aliases
-from remat.graph.joint import JointGraph, Role, output_node, outputs_of, role_of
+from remat.graph.joint import JointGraph, Role, output_node, outputs_of, primals_of, role_of
 from remat.graph.structure import check_structure
 
 #: What an edit works on: positions of outputs, or names of nodes.
@@ -108,14 +108,10 @@ def _drop_outputs(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     return replace(joint, num_fwd_outputs=joint.num_fwd_outputs - len(items))
 
 
-def _primals(joint: JointGraph) -> list[fx.Node]:
-    return [n for n in joint.graph.find_nodes(op="placeholder") if role_of(n) is Role.PRIMAL]
-
-
 def _has_a_gradient_each(joint: JointGraph) -> bool:
     """Whether outputs and inputs can be told to belong together, so that inputs can come and go."""
     gradients = len(outputs_of(joint.graph)) - joint.num_fwd_outputs
-    return gradients == len(_primals(joint)) and all(
+    return gradients == len(primals_of(joint)) and all(
         role_of(n) in (Role.PRIMAL, Role.TANGENT) for n in joint.graph.find_nodes(op="placeholder")
     )
 
@@ -129,7 +125,7 @@ def _unused(joint: JointGraph) -> list[Item]:
 def _drop_unused(joint: JointGraph, items: Sequence[Item]) -> JointGraph:
     gone = [n for n in _nodes(joint, items) if n.op == "placeholder" and not n.users]
     inputs, n = joint.graph.find_nodes(op="placeholder"), joint.num_fwd_outputs
-    dropped = {n + k for k, p in enumerate(_primals(joint)) if p in gone}
+    dropped = {n + k for k, p in enumerate(primals_of(joint)) if p in gone}
     _outputs(joint, [(k, v) for k, v in enumerate(outputs_of(joint.graph)) if k not in dropped])
     place = {k: at for at, k in enumerate(k for k, p in enumerate(inputs) if p not in gone)}
     for node in gone:
@@ -156,7 +152,7 @@ def _results(joint: JointGraph) -> list[Item]:
 def _add_input(joint: JointGraph, like: fx.Node, *, late: bool, gradient: Any = None) -> fx.Node:
     """A new input with the looks of a node: a tangent, or a primal and its gradient."""
     graph = joint.graph
-    before = list(graph.find_nodes(op="placeholder")) if late else _primals(joint)
+    before = list(graph.find_nodes(op="placeholder")) if late else primals_of(joint)
     first = next(iter(graph.nodes))
     with graph.inserting_after(before[-1]) if before else graph.inserting_before(first):
         made = graph.placeholder(f"{'tangents' if late else 'primals'}_{like.name}")

@@ -24,7 +24,7 @@ from remat.graph.storages import Sizes
 from remat.report.pictures import shortened
 from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
-from remat.units import format_bytes
+from remat.units import columns, format_bytes
 
 #: Rows of a table beyond which the smallest are summed up.
 MOST_ROWS = 40
@@ -214,14 +214,14 @@ def explain(
     if keeps:
         nbytes = format_bytes(sum(k.nbytes for k in keeps))
         lines += [f"  kept activations: {nbytes} in {counted(len(keeps), 'storage')}"]
-        lines += _table(_kept_rows(keeps, show_cost), 4)
+        lines += _columns(_kept_rows(keeps, show_cost), 4)
         lines += [*_not_offloaded(keeps, link), *_run_once(keeps)]
     runs = again(forward, backward, problem, recomputed)
     costly = [r for r in runs if r.cost]
     if costly:
         cost = show_cost(sum(r.cost for r in costly))
         lines += [f"  recomputed operators: {len(costly)}, {cost}"]
-        lines += _table(_again_rows(costly, show_cost), 1)
+        lines += _columns(_again_rows(costly, show_cost), 1)
     if len(runs) > len(costly):
         free = counted(len(runs) - len(costly), "node")
         lines += [f"  recomputed at no cost: {free} (views, sizes, elements of tuples)"]
@@ -334,18 +334,9 @@ def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
     return show_cost(cost * _MIB / nbytes) if nbytes else ""
 
 
-def _table(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Columns as wide as their contents; the first two to the right, the others to the left."""
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.rjust(width) if c < 2 else cell.ljust(width)
-            for c, (cell, width) in enumerate(zip(row, widths, strict=True))
-            if width
-        ]
-        lines.append((" " * indent + "  ".join(cells)).rstrip())
-    return lines
+def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
+    """Two figures to the right, and texts to the left."""
+    return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]
 
 
 def op_name(node: fx.Node) -> str:

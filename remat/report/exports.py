@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
-from remat.files import write_whole
+from remat.files import write_whole, writing
 from remat.graph.liveness import StorageKind, Timeline
 from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
@@ -246,7 +246,5 @@ def export(view: StepView, path: str | Path, named: str | None = None) -> None:
         PlanError: the file cannot be written; what was there before is as it was.
     """
     content = FORMATS[format_of(path, named)](view)
-    try:
+    with writing(path, what="export", error=PlanError):
         write_whole(Path(path), content)
-    except OSError as error:
-        raise PlanError(f"export '{path}' cannot be written: {error.strerror}") from error

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.files import write_together
+from remat.files import write_whole, writing
 from remat.graph.liveness import MemoryCurve
 from remat.report.page_data import (
     Curve,
@@ -28,8 +28,6 @@ from remat.report.page_data import (
 from remat.report.pictures import Scale, byte_ticks
 
 _ASSETS = Path(__file__).with_name("assets")
-#: Characters beyond which a cell of a table is wrapped.
-_LONG = 30
 _MEMORY = (
     "What is alive while each operator of the step runs, forward's first. The <dfn>peak</dfn> is the most bytes "
     "alive at once: what has to fit the device. {without}Point at a value to see what it is; click it to find it in the "
@@ -41,25 +39,6 @@ _LEAD = (
     "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
     "<dfn>recomputes</dfn>: it runs the operator again."
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
-    """A table below the pictures of a page.
-
-    Attributes:
-        title: its heading.
-        text: what it shows.
-        columns: heads of its columns.
-        rows: its cells, as text.
-        best: numbers of the rows that stand out.
-    """
-
-    title: str
-    text: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    best: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +55,6 @@ class Page:
         no_slider: why there is no slider.
         curve: the frontier, drawn beside the figures.
         without: memory over the step without remat.
-        sections: tables below.
         figures: all figures, which stand in the page as JSON too.
     """
 
@@ -89,7 +67,6 @@ class Page:
     no_slider: str = ""
     curve: Curve | None = None
     without: MemoryCurve | None = None
-    sections: Sequence[Section] = ()
     figures: Mapping[str, Any]
 
 
@@ -103,24 +80,15 @@ def _without(page: Page) -> str:
     return _PEAK_WITHOUT.format(of="that is expected " if stop.view.as_compiled else "")
 
 
-def write_page(page: Page, path: str | Path, others: Mapping[Path, str] | None = None) -> None:
+def write_page(page: Page, path: str | Path) -> None:
     """Writes a page, whole or not at all.
 
-    Args:
-        page: the page.
-        path: where to.
-        others: texts of files that are written together with it, or not at all.
-
     Raises:
-        PlanError: Bokeh is not installed, or a file cannot be written; what was there before is as it was.
+        PlanError: Bokeh is not installed, or the file cannot be written; what was there before is as it was.
     """
-    contents = {Path(path): page_of(page), **(others or {})}
-    try:
-        write_together(contents)
-    except OSError as error:
-        where = next((p for p in contents if str(p) == error.filename), path)
-        what = "figures" if where in (others or {}) else "page"
-        raise PlanError(f"{what} '{where}' cannot be written: {error.strerror}") from error
+    text = page_of(page)
+    with writing(path, what="page", error=PlanError):
+        write_whole(Path(path), text)
 
 
 def require_bokeh() -> None:
@@ -161,7 +129,6 @@ def page_of(page: Page) -> str:
         columns=" two" if page.curve else "",
         memory=_MEMORY.format(without=_without(page)),
         moments="kernels" if page.stops[page.start].view.as_compiled else "operators",
-        sections="\n".join(map(_section, page.sections)),
         figures=_json(page.figures),
         data=_json(page_data(page.stops, page.start, page.without, page.curve)),
         plots=_json(plots),
@@ -205,25 +172,6 @@ def _beside(page: Page) -> str:
         '<div class="plot" id="frontier" role="img" aria-labelledby="frontier-title"></div>'
         f'<p class="axis">{page.curve.axis}, {scales_of_curve(page.curve)[0].unit}</p></div>'
     )
-
-
-def _section(section: Section) -> str:
-    head = "".join(f'<th class="plain" scope="col">{escape(c)}</th>' for c in section.columns)
-    rows = "".join(
-        f"<tr{' class=best' if k in section.best else ''}>"
-        + "".join(_cell(cell) for cell in row)
-        + "</tr>"
-        for k, row in enumerate(section.rows)
-    )
-    title = escape(section.title)
-    return (
-        f'<section><h2>{title}</h2><p>{escape(section.text)}</p><div class="scroll" tabindex="0" role="region" '
-        f'aria-label="{title}"><table class="static"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></section>'
-    )
-
-
-def _cell(text: str) -> str:
-    return f"<td{' class=long' if len(text) > _LONG else ''}>{escape(text)}</td>"
 
 
 def _figure(name: str, height: int, **options: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
-from remat.files import write_whole
+from remat.files import write_whole, writing
 from remat.units import scales_of
 
 if TYPE_CHECKING:
@@ -101,10 +101,8 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
     with matplotlib.rc_context(_SETTINGS):
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
-    try:
+    with writing(path, what="picture", error=PlanError):
         write_whole(target, picture.getvalue())
-    except OSError as error:
-        raise PlanError(f"picture '{path}' cannot be written: {error.strerror}") from error
 
 
 def shortened(text: str, width: int) -> str:

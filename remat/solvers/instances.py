@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remat.errors import ProblemError, RematError
-from remat.files import read_as, write_whole
+from remat.files import read_as, write_whole, writing
 from remat.solvers import instance_format as form
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import INT64_MAX, KnapsackProblem
@@ -121,10 +121,8 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
         raise ProblemError(
             f"instance '{path}' would take {nbytes} bytes; at most {form.MAX_BYTES} are read"
         )
-    try:
+    with writing(path, what="instance", error=RematError):
         write_whole(Path(path), text)
-    except OSError as error:
-        raise RematError(f"instance '{path}' cannot be written: {error.strerror}") from error
 
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:

@@ -24,25 +24,3 @@ def brute_force(problem: KnapsackProblem) -> int:
         weights += [w + weight for w in weights]
         values += [v + value for v in values]
     return max(v for w, v in zip(weights, values, strict=True) if w <= problem.capacity)
-
-
-def by_dominance(problem: KnapsackProblem) -> int:
-    """Return the greatest value of any choice that fits, item by item.
-
-    Keeps every weight that can be reached, with the most value there, unless something lighter is worth
-    as much. Time and memory grow with the number of such weights: for sums up to millions.
-
-    Source: G. L. Nemhauser, Z. Ullmann, "Discrete dynamic programming and capital allocation",
-    Management Science 15 (1969).
-    """
-    best = {0: 0}  # weight: most value
-    for weight, value in sorted(zip(problem.weights, problem.values, strict=True)):
-        states = dict(best)
-        for w, v in best.items():
-            if w + weight <= problem.capacity and v + value > states.get(w + weight, -1):
-                states[w + weight] = v + value
-        best, top = {}, -1
-        for w in sorted(states):
-            if states[w] > top:
-                best[w] = top = states[w]
-    return max(best.values())

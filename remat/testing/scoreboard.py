@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from remat.units import columns
+
 PROPERTY = "remat.solved"
 """Under this name a test report carries `Solved.as_property`."""
 
@@ -73,7 +75,7 @@ def table(results: Iterable[Solved]) -> list[str]:
         rows.append(((-wins, mean, solver), (*cells, f"{total_s:.3f} s")))
     rows.sort()
     header = ("solver", "cases", "wins", "worst gap", "mean gap", "total time")
-    return _aligned([header, *(cells for _, cells in rows)])
+    return columns([header, *(cells for _, cells in rows)])
 
 
 def _worse(result: Solved) -> tuple[int, float]:
@@ -82,14 +84,3 @@ def _worse(result: Solved) -> tuple[int, float]:
 
 def _gap(result: Solved) -> float:
     return abs(result.optimum - result.value) / result.optimum if result.optimum else 0.0
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 import remat
 from remat.cli import main
-from remat.planning import comparison
+from remat.planning import experiments
 from remat.solvers.brief import PARTS
 from tests.cli.models import BLOCK, folder_with
 
@@ -74,13 +74,13 @@ def test_compare_fails_if_nobody_finds_a_plan(monkeypatch: pytest.MonkeyPatch) -
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The solvers that the command has asked for, once it has run; nobody is asked but `greedy`."""
     found: list[Any] = []
-    real = comparison.compare
+    real = experiments.compare
 
     def compare(joint: Any, solvers: Any, *args: Any, **options: Any) -> Any:
         found.extend(solvers)
         return real(joint, ("greedy",), *args, **options)
 
-    monkeypatch.setattr(comparison, "compare", compare)
+    monkeypatch.setattr(experiments, "compare", compare)
     return found
 
 

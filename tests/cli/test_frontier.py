@@ -16,7 +16,7 @@ from rich.console import Console
 import remat
 from remat.cli import main, models, tables
 from remat.errors import SolverError
-from remat.planning.comparison import Comparison, ComparisonRow
+from remat.planning.experiment_table import Comparison, ExperimentRow
 from remat.plugins.registry import registry
 from remat.units import Budget, format_bytes
 from tests.cli.models import BLOCK, folder_with
@@ -194,7 +194,7 @@ def test_a_plan_that_peaks_higher_is_told_in_one_line() -> None:
     assert peaks[0] < peaks[1]
 
 
-def row(solver: str, **fields: Any) -> ComparisonRow:
+def row(solver: str, **fields: Any) -> ExperimentRow:
     """A row with figures as wide as they get."""
     wide: dict[str, Any] = {
         "budget": f"peak:{2**40 - 2**30}B",
@@ -208,13 +208,13 @@ def row(solver: str, **fields: Any) -> ComparisonRow:
         "unit": "FLOP",
         "best": True,
     }
-    return ComparisonRow(solver=solver, **wide | fields)
+    return ExperimentRow(solver=solver, **wide | fields)
 
 
 def test_the_table_of_compare_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [*registry().solvers, "some_module_with_a_long_name:SolverClass"]
     rows = [row(n, budget=b) for b in ("0.3", f"peak:{2**40 - 2**30}B") for n in names]
-    rows.append(ComparisonRow(solver="greedy", budget="saved:2B", reason="because\n" * 40))
+    rows.append(ExperimentRow(solver="greedy", budget="saved:2B", reason="because\n" * 40))
     comparison = Comparison(graph="g", cost="flops", rows=tuple(rows))
     out = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
     out.print(tables.comparison_table(comparison, "a title"))
@@ -236,7 +236,7 @@ def test_the_gap_of_a_row() -> None:
     assert row("a", **given).gap == pytest.approx(0.25)
     assert row("a", **given | {"recompute_cost": 0, "recompute_bound": 0}).gap == 0
     assert row("a", **given | {"budget": "peak:5B"}).gap is None
-    assert ComparisonRow(solver="a", budget="0.5", reason="none").gap is None
+    assert ExperimentRow(solver="a", budget="0.5", reason="none").gap is None
 
 
 def test_the_winner_is_marked_in_text_too() -> None:

@@ -23,7 +23,7 @@ from remat.integrations import kept_steps
 from remat.integrations.kept_steps import Kept
 from remat.integrations.partitioner import Partitioner
 from remat.passes.instruments.crash_reports import folder_for
-from remat.planning.sweep_table import Sweep
+from remat.planning.experiment_table import Sweep
 
 NAME = "profile-v2.sqlite"
 #: How opening, writing to and renaming a draft fail.
@@ -249,7 +249,7 @@ def test_a_sweep_on_a_full_disk_goes_on_once_there_is_room(
         remat.sweep(
             **given,
             budgets=(0.3, 0.6),
-            on_row=lambda _: broken.setattr("remat.planning.sweep.os.fsync", full),
+            on_row=lambda _: broken.setattr("remat.planning.journal.os.fsync", full),
         )
     assert not output.exists()
     assert not list(tmp_path.glob("*.lock"))

@@ -7,7 +7,7 @@ import sys
 
 import remat
 from benchmarks.models import build
-from remat.planning.sweep_table import SweepRow
+from remat.planning.experiment_table import ExperimentRow
 
 NAMES = ("llama", "randn_like", "mutated_buffer", "checkpointed")
 BUDGETS = (0.2, 0.5, "peak:0.5")
@@ -24,7 +24,7 @@ def models() -> dict[str, remat.JointGraph]:
 def main(output: str, kill_after: int) -> None:
     left = kill_after
 
-    def on_row(row: SweepRow) -> None:
+    def on_row(row: ExperimentRow) -> None:
         nonlocal left
         left -= 1
         if left == 0:

@@ -21,7 +21,8 @@ import remat
 from benchmarks.fit import cells
 from remat.errors import BudgetError, ProblemError, RematError
 from remat.graph.costs import Roofline
-from remat.planning.batches import Batches, read_batches, read_memory
+from remat.planning.fit import read_batches, read_memory, rows_of, rows_up_to_most
+from remat.planning.fit_table import FitRow
 from tests.planning import fit_child
 
 #: Small models of `transformers`, of which a step takes a second.
@@ -276,20 +277,47 @@ def test_parameters_larger_than_the_memory_are_told_with_what_would_do() -> None
 
 
 def test_batches_are_doubled_and_then_bisected() -> None:
-    def looked_at(largest: int) -> list[int]:
-        batches, seen = Batches(()), []
-        for batch in batches:
-            seen.append(batch)
-            batches.learn(batch, fits=batch <= largest)
+    def looked_at(largest: int, width: int = 1) -> list[int]:
+        seen: list[int] = []
+
+        def ask(batches: Any, others: Any) -> Any:
+            seen.extend(batches)
+            return {
+                b: (FitRow(batch=b, fits=b <= largest, budget=None, peak_bytes=b), ())
+                for b in batches
+            }
+
+        rows = rows_up_to_most(ask, width)
+        assert [b for b in rows if b <= largest] == [b for b in rows if rows[b].fits]
         return seen
 
     assert looked_at(0) == [1]
     assert looked_at(5) == [1, 2, 4, 8, 6, 5]
+    assert looked_at(5, width=3) == [1, 2, 4, 8, 16, 32, 6, 5]
     assert looked_at(48)[-1] in (48, 49)
     assert len(looked_at(3000)) < 20
-    assert read_batches([4, 1, 4]).listed == (1, 4)
+    assert read_batches([4, 1, 4]) == (1, 4)
     assert read_memory("80GiB") == 80 << 30
     assert read_memory("80 GB") == 80 * 10**9
+
+
+def test_what_fits_a_larger_batch_is_tried_at_a_smaller_one() -> None:
+    """Of the listed ones: a search that is aimed at the memory may miss it at the smaller one."""
+    asked: list[tuple[Any, Any]] = []
+
+    def ask(batches: Any, others: Any) -> Any:
+        asked.append((tuple(batches), tuple(others)))
+        return {
+            b: (
+                FitRow(batch=b, fits=b == 4 or bool(others), budget=None, peak_bytes=b),
+                (f"of {b}",),
+            )
+            for b in batches
+        }
+
+    rows = rows_of((2, 4, 8), ask)
+    assert asked == [((2, 4, 8), ()), ((2,), ("of 4",))]
+    assert [rows[b].fits for b in (2, 4, 8)] == [True, True, False]
 
 
 def test_without_parameters_there_is_nothing_to_fit() -> None:

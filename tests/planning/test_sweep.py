@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import nn
 
 import remat
 from remat.errors import ProblemError, SolverError
-from remat.planning.sweep_table import Sweep
+from remat.planning.experiment_table import Sweep
 
 ROOT = Path(__file__).parents[2]
 #: What differs from run to run.
@@ -63,7 +63,7 @@ def captured() -> remat.JointGraph:
 
 
 def figures(found: Sweep) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.as_dict().items() if k not in TIMES} for r in found.rows]
+    return [{k: v for k, v in asdict(r).items() if k not in TIMES} for r in found.rows]
 
 
 MODELS = {"captured": captured(), "function": step, "wide": partial(step, 64), "broken": broken}
@@ -78,19 +78,19 @@ def alone() -> Sweep:
 
 def test_rows_are_those_of_compare_and_failures_have_a_reason(alone: Sweep) -> None:
     assert len(alone.rows) == len(MODELS) * 2 * 2 * 2
-    row = next(r.row for r in alone.rows if r.key[:4] == ("captured", "flops", "0.6", "greedy"))
+    row = next(r for r in alone.rows if r.key[:4] == ("captured", "flops", "0.6", "greedy"))
     other = remat.compare(MODELS["captured"], ("greedy",), (0.6,), "flops").rows[0]
     assert (row.saved_bytes, row.recompute_cost, row.peak_bytes) == (
         other.saved_bytes, other.recompute_cost, other.peak_bytes,
     )  # fmt: skip
-    failed = [r.row for r in alone.rows if r.model == "broken"]
+    failed = [r for r in alone.rows if r.model == "broken"]
     assert {r.reason for r in failed} == {"ValueError: no such data"}
     assert "no such data" in str(alone)
 
 
 def test_solvers_are_compared_by_processes_too() -> None:
     joint = MODELS["captured"]
-    asked = {"solvers": ("auto", "greedy", "dp"), "budgets": (0.3, "peak:0.5")}
+    asked = {"solvers": ("auto", "greedy", "dp"), "budgets": (0.3, "peak:0.5", "peak:0", 1)}
     ours, theirs = (remat.compare(joint, **asked, executor=e) for e in (None, 2))
     timeless = {"plan_s": None, "solve_s": None}
     assert [replace(r, **timeless) for r in theirs.rows] == [
@@ -116,8 +116,8 @@ def test_workers_plan_by_what_is_declared_here() -> None:
         here, there = remat.sweep(**given), remat.sweep(**given, executor=1)
     finally:
         remat.undeclare_pure(twice)
-    assert unknown.rows[0].row.saved_bytes == 256, "what may not run again is saved"
-    assert here.rows[0].row.saved_bytes == 0
+    assert unknown.rows[0].saved_bytes == 256, "what may not run again is saved"
+    assert here.rows[0].saved_bytes == 0
     assert figures(there) == figures(here)
 
 
@@ -166,7 +166,7 @@ def test_figures_are_those_of_the_function_as_it_is_now() -> None:
             return "Sized()"
 
     def saved(found: Sweep) -> list[int | None]:
-        return [r.row.saved_bytes for r in found.rows]
+        return [r.saved_bytes for r in found.rows]
 
     model = Sized(16)
     given: dict[str, Any] = {"budgets": 1, "solvers": "greedy"}
@@ -183,7 +183,7 @@ def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     assert len(asked) == len(first.rows) == 4
     second = remat.sweep(MODELS, budgets=(0.3, 0.6), output=path, on_row=asked.append)
     assert len(asked) == 8
-    assert [r for r in second.rows if r.row.budget == "0.3"] == list(first.rows)
+    assert [r for r in second.rows if r.budget == "0.3"] == list(first.rows)
     assert not path.with_name("table.csv.partial").exists()
     assert len(remat.sweep(MODELS, budgets=0.6, output=path).rows) == 4
     assert len(Sweep.load(path).rows) == 8, "what was known before stays in the table"
@@ -217,7 +217,7 @@ def test_figures_are_those_of_the_question(tmp_path: Path) -> None:
     assert figures(eager) == figures(remat.sweep({"m": step}, budgets=0.5, lower="eager"))
     joints = [remat.capture(*step(width)[:2]) for width in (16, 32)]
     small, large = (remat.sweep({"j": joint}, **given).rows[0] for joint in joints)
-    assert small.row.recompute_cost != large.row.recompute_cost
+    assert small.recompute_cost != large.recompute_cost
     assert remat.sweep({"j": joints[0]}, time_limit=5.0, **given).rows[0].of != small.of
     assert len(Sweep.load(path).rows) == 5
 
@@ -240,7 +240,7 @@ def leaving() -> Any:
 @pytest.mark.parametrize("executor", [None, 1])
 def test_a_model_that_leaves_is_a_row(executor: Any) -> None:
     found = remat.sweep({"gone": leaving, "m": step}, budgets=0.5, executor=executor)
-    assert [r.row.reason for r in found.rows] == ["SystemExit: 2", None]
+    assert [r.reason for r in found.rows] == ["SystemExit: 2", None]
 
 
 @pytest.mark.parametrize("line", ["5", "NaN", "[" * 5000, "{}", '{"model": 1}'])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from remat.errors import ProblemError
-from remat.files import write_whole
+from remat.files import write_whole, writing
 
 _RATES = {
     "half_tflops": "TFLOP/s",
@@ -117,12 +117,8 @@ class Device:
         if path.suffix != ".toml":
             raise ProblemError(f"device file '{path}' must end in '.toml', as 'roofline:' tells by")
         text = "".join(f"{key} = {_literal(value)}\n" for key, value in asdict(self).items())
-        try:
+        with writing(path, what="device file"):
             write_whole(path, text)
-        except OSError as error:
-            raise ProblemError(
-                f"device file '{path}' cannot be written: {error.strerror or error}"
-            ) from error
         return path
 
 

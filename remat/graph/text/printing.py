@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat.errors import ProblemError, RematError
-from remat.files import write_whole
+from remat.files import write_whole, writing
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.structure import attribute_of
 from remat.graph.text.annotations import (
@@ -91,10 +91,8 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
     """
     text = print_joint(joint)
     check_size(text)
-    try:
+    with writing(path, what="joint graph", error=RematError):
         write_whole(Path(path), text)
-    except OSError as error:
-        raise RematError(f"joint graph '{path}' cannot be written: {error.strerror}") from error
 
 
 def _print(

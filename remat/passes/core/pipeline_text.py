@@ -4,9 +4,8 @@
     call     := name ["(" [argument {"," argument}] ")"]
     argument := option "=" value | call
 
-A value ends at the next comma or closing parenthesis outside of parentheses of its own; one that
-would not survive that is written in double quotes, as in JSON. It is read as the type that the field
-of the option is declared with.
+A value ends at the next comma or parenthesis; one that has such signs is written in double quotes, as in JSON. It is
+read as the type that the field of the option is declared with.
 """
 
 from __future__ import annotations
@@ -58,7 +57,8 @@ def write_option(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     text = value if isinstance(value, str) else _named(value)
-    return text if _stands_bare(text) else json.dumps(text)
+    is_bare = _BARE.fullmatch(text) and text == text.strip()
+    return text if is_bare else json.dumps(text)
 
 
 def _named(value: Any) -> str:
@@ -66,16 +66,6 @@ def _named(value: Any) -> str:
     shown = str(value)
     name = getattr(value, "name", None)
     return name if isinstance(name, str) and not shown.startswith(name) else shown
-
-
-def _stands_bare(text: str) -> bool:
-    """Whether a value can be written without quotes."""
-    depth = 0
-    for c in text:
-        depth += (c == "(") - (c == ")")
-        if depth < 0 or c == '"' or (c == "," and depth == 0):
-            return False
-    return depth == 0 and text == text.strip()
 
 
 def _kebab(name: str) -> str:
@@ -155,14 +145,14 @@ class _Reader:
     def call(self) -> Any:
         """The pass that stands here."""
         self.next()
-        column, name = self.at, self._word()
+        column, name = self.at, self._match(_WORD)
         if not name:
             raise self.fault(column, "expected the name of a pass")
         known = self._known
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
-            raise self.fault(column, f"no pass is called '{name}'{hint} Known: {', '.join(known)}")
+            hint = f"did you mean '{near[0]}'? Known" if near else "known"
+            raise self.fault(column, f"no pass is called '{name}'; {hint} are {', '.join(known)}")
         kind = known[name]
         values = self._arguments(name, kind)
         missing = [
@@ -201,13 +191,15 @@ class _Reader:
             if following == ",":
                 self.at += 1
                 continue
-            column, key = self.at, self._word()
+            column, key = self.at, self._match(_WORD)
             if self.next() == "=":
                 self.at += 1
-                raw = self._value(opened)
+                raw = self._value()
                 option = key.replace("-", "_")
                 if option not in types:
                     raise no_option(column, f"{key}={raw[:40]}")
+                if option in values:
+                    raise self.fault(column, f"option '{key}' of '{name}' is given twice")
                 try:
                     values[option] = self._read(types[option], raw)
                 except RematError:
@@ -235,29 +227,17 @@ class _Reader:
                     return read(raw)
         return raw
 
-    def _word(self) -> str:
-        match = _WORD.match(self._text, self.at)
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        """What matches a pattern here, maybe nothing."""
+        match = pattern.match(self._text, self.at)
         assert match is not None
         self.at = match.end()
         return match.group()
 
-    def _value(self, opened: int) -> str:
+    def _value(self) -> str:
         """The value that stands here, without its quotes."""
-        if self.next() == '"':
-            return self._quoted()
-        start, depth = self.at, 0
-        while self.at < len(self._text):
-            c = self._text[self.at]
-            if depth == 0 and c in ",)":
-                return self._text[start : self.at].strip()
-            if c == '"':  # of a value inside of the value
-                self._quoted()
-                continue
-            depth += (c == "(") - (c == ")")
-            self.at += 1
-        raise self.fault(opened, "this parenthesis is never closed")
-
-    def _quoted(self) -> str:
+        if self.next() != '"':
+            return self._match(_BARE).strip()
         try:
             value, self.at = json.JSONDecoder().raw_decode(self._text, self.at)
         except ValueError:
@@ -265,6 +245,7 @@ class _Reader:
         return str(value)
 
 
+_BARE = re.compile(r'[^,()"]*')
 _WORD = re.compile(r"[\w.-]*")
 
 
@@ -288,30 +269,22 @@ def _option_types(kind: Any) -> Mapping[str, list[type]]:
     return found
 
 
-def _read_bool(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError(f"expected true or false, got '{text[:40]}'")
-    return text == "true"
+def _plain(expected: str, read: Callable[[str], T]) -> Callable[[str], T]:
+    """A reader whose error says what it expects."""
 
+    def read_or_say(text: str) -> T:
+        try:
+            return read(text)
+        except (ValueError, KeyError):
+            raise ValueError(f"expected {expected}, got '{text[:40]}'") from None
 
-def _read_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"expected a whole number, got '{text[:40]}'") from None
-
-
-def _read_float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"expected a number, got '{text[:40]}'") from None
+    return read_or_say
 
 
 #: How options of plain types are read; a bool is an int too, and comes before it.
 _PLAIN: Mapping[type, Callable[[str], Any]] = {
-    bool: _read_bool,
-    int: _read_int,
-    float: _read_float,
+    bool: _plain("true or false", {"true": True, "false": False}.__getitem__),
+    int: _plain("a whole number", int),
+    float: _plain("a number", float),
     str: str,
 }

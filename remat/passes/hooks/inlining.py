@@ -7,7 +7,6 @@ forward's outputs and backward's inputs; sizes go to the other sizes, behind wha
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import fx
 from remat import torch_compat
 from remat.graph.fake import refresh
 from remat.graph.joint import output_node
+from remat.graph.replays import is_element
 from remat.graph.storages import Sizes
 from remat.passes.hooks.tracing import Traced
 from remat.passes.split.convention import UNCHECKED, own_descriptors, write_output
@@ -75,7 +75,9 @@ class Inlining:
         (key,) = self._memory.keys(saved)
         anchor = self._last_use[key]
         last = self._tail.get(anchor, anchor)
-        while last.next.op == "placeholder" or _is_element(last.next, anchor):
+        while last.next.op == "placeholder" or (
+            is_element(last.next) and last.next.args[0] is anchor
+        ):
             last = last.next
         mark = last.next
         results = _inline(
@@ -235,10 +237,6 @@ def _evaluate(node: fx.Node, mode: Any) -> Any:
 
 def _mode_of(node: fx.Node) -> Any:
     return getattr(node.meta["val"], "fake_mode", None) or contextlib.nullcontext()
-
-
-def _is_element(node: fx.Node, of: fx.Node) -> bool:
-    return node.target is operator.getitem and node.args[0] is of
 
 
 def _symbol(node: fx.Node) -> str | None:

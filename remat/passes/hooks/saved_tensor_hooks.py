@@ -14,6 +14,7 @@ from remat.errors import BudgetError, warn
 from remat.graph import ops
 from remat.graph.joint import JointGraph, output_node
 from remat.graph.liveness import saved_storages
+from remat.graph.replays import is_element
 from remat.graph.storages import Sizes, hint, storage_key, tensor_bytes
 from remat.graph.writes import written_by
 from remat.passes.core.base import Pass, Stage
@@ -147,7 +148,7 @@ def _memory(nodes: Iterable[fx.Node]) -> dict[int, fx.Node]:
 
 
 def _is_random_state(node: fx.Node) -> bool:
-    source: Any = node.args[0] if _is_element(node) else None
+    source: Any = node.args[0] if is_element(node) else None
     drawn = getattr(source, "target", None) is torch.ops.higher_order.run_and_save_rng_state
     return (drawn and bool(node.args[1] == 0)) or "inductor_seed" in str(node.target)
 
@@ -172,15 +173,11 @@ def _is_vector(node: fx.Node) -> bool:
 def _is_statistic(node: fx.Node) -> bool:
     """Whether it is a lesser result of an operator with several, kept for that one's backward."""
     source = node.args[0] if node.args else None
-    if not _is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
+    if not is_element(node) or not isinstance(source, fx.Node) or node.args[1] == 0:
         return False
     values: Any = source.meta.get("val")
     first = values[0] if isinstance(values, (tuple, list)) and values else None
     return isinstance(first, torch.Tensor) and hint(node.meta["val"].numel()) < hint(first.numel())
-
-
-def _is_element(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
 
 
 _Rule = tuple[str, Callable[[Handed, fx.Node, SavedTensorHooks], bool]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument
-from remat.passes.instruments.timing import columns
+from remat.passes.instruments.timing import ruled
 
 if TYPE_CHECKING:
     from remat.passes.core.base import Pass
@@ -50,7 +50,7 @@ class Statistics(Instrument):
             for name, n in counts.items()
             if n
         ]
-        return columns([("pass", "what", "count"), *rows]) if rows else "nothing was counted"
+        return ruled([("pass", "what", "count"), *rows]) if rows else "nothing was counted"
 
     def __str__(self) -> str:
         return self.table()

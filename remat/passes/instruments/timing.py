@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.passes.core.pipeline import Instrument
 from remat.passes.core.state import Analysis, watching
+from remat.units import columns
 
 if TYPE_CHECKING:
     from remat.passes.core.base import Pass
@@ -102,7 +103,7 @@ class Timing(Instrument):
                     str(span.runs),
                 )
             )
-        return columns(rows)
+        return ruled(rows)
 
     def to_dict(self) -> list[dict[str, Any]]:
         """The rows of the tree as plain data, outermost first."""
@@ -156,13 +157,7 @@ def resident_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def columns(rows: Sequence[tuple[str, ...]]) -> str:
+def ruled(rows: Sequence[Sequence[str]]) -> str:
     """Rows as text: the first column to the left, the others to the right, a rule below the head."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *rest in rows:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
+    head, *lines = columns(rows)
+    return "\n".join([head, "-" * max(map(len, [head, *lines])), *lines])

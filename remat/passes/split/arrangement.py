@@ -57,7 +57,7 @@ def arrange(state: State, decision: Decision) -> Arrangement:
             )
     outputs, gradients, _, _ = split_outputs(joint)
     late = {i for i, role in roles.placeholders.items() if role.in_backward}
-    copied = frozenset(_position(index, name) for name in decision.snapshots)
+    copied = frozenset(position_of(index, name) for name in decision.snapshots)
     backward = _Half(state, runs, late, hands_over=True, copied=copied)
     backward.run(orders[1])
     backward.need(index.position[o] for o in gradients if isinstance(o, fx.Node))
@@ -73,17 +73,22 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     )
 
 
-def _position(index: GraphIndex, name: str) -> int:
+def position_of(index: GraphIndex, name: str, verb: str = "runs") -> int:
+    """The position of a node that a decision names.
+
+    Raises:
+        PlanError: the graph has no such node; ``verb`` says what the decision does with it.
+    """
     position = index.by_name.get(name)
     if position is None:
         raise PlanError(
-            f"the decision runs '{name}', but the joint graph has no such node; was it made for another graph?"
+            f"the decision {verb} '{name}', but the joint graph has no such node; was it made for another graph?"
         )
     return position
 
 
 def _run_at(index: GraphIndex, name: str) -> int:
-    position = _position(index, name)
+    position = position_of(index, name)
     if index.nodes[position].op != "call_function":
         raise PlanError(
             f"the decision runs '{name}', which is a {index.nodes[position].op} of the joint graph and "

@@ -25,7 +25,7 @@ from remat.graph.lowering import Decision
 from remat.graph.source import located
 from remat.graph.writes import aliased_argument, is_destination
 from remat.passes.core.state import State
-from remat.passes.split.arrangement import arrange
+from remat.passes.split.arrangement import arrange, position_of
 from remat.passes.split.convention import is_checked_tensor, is_size, write_output
 
 
@@ -45,8 +45,10 @@ class Extraction:
         self._joint = state.joint
         self._index = state.index
         self._roles = state.roles
-        keep = [self._position(name) for name in decision.saved]
-        self._kept_copies = frozenset(map(self._position, decision.snapshots))
+        keep = [position_of(self._index, name, "saves") for name in decision.saved]
+        self._kept_copies = frozenset(
+            position_of(self._index, name, "saves") for name in decision.snapshots
+        )
         self._forward_nodes: Sequence[int] | None = None
         self._backward_nodes: Sequence[int]
         self._snapshots_read: set[int]
@@ -74,15 +76,6 @@ class Extraction:
                 self.unchecked.append(node)
         self.snapshots = sorted(self._snapshots_read)
         self._bind_symbols()
-
-    def _position(self, name: str) -> int:
-        position = self._index.by_name.get(name)
-        if position is None:
-            raise PlanError(
-                f"the decision saves '{name}', but the joint graph has no such node; "
-                "was it made for another graph?"
-            )
-        return position
 
     def _reach_backward(self, keep: set[int]) -> tuple[list[int], set[int]]:
         """The nodes that run in backward, in joint order, and the positions handed over to it."""

@@ -86,8 +86,8 @@ def test_any_text_is_read_or_refused_at_a_column(text: str) -> None:
 
 def test_blanks_and_quotes() -> None:
     assert read('options(text="a, b)", two-words = plain )') == (Options(text="a, b)"),)
-    assert read("options(text=f(a,b),count=3)") == (Options(text="f(a,b)", count=3),)
-    assert write_pipeline((Options(text="f(a,b)"),)) == "options(text=f(a,b))"
+    assert read('options(text="f(a,b)",count=3)') == (Options(text="f(a,b)", count=3),)
+    assert write_pipeline((Options(text="f(a,b)"),)) == 'options(text="f(a,b)")'
     assert write_pipeline((Options(text=" a"),)) == 'options(text=" a")'
     assert write_pipeline((Options(text='say "a"'),)) == 'options(text="say \\"a\\"")'
 
@@ -97,7 +97,9 @@ def test_blanks_and_quotes() -> None:
     [
         ('options(text="a', 14, "this quotation is never closed"),
         ('options(text="a"b)', 17, "expected ',' or ')', got 'b'"),
-        ("options(text=f(a)", 8, "this parenthesis is never closed"),
+        ("options(text=f", 8, "this parenthesis is never closed"),
+        ("options(text=f(a)", 15, "expected ',' or ')', got '('"),
+        ("options(count=1,count=2)", 17, "option 'count' of 'options' is given twice"),
         (
             "options(count=1.5)",
             9,
@@ -109,7 +111,8 @@ def test_blanks_and_quotes() -> None:
         ("dce(fixpoint)", 5, "pass 'dce' has no option 'fixpoint'; it takes: none"),
         ("fixpoint", 1, "'fixpoint' is empty: name the passes inside its parentheses"),
         ("dce,fixpoint()", 5, "'fixpoint' is empty"),
-        ("fixpoint(dce,limit)", 14, "no pass is called 'limit'"),
+        ("fixpoint(dce,limit)", 14, "no pass is called 'limit'; known are options,"),
+        ("optoins", 1, "no pass is called 'optoins'; did you mean 'options'? Known are options,"),
         ("fixpoint(limit=3,dce", 9, "this parenthesis is never closed"),
         ("fixpoint(dce))", 14, "expected ',' or the end, got ')'"),
         ("dce;fixpoint", 4, "expected ',' or the end, got ';'"),

@@ -6,7 +6,7 @@ import pytest
 
 import remat
 from remat.passes.instruments import Timing
-from remat.passes.instruments.timing import Timed, columns, resident_bytes
+from remat.passes.instruments.timing import Timed, resident_bytes, ruled
 from tests.passes.instruments.passes import Looks, Raises, Returns, run
 from tests.passes.instruments.sample import WHOLE, step
 
@@ -97,6 +97,6 @@ def test_memory_is_that_of_this_process() -> None:
 
 
 def test_columns_line_up() -> None:
-    assert columns([("", "n"), ("a", "1"), ("longer", "22")]) == "\n".join(
+    assert ruled([("", "n"), ("a", "1"), ("longer", "22")]) == "\n".join(
         ["         n", "----------", "a        1", "longer  22"]
     )

@@ -1,0 +1,401 @@
+"""Many questions at once: models, cost models, budgets and solvers, answered anywhere, in one table.
+
+`remat.compare` asks for one step by several solvers, `remat.sweep` for many models; a job answers one row of either.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from remat.arguments import COST, as_list, value_of
+from remat.errors import ProblemError, RematError
+from remat.graph.capture import capture
+from remat.graph.joint import JointGraph
+from remat.graph.text import parse_joint, print_joint
+from remat.planning.experiment_table import (
+    Comparison,
+    ExperimentRow,
+    Sweep,
+    checked_path,
+    mark_best,
+)
+from remat.planning.journal import opened
+from remat.planning.planner import Planner
+from remat.planning.request import CostOption, OffloadOption, PlanRequest
+from remat.plugins.registry import registry
+from remat.report.before_after import BeforeAfter
+from remat.running.jobs import AnyExecutor, check_executor, name_to_send, run_jobs
+from remat.solvers.base import Solver
+from remat.units import AnyBudget, Budget, Peak, Saved
+
+#: What is planned: a captured step, or a function that returns (model, args, kwargs), as `remat plan` takes it.
+Model = JointGraph | Callable[[], tuple[nn.Module, Sequence[Any], Mapping[str, Any]]]
+#: Figures of a row that are those of its plan.
+_OF_PLAN = ("capacity", "saved_bytes", "recompute_bound", "peak_bytes", "solve_s", "unit")
+
+
+def compare(
+    joint: JointGraph,
+    solvers: str | Solver | Iterable[str | Solver] | None = None,
+    budgets: AnyBudget | Sequence[AnyBudget] = (0.2, 0.5, 0.8),
+    cost: CostOption = COST,
+    time_limit: float | None = None,
+    *,
+    reread_inputs: bool = True,
+    offload: OffloadOption = None,
+    executor: AnyExecutor = None,
+    on_row: Callable[[ExperimentRow], None] | None = None,
+) -> Comparison:
+    """Plans one joint graph with several solvers at several budgets.
+
+    A solver that cannot run, refuses, or answers wrongly gets a row with the reason; the others go
+    on. Foreign solvers run in processes of their own, so that not even a crash takes the others
+    down. An unknown name and a budget that cannot be read are errors at once.
+
+    Args:
+        joint: the captured step; it is not changed.
+        solvers: names or instances, or one of them; all that can be used here where None.
+        budgets: budgets as `plan` reads them, or one.
+        cost: cost model, shared by all.
+        time_limit: seconds for each solver on each problem; None: no clock.
+        reread_inputs: as in `plan`.
+        offload: as in `plan`, for all, whose budgets are then peaks.
+        executor: what plans: any `concurrent.futures.Executor`, a number of processes, or None for this process.
+            With one, solvers and the cost model are given by name.
+        on_row: called with each row as it is known, ``best`` not yet set.
+
+    Raises:
+        ProblemError: an argument is not what it must be, or a list is empty.
+        SolverError: a solver is unknown.
+    """
+    check_executor(executor)
+    names = registry().solver_names() if solvers is None else solvers
+    names = as_list("solvers", names, (str, Solver))
+    common: dict[str, Any] = {"cost": value_of(cost), "time_limit": time_limit}
+    common |= {"reread_inputs": reread_inputs, "offload": offload}
+    read = _budgets(budgets)
+    requests = [PlanRequest.of(budget=budget, **common) for budget in read]
+    _check_solvers(names)
+    prepared = _Prepared(joint, requests[0])
+    source: JointGraph | str = joint
+    if executor is not None:
+        source = print_joint(joint)
+        names = [name_to_send(name, "solver") for name in names]
+        common["cost"] = name_to_send(common["cost"], "cost model")
+        common["offload"] = None if requests[0].offload is None else str(requests[0].offload)
+    token = uuid.uuid4().hex
+    questions = [
+        _Question(sweep=token, source=source, solver=name, options=common | {"budget": budget})
+        for budget in read
+        for name in names
+    ]
+    of_cost = {str(common["cost"]): prepared}
+    _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = (token, ""), joint, of_cost
+    rows: dict[int, ExperimentRow] = {}
+
+    def note(k: int, row: ExperimentRow) -> None:
+        rows[k] = row
+        if on_row is not None:
+            on_row(row)
+
+    _ask(questions, executor, note)
+    planner = prepared.planner
+    return Comparison(
+        graph=joint.name,
+        cost=str(planner.request.cost),
+        rows=tuple(mark_best(rows[k] for k in range(len(questions)))),
+        unit=planner.request.cost.unit,
+        step_cost=planner.step_cost,
+        without_peak_bytes=planner.without.peak_bytes,
+        without_recompute_cost=planner.without.recompute_cost,
+    )
+
+
+def sweep(
+    models: Mapping[str, Model],
+    *,
+    budgets: AnyBudget | Sequence[AnyBudget] = (0.2, 0.5, 0.8),
+    solvers: str | Iterable[str] = ("auto",),
+    costs: str | Iterable[str] = ("auto",),
+    time_limit: float | None = None,
+    lower: str = "inductor",
+    executor: AnyExecutor = None,
+    output: str | Path | None = None,
+    on_row: Callable[[ExperimentRow], None] | None = None,
+) -> Sweep:
+    """Plans every model at every budget with every solver under every cost model.
+
+    With ``output`` each row is on disk as soon as it is known, in ``OUTPUT.partial``. Whoever asks again, after a crash
+    or with more budgets, is answered from there and from ``OUTPUT`` itself; both are told apart from those of another
+    version. A captured step is known by its graph, a function by its name: give another output after it was changed.
+    What fails gets a row with the reason.
+
+    Args:
+        models: by name: captured steps, or functions that return (model, args, kwargs). For an executor a function
+            is one of a module, as it is pickled.
+        budgets: as in `remat.compare`.
+        solvers: names of solvers.
+        costs: names of cost models.
+        time_limit: seconds for each solver on each problem; None: no clock.
+        lower: the lowering for which functions are captured.
+        executor: what answers: any `concurrent.futures.Executor` (of Dask: ``client.get_executor()``), a number of
+            processes, or None for this process.
+        output: the table: a file that ends in ``.json``, ``.csv`` or ``.parquet``.
+        on_row: called with each row as it is known.
+
+    Raises:
+        ProblemError: an argument is not what it must be, a file is of another version, or the executor's workers
+            are gone or lack remat.
+        SolverError: a solver is unknown.
+    """
+    check_executor(executor)
+    if not isinstance(models, Mapping) or not models:
+        raise ProblemError(
+            f"models is {models!r}; expected a dict of captured steps or functions by name, with at least one"
+        )
+    names = as_list("solvers", solvers, (str,))
+    priced = as_list("costs", costs, (str,))
+    read = _budgets(budgets)
+    _check_solvers(names)
+    for cost in priced:
+        PlanRequest.of(cost=cost, time_limit=time_limit)
+    token = uuid.uuid4().hex
+    wanted = [
+        _Question(
+            sweep=token,
+            model=name,
+            of=_of(models[name], lower, time_limit),
+            source=source,
+            lower=lower,
+            solver=solver,
+            options={"cost": cost, "time_limit": time_limit, "budget": budget},
+        )
+        for name, source in [(n, _source(n, m, executor)) for n, m in models.items()]
+        for cost in dict.fromkeys(priced)
+        for budget in dict.fromkeys(read)
+        for solver in dict.fromkeys(names)
+    ]
+    path = None if output is None else checked_path(output)
+    with opened(path) as journal:
+        asked = [q for q in wanted if q.key not in journal.known]
+
+        def note(_: int, row: ExperimentRow) -> None:
+            journal.add(row)
+            if on_row is not None:
+                on_row(row)
+
+        _ask(asked, executor, note)
+        keys = [q.key for q in wanted]
+        others = [row for key, row in journal.known.items() if key not in set(keys)]
+        found = Sweep(rows=tuple(mark_best(journal.known[key] for key in keys)))
+        if path is not None:  # what was known before is kept
+            Sweep(rows=(*found.rows, *others)).save(path)
+    return found
+
+
+def _budgets(budgets: AnyBudget | Sequence[AnyBudget]) -> list[str]:
+    """Budgets as text, checked."""
+    given = as_list("budgets", budgets, (str, int, float, Fraction, Budget, Peak, Saved))
+    return [str(Budget.parse(budget)) for budget in given]
+
+
+def _check_solvers(names: Iterable[str | Solver]) -> None:
+    for name in names:
+        if isinstance(name, str):
+            registry().solver_class(name)
+
+
+def _of(model: Model, lower: str, time_limit: float | None) -> str:
+    """What a row depends on besides model, cost model, budget and solver."""
+    if isinstance(model, JointGraph):
+        told = model.fingerprint[:16]
+    else:
+        name = getattr(model, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(model))
+        told = f"{name} for {lower}"
+    return told if time_limit is None else f"{told}, at most {time_limit:g} s"
+
+
+def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
+    """What a worker makes a captured step of."""
+    if isinstance(model, JointGraph):
+        return model if executor is None else print_joint(model)
+    if not callable(model) or isinstance(model, nn.Module):
+        raise ProblemError(
+            f"model '{name}' is a {type(model).__name__}; expected what remat.capture returns, or a function that "
+            "returns (model, args, kwargs)"
+        )
+    if executor is not None:
+        try:
+            pickle.dumps(model)
+        except Exception as error:
+            raise ProblemError(
+                f"model '{name}' cannot be sent to the executor: {error}. Give a function of a module, or what "
+                "remat.capture returns"
+            ) from None
+    return model  # type: ignore[no-any-return]
+
+
+# One row, where it is answered ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What one job answers: one model under one cost model at one budget, by one solver.
+
+    Attributes:
+        sweep: which call asks: what it captures serves no other.
+        model: name of the model.
+        of: what else the figures depend on.
+        source: a captured step, its text, or a function that makes a model and its arguments.
+        lower: the lowering for which a function is captured.
+        solver: who is asked.
+        options: the others of `PlanRequest.of`.
+    """
+
+    sweep: str
+    model: str = ""
+    of: str = ""
+    source: JointGraph | str | Callable[[], Any]
+    lower: str = ""
+    solver: str | Solver
+    options: Mapping[str, Any]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The key of the row that answers it."""
+        return self.row().key
+
+    def row(self, **figures: Any) -> ExperimentRow:
+        """The row with some figures."""
+        return ExperimentRow(
+            model=self.model,
+            of=self.of,
+            cost=str(self.options["cost"]),
+            solver=self.solver if isinstance(self.solver, str) else self.solver.name,
+            budget=self.options["budget"],
+            **figures,
+        )
+
+
+class _Prepared:
+    """One step under one cost model, prepared once for all budgets and solvers."""
+
+    def __init__(self, joint: JointGraph, request: PlanRequest) -> None:
+        self.planner = Planner.of(joint, request)
+        self._solvers: dict[str, Solver] = {}
+
+    def figures(self, question: _Question) -> dict[str, Any]:
+        """The figures of a row."""
+        planner = self.planner
+        without, step_cost = planner.without, planner.step_cost
+        known = bool(step_cost and without.peak_bytes)
+        figures: dict[str, Any] = {
+            "priced": str(planner.request.cost),
+            "without_peak_bytes": without.peak_bytes if known else None,
+            "without_step_cost": step_cost + without.recompute_cost if known else None,
+        }
+        budget = Budget.parse(question.options["budget"])
+        # One limit for all solvers, whatever the least peak that each of them finds.
+        limit = planner.limit_of(budget)
+        start = time.perf_counter()
+        try:
+            request = replace(self._request(question.solver), budget=budget)
+            own = Planner(planner.state, request, fingerprint=planner.fingerprint)
+            # One step without remat for all rows, so that none pays for it.
+            own.without, own.step_costs = without, planner.step_costs
+            plan = own.finish(own.decide(limit), budget)
+        except RematError as error:
+            return figures | {"reason": str(error)}
+        cost = plan.recompute_cost + plan.exposed_time
+        beside = BeforeAfter(
+            peak_bytes=plan.peak_bytes,
+            without_peak_bytes=without.peak_bytes,
+            step_cost=step_cost,
+            recompute_cost=cost,
+            without_recompute_cost=without.recompute_cost,
+            unit=plan.unit,
+        )
+        return {
+            **figures,
+            **{name: getattr(plan, name) for name in _OF_PLAN},
+            "decided_by": plan.solver,
+            "recompute_cost": cost,
+            "plan_s": time.perf_counter() - start,
+            "more": beside.more,
+        }
+
+    def _request(self, solver: str | Solver) -> PlanRequest:
+        name = solver if isinstance(solver, str) else solver.name
+        if name not in self._solvers:
+            self._solvers[name] = self.planner.request.by(solver, isolation="foreign").solver
+        return self.planner.request.by(self._solvers[name])
+
+
+class _Newest(threading.local):
+    """The step that this thread has captured last, and what it was prepared to by cost model."""
+
+    of: tuple[str, str] | None = None
+    joint: JointGraph | None = None
+    prepared: Mapping[str, _Prepared] = {}
+
+
+_NEWEST = _Newest()
+
+
+def _ask(
+    questions: Sequence[_Question],
+    executor: AnyExecutor,
+    note: Callable[[int, ExperimentRow], None],
+) -> None:
+    """Answer questions by an executor; ``note`` is given each row, and the place of its question."""
+
+    def died(k: int, why: str) -> None:
+        note(k, questions[k].row(reason=why))
+
+    try:
+        run_jobs(answer, questions, executor, note, died)
+    finally:
+        _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = None, None, {}
+
+
+def answer(question: _Question) -> ExperimentRow:
+    """The row of one question; runs where the executor wants."""
+    try:
+        return question.row(**_prepared(question).figures(question))
+    except (Exception, SystemExit) as error:  # whatever the user's code raises is this row's reason
+        told = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+        return question.row(reason=told)
+
+
+def _prepared(question: _Question) -> _Prepared:
+    of, cost = (question.sweep, question.model), str(question.options["cost"])
+    if _NEWEST.of != of:
+        _NEWEST.of, _NEWEST.prepared = None, {}
+        _NEWEST.joint = _captured(question)
+        _NEWEST.of = of
+    if cost not in _NEWEST.prepared:
+        assert _NEWEST.joint is not None
+        made = _Prepared(_NEWEST.joint, PlanRequest.of(**question.options))
+        _NEWEST.prepared = {**_NEWEST.prepared, cost: made}
+    return _NEWEST.prepared[cost]
+
+
+def _captured(question: _Question) -> JointGraph:
+    source = question.source
+    if isinstance(source, str):
+        return parse_joint(source)
+    if isinstance(source, JointGraph):
+        return source
+    model, args, kwargs = source()
+    return capture(model, tuple(args), dict(kwargs), lower=question.lower)

@@ -1,0 +1,489 @@
+"""One whole training step within the memory of a rank: what it takes, which plan to take, and how long it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Self
+
+import torch
+
+from remat.errors import BudgetError, RematError
+from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
+from remat.graph.costs.auto import is_cpu
+from remat.graph.fused_liveness import FusedWalk
+from remat.graph.joint import JointGraph, primals_of, split_outputs
+from remat.graph.liveness import StepWalk, StorageKind, sums_of
+from remat.graph.lowering import Decision
+from remat.graph.storages import storage_bytes, storage_key
+from remat.passes.core.state import Costs
+from remat.planning.candidates import Candidate
+from remat.planning.fit_table import FitRow
+from remat.planning.planner import Planner
+from remat.planning.prepared import Prepared
+from remat.planning.sharding import Sharding, shard
+from remat.running.optimizer import Make, OptimizerUse, trace_optimizer
+from remat.solvers.graph_problem import evaluate
+from remat.torch_compat import pytree
+from remat.units import Budget, bytes_of_share, format_bytes
+
+#: Searches for a simulated peak that there are at most, if the compiled or sharded peak is off it.
+_SEARCHES = 4
+#: Ratios that are tried if several ranks train, from the highest.
+_RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.05, 0.0)
+#: Ratios that are decided whatever the memory.
+_FEW_RATIOS = (0.6, 0.3, 0.0)
+#: Peaks that are searched whatever the memory, evenly over the range: as many as these nodes allow, between a least
+#: and a most.
+_NODES, _PEAKS = 2_000, (2, 32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank, and what a step takes on it whatever the batch and the plan.
+
+    Attributes:
+        memory_bytes: its memory.
+        link_gbps: GB/s that it sends.
+        sharding: parameters, gradients and buffers of collectives.
+        use: the optimizer's state, and what its step takes.
+    """
+
+    memory_bytes: int
+    link_gbps: float
+    sharding: Sharding
+    use: OptimizerUse
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        parameters: Sequence[torch.Tensor],
+        joint: JointGraph | None = None,
+        *,
+        memory_bytes: int,
+        link_gbps: float,
+        optimizer: str | Make,
+        ranks: int,
+        fsdp: bool,
+        cost: CostModel,
+    ) -> Self:
+        """Trace the optimizer on a model's parameters, as the first rank has them.
+
+        Args:
+            model: a module, or a function.
+            parameters: its parameters.
+            joint: a captured step, which tells the parameters that get no gradient; None: only the frozen ones.
+            memory_bytes: the memory of a rank.
+            link_gbps: GB/s that a rank sends.
+            optimizer: as for `remat.running.optimizer.trace_optimizer`.
+            ranks: how many ranks there are.
+            fsdp: whether they share the parameters.
+            cost: the cost model, whose device decides whether the optimizer works on all parameters at once.
+        """
+        unused = _without_gradient(model, parameters, joint)
+        used = (p for i, p in enumerate(parameters) if i not in unused)
+        trained = {key for p in used if (key := storage_key(p)) is not None}
+        sharding = Sharding.of(model, list(parameters), trained, ranks, fsdp)
+        shards = [shard(p, sharding.shards) for p in parameters]
+        foreach = not is_cpu(device_of(cost))
+        use = trace_optimizer(optimizer, shards, without_gradient=unused, foreach=foreach)
+        return cls(memory_bytes=memory_bytes, link_gbps=link_gbps, sharding=sharding, use=use)
+
+    @property
+    def stepping_bytes(self) -> int:
+        """Bytes while the optimizer steps, without inputs and outputs."""
+        s = self.sharding
+        own = s.parameter_bytes + s.gradient_bytes + s.bucket_bytes
+        return own + self.use.state_bytes + self.use.step_bytes
+
+    def check(self, name: str, model: Any, parameters: Sequence[torch.Tensor]) -> None:
+        """Refuse a memory that the parameters alone do not fit.
+
+        Raises:
+            BudgetError: it is smaller; the message says by how much, and how many ranks would do.
+        """
+        s = self.sharding
+        short = s.parameter_bytes - self.memory_bytes
+        if short <= 0:
+            return
+        trained = {key for p in parameters if p.requires_grad and (key := storage_key(p))}
+        shared = Sharding.of(model, list(parameters), trained, max(2, s.ranks), fsdp=True)
+        room = self.memory_bytes - max(
+            shared.gathered_bytes + shared.reduced_bytes, shared.final_bytes
+        )
+        advice = "take a smaller model, or a type of fewer bytes"
+        if room > 0:
+            parts = -(-self.stepping_bytes * s.shards // room)
+            advice = (
+                f"share them among {parts} ranks or more by FSDP (ranks={parts}, fsdp=True; on the command "
+                f"line --ranks {parts} --fsdp), or {advice}"
+            )
+        raise BudgetError(
+            f"the parameters of {name} alone take {format_bytes(s.parameter_bytes)} on a rank, "
+            f"{format_bytes(short)} more than the memory of {format_bytes(self.memory_bytes)}; with gradients and "
+            f"the state of {self.use.name} it is {format_bytes(self.stepping_bytes)}: {advice}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Memory of forward and backward under one plan, at each moment.
+
+    Attributes:
+        total: bytes alive, parameters and inputs included.
+        gradients: bytes of gradients among them, with those of the root.
+        root_gradients: bytes of those gradients whose size no block's has.
+        boundary: number of forward's moments.
+        input_bytes: bytes of the parameters, buffers and inputs that the graph reads.
+        output_bytes: bytes of what forward returns.
+    """
+
+    total: tuple[int, ...]
+    gradients: tuple[int, ...]
+    root_gradients: tuple[int, ...]
+    boundary: int
+    input_bytes: int
+    output_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        prepared: Prepared,
+        decided: Candidate,
+        *,
+        block_sizes: frozenset[int] = frozenset(),
+    ) -> StepMemory:
+        """The memory of a decision, as the lowering of its graph is expected to run it.
+
+        Args:
+            prepared: has the graph.
+            decided: the decision.
+            block_sizes: bytes of each parameter of a block.
+        """
+        done = prepared.split(decided)
+        assert done.forward is not None
+        assert done.backward is not None
+        fused = done.joint.lower == "inductor"
+        walk = (FusedWalk if fused else StepWalk)(
+            done.forward, done.backward, done.joint.num_fwd_outputs, done.joint.memories
+        )
+        found = list(walk.lifetimes())
+        spans = [x[2:] for x in found]
+        gradients = [x[2:] for x in found if walk.kind(x[0], x[3], x[1]) is StorageKind.GRADIENT]
+        moments = len(walk.moments)
+        return cls(
+            total=sums_of(spans, moments),
+            gradients=sums_of(gradients, moments),
+            root_gradients=sums_of((g for g in gradients if g[0] not in block_sizes), moments),
+            boundary=walk.boundary,
+            input_bytes=sum(walk.sizes.nbytes[k] for k in walk.inputs),
+            output_bytes=sum(b for k, b in walk.outputs.items() if k not in walk.inputs),
+        )
+
+    @property
+    def peak(self) -> int:
+        """Most bytes alive, in bytes."""
+        return max(self.total)
+
+    def sharded_peak(self, shards: int, *, forward_bytes: int, backward_bytes: int) -> int:
+        """Most bytes alive where inputs are something else, and blocks' gradients are sharded once they are there.
+
+        Args:
+            shards: into how many parts.
+            forward_bytes: what stands for the inputs in forward.
+            backward_bytes: what stands for them in backward.
+        """
+        peak = 0
+        curves = zip(self.total, self.gradients, self.root_gradients, strict=True)
+        for moment, (total, gradients, root) in enumerate(curves):
+            rest = total - gradients - self.input_bytes + root - (root - gradients) // shards
+            peak = max(peak, rest + (forward_bytes if moment < self.boundary else backward_bytes))
+        return peak
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fitting:
+    """Fits one captured step into the memory of a rank.
+
+    Attributes:
+        planner: decides the step.
+        rank: the rank, and what it takes whatever the plan.
+        other_bytes: bytes of inputs and buffers.
+    """
+
+    planner: Planner
+    rank: Rank
+    other_bytes: int
+    _memories: dict[Decision, StepMemory] = field(default_factory=dict, repr=False)
+
+    @property
+    def tried(self) -> tuple[Decision, ...]:
+        """The decisions that were looked at: candidates at other batches."""
+        return tuple(self._memories)
+
+    def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
+        """The cheapest plan found that fits, and what it comes to.
+
+        Args:
+            batch: of this step.
+            others: decisions of other batches. If one of them can be taken, they stand for the searches that are
+                made whatever the memory.
+        """
+        full, sharding = self.planner.full, self.rank.sharding
+        memory_bytes = self.rank.memory_bytes
+        stepping = self.rank.stepping_bytes + self.other_bytes + self._memory(full).output_bytes
+        if stepping > memory_bytes:
+            reason = (
+                f"while the optimizer steps, parameters, gradients, its state, inputs and outputs take "
+                f"{format_bytes(stepping)}, {format_bytes(stepping - memory_bytes)} more than there is; "
+                "no plan changes that: take a smaller batch, an optimizer with less state or whose step takes "
+                "less (such as adamw:fused=True), or more ranks with FSDP"
+            )
+            return _without_plan(batch, stepping, reason, proven=True)
+        found: tuple[Candidate, Budget] | None = None
+        if self._fits(full):
+            found = full, Budget(share=1.0)
+        elif sharding.ranks > 1:
+            found = self._within_ratio()
+        elif self._least_possible <= memory_bytes:
+            found = self._within_peak(others)
+        if found is None:
+            proven = self._least_possible > memory_bytes
+            least = self._least_possible if proven else self._least_found
+            which = "that any plan can have" if proven else "that was found"
+            reason = (
+                f"the least peak of batch {batch} {which} is {format_bytes(least)}, "
+                f"{format_bytes(least - memory_bytes)} more than there is: take a smaller batch, an "
+                "optimizer with less state, or more ranks with FSDP"
+            )
+            return _without_plan(batch, least, reason, proven=proven)
+        decided, budget = found
+        step_s = self._step_s(decided)
+        return FitRow(
+            batch=batch,
+            fits=True,
+            budget=str(budget),
+            peak_bytes=max(self._peak(decided), stepping),
+            step_s=step_s,
+            samples_per_s=batch * sharding.ranks / step_s,
+            recompute_s=decided.cost / 1e12,
+        )
+
+    @property
+    def _eager(self) -> bool:
+        """Whether the step runs as its graph stands: then simulated peaks are bounded from below.
+
+        What fuses is planned by its estimated peak, of which nothing is proven.
+        """
+        return self.planner.state.joint.lower == "eager"
+
+    @cached_property
+    def _least_possible(self) -> int:
+        """Bytes that are alive at once under every plan on one rank; 0 if nothing is proven."""
+        if not self._eager or self.rank.sharding.ranks > 1:
+            return 0
+        return self.planner.search.least_possible + self._beside
+
+    @property
+    def _least_found(self) -> int:
+        """The least peak of the decisions that were looked at."""
+        return min(map(self._peak_of, self._memories.values()))
+
+    @cached_property
+    def _beside(self) -> int:
+        """Bytes of a step on one rank that the memory of its graph does not have."""
+        full = self.planner.full
+        return self._peak(full) - self._memory(full).peak
+
+    def _memory(self, decided: Candidate) -> StepMemory:
+        known = self._memories.get(decided.decision)
+        if known is None:
+            sizes = self.rank.sharding.block_sizes
+            known = StepMemory.of(self.planner, decided, block_sizes=sizes)
+            self._memories[decided.decision] = known
+        return known
+
+    def _peak(self, decided: Candidate) -> int:
+        """Most bytes alive on a rank while forward and backward run under a decision."""
+        return self._peak_of(self._memory(decided))
+
+    def _peak_of(self, memory: StepMemory) -> int:
+        s = self.rank.sharding
+        always = s.parameter_bytes + self.other_bytes + self.rank.use.state_bytes + s.bucket_bytes
+        if s.shards == 1:
+            return memory.peak + always - memory.input_bytes
+        forward = always + s.gathered_bytes
+        running = memory.sharded_peak(
+            s.shards, forward_bytes=forward, backward_bytes=forward + s.reduced_bytes
+        )
+        return max(running, always + s.gradient_bytes + s.final_bytes + memory.output_bytes)
+
+    def _fits(self, decided: Candidate) -> bool:
+        return self._peak(decided) <= self.rank.memory_bytes
+
+    def _within_peak(self, others: Sequence[Decision]) -> tuple[Candidate, Budget] | None:
+        """The cheapest decision found whose peak fits, with the budget for it.
+
+        Decisions at a few ratios compete with that of a search aimed at the memory. If the search finds none, so do
+        decisions that no memory has a part in: those of other batches, else this step's own.
+        """
+        aimed = self._aimed()
+        known = [aimed] if aimed else [*self._taken_over(others)] or self._searched()
+        fits = filter(self._fits, (*known, *map(self._at, _FEW_RATIOS)))
+        best = min(fits, key=lambda d: (d.cost, self._peak(d)), default=None)
+        if best is None:
+            return None
+        bound = self.planner.peak(best) if self._eager else self.rank.memory_bytes - self._beside
+        return best, Budget(peak_bytes=bound)
+
+    def _aimed(self) -> Candidate | None:
+        """A decision whose peak fits, by searches for a simulated peak; None if none does.
+
+        What a compiler, or workspaces, make of the simulated peak is off it by about as much for one plan
+        as for the next, so each search is aimed by what the last plan was off.
+        """
+        planner = self.planner
+        off = self._peak(planner.full) - self._beside - planner.peak(planner.full)
+        aim = self.rank.memory_bytes - self._beside - off
+        for turn in range(_SEARCHES):
+            try:
+                decided = planner.decide(Budget(peak_bytes=aim))
+            except BudgetError:
+                return None
+            over = self._peak(decided) - self.rank.memory_bytes
+            if over <= 0:
+                return decided
+            aim = min(aim, planner.peak(decided)) - (1 + turn) * over
+        return None
+
+    def _searched(self) -> Iterator[Candidate]:
+        """Decisions that are the same whatever the memory: of the least peak, and of peaks over the whole range."""
+        planner = self.planner
+        # Of its own: what it finds depends on nothing looked at before.
+        peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
+        yield peaks.least_peak
+        low, high = peaks.least_found, planner.peak(planner.full)
+        least, most = _PEAKS
+        count = min(most, max(least, _NODES // len(planner.state.index)))
+        for k in range(1, count):
+            found = peaks.searched(low + (high - low) * k // count)
+            if found is not None:
+                yield found
+
+    def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
+        """Decisions of other batches that can be taken at this one, with what they save and cost here."""
+        state, lowered = self.planner.state, self.planner.lowered
+        costs = state.get(Costs(self.planner.request.cost))
+        for decision in others:
+            try:
+                scored = evaluate(lowered.problem, lowered.saved_of(decision))
+                cost = scored.recompute_cost
+                if decision.is_ordered:
+                    cost = sum(costs[state.index.by_name[name]] for name in decision.further_runs)
+                choice = self.planner.choice(max(self.planner.full_bytes, scored.saved_bytes))
+                decided = Candidate.of(lowered, decision, cost, choice)
+                self._peak(decided)  # sizes decide what is a view, and so what can be split
+            except (RematError, KeyError):  # the batch decides which operators there are
+                continue
+            yield decided
+
+    def _within_ratio(self) -> tuple[Candidate, Budget] | None:
+        """The decision at the highest ratio that fits."""
+
+        def fits(ratio: float) -> bool:
+            return self._fits(self._at(ratio))
+
+        low = next(filter(fits, _RATIOS), None)
+        if low is None:
+            return None
+        high = (1.0, *_RATIOS)[_RATIOS.index(low)]
+        for _ in range(3):
+            middle = round((low + high) / 2, 3)
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return self._at(low), Budget(share=low)
+
+    def _at(self, ratio: float) -> Candidate:
+        """The decision at a ratio of the saved bytes."""
+        planner = self.planner
+        return planner.at(max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes)))
+
+    @cached_property
+    def _once_s(self) -> float:
+        """Modelled seconds of every node once."""
+        state = self.planner.state
+        return sum(node_costs(state.index, state.storages, self.planner.request.cost)) / 1e12
+
+    def _step_s(self, decided: Candidate) -> float:
+        computing = self._once_s + decided.cost / 1e12
+        sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
+        tbps = device_of(self.planner.request.cost).memory_tbps
+        return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)
+
+
+def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> FitRow:
+    return FitRow(
+        batch=batch, fits=False, budget=None, peak_bytes=peak_bytes, reason=reason, proven=proven
+    )
+
+
+def device_of(cost: CostModel) -> Device:
+    """The device that a cost model is about; an H100 where it does not say."""
+    device = getattr(cost, "device", None)
+    if isinstance(device, Device):
+        return device
+    if isinstance(cost, Profile):
+        return calibrated(device or "here")
+    return DEVICES["h100"]
+
+
+def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
+    """Of a module its parameters, of a function the arguments that require a gradient; each once."""
+    if isinstance(model, torch.nn.Module):
+        return list(model.parameters())
+    leaves = pytree.tree_leaves(arguments)
+    found = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
+    return list(found.values())
+
+
+def other_bytes(model: Any, arguments: Any, parameters: Sequence[torch.Tensor]) -> int:
+    """Bytes of buffers and inputs that are no parameters."""
+    leaves = [t for t in pytree.tree_leaves(arguments) if isinstance(t, torch.Tensor)]
+    if isinstance(model, torch.nn.Module):
+        leaves += model.buffers()
+    own = {storage_key(p) for p in parameters}
+    found = {storage_key(t): storage_bytes(t) for t in leaves}
+    return sum(nbytes for key, nbytes in found.items() if key not in own)
+
+
+def _without_gradient(
+    model: Any, parameters: Sequence[torch.Tensor], joint: JointGraph | None
+) -> frozenset[int]:
+    """Positions of the parameters that a step gives no gradient: the frozen ones, and those it does not use.
+
+    Which ones a graph uses is told by their shapes, of which alone there is anything to know.
+    """
+    frozen = {i for i, p in enumerate(parameters) if not p.requires_grad}
+    if joint is None:
+        return frozenset(frozen)
+    given = Counter(_gradients(joint, only_static=isinstance(model, torch.nn.Module)))
+    for i, parameter in enumerate(parameters):
+        if i not in frozen:
+            key = (tuple(parameter.shape), parameter.dtype)
+            if not given[key]:
+                frozen.add(i)
+            given[key] -= 1
+    return frozenset(frozen)
+
+
+def _gradients(joint: JointGraph, *, only_static: bool) -> Iterator[tuple[Any, torch.dtype]]:
+    """Shape and type of the inputs that backward returns a gradient for."""
+    returned = split_outputs(joint)[1]
+    for i, (node, gradient) in enumerate(zip(primals_of(joint), returned, strict=False)):
+        value = node.meta.get("val")
+        if gradient is None or not isinstance(value, torch.Tensor):
+            continue
+        if i in joint.static_inputs or not only_static:
+            yield tuple(map(int, value.shape)), value.dtype

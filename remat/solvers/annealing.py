@@ -54,7 +54,7 @@ def anneal(
     least = sum(problem.cost)
 
     def rank(sequence: Sequence[int]) -> tuple[bool, int, int]:
-        done = evaluate_schedule(problem, core.lifted(sequence))
+        done = evaluate_schedule(problem, core.invert(sequence)[0])
         over = problem.capacity is not None and done.peak_bytes > problem.capacity
         return over, done.peak_bytes if over else done.cost, done.peak_bytes
 
@@ -76,7 +76,7 @@ def anneal(
     over, _, peak = rank(best)
     if over:
         raise not_found(problem, peak)
-    return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
+    return ScheduleAnswer(core.invert(best)[0], least, by_clock=by_clock)
 
 
 def improve(
@@ -110,10 +110,10 @@ def improve(
     best = (tuple(sequence), boundary)
     graph = compiled.StepGraph(*core.columns())
     for rows in _NEAR:
-        start = core.placed(problem, *best)
+        start = core.apply(problem, *best)
         turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
         found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
-        best = min((best, *(core.split(tuple(s)) for *_, s in found)), key=rank)
+        best = min((best, *(core.invert(s) for *_, s in found)), key=rank)
     first = _first_boundary(problem, best[0])
     if first < best[1] and evaluate_schedule(problem, best[0], first).peak_bytes <= capacity:
         best = (best[0], first)
@@ -132,10 +132,10 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
     """Every node once, with evictions where memory runs out, and what is known, as far as it can run."""
-    evicted = evicting(problem, core.lifted(core.start))
+    evicted = evicting(problem, problem.order)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
         with contextlib.suppress(ProblemError):
             evaluate_schedule(problem, known)
-            found.append(core.placed(problem, known))
+            found.append(core.apply(problem, known))
     return found

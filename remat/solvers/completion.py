@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from remat.solvers.ask import ask
 from remat.solvers.base import Solver
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Solution
-from remat.solvers.verify import verify_graph
+from remat.solvers.verify import verify
 
 #: How often the solver is asked, at most, to fill what the completing cut left of the budget.
 ROUNDS = 4
@@ -50,7 +50,7 @@ def by_knapsack(
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
-    found = [verify_graph(problem, solver, d) for d in (reduction.lift(least), *fitting)]
+    found = [verify(problem, solver, d) for d in (reduction.invert(least), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
@@ -67,7 +67,7 @@ def by_knapsack(
             elapsed_s += picked.elapsed_s
             deterministic &= picked.deterministic
             if saved is not None:
-                found.append(verify_graph(problem, solver, reduction.lift(saved)))
+                found.append(verify(problem, solver, reduction.invert(saved)))
     best = min(found, key=lambda s: (s.cost, s.saved_bytes, s.saved))
     return replace(best, elapsed_s=elapsed_s, deterministic=deterministic and solver.deterministic)
 
@@ -92,7 +92,7 @@ def _rounds(
             values=tuple(core.cost[i] for i in items),
             capacity=offered,
         )
-        picked = run(solver, knapsack, time_limit=time_limit)
+        picked = ask(solver, knapsack, time_limit=time_limit)
         fixed = [False] * len(core)
         for k in picked.saved:
             fixed[items[k]] = True

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
-from remat.solvers.problem import INT64_MAX, as_integer
+from remat.solvers import columns
+from remat.solvers.columns import as_integer
+from remat.solvers.problem import Limits, Measured, Problem
+from remat.solvers.solution import Schedule, ScheduleAnswer
 
 #: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
 MOST_RUNS_PER_NODE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleProblem:
+class ScheduleProblem(Problem[Schedule]):
     """Run every node at least once, at the least summed cost, with no more bytes alive than there are.
 
     Nodes are numbered in an order in which they can run: each input stands before its reader. What
@@ -58,6 +61,16 @@ class ScheduleProblem:
         ProblemError: an argument is not what it must be; the message names it, with the node.
     """
 
+    kind: ClassVar[str] = "schedule"
+    method: ClassVar[str] = "solve_schedule"
+    answer: ClassVar[type[ScheduleAnswer]] = ScheduleAnswer
+    expected: ClassVar[str] = (
+        "nodes are due: return an iterable of nodes in the order in which they run, or "
+        "ScheduleAnswer(sequence, bound)"
+    )
+    bound_text: ClassVar[str] = "every schedule costs at least"
+    own_text: ClassVar[str] = "its own schedule costs"
+
     names: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]
     cost: tuple[int, ...]
@@ -77,38 +90,32 @@ class ScheduleProblem:
     known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "names", _names(self.names))
-        n = len(self.names)
-        rows = _sequence("inputs", self.inputs, n)
-        inputs = tuple(_nodes(f"inputs[{i}]", row, n) for i, row in enumerate(rows))
-        put(self, "inputs", inputs)
+        where = "ScheduleProblem."
+        names = columns.texts(where + "names", self.names)
+        if len(set(names)) != len(names):
+            twice = next(name for name, count in Counter(names).items() if count > 1)
+            raise ProblemError(
+                f"{where}names has {columns.short(twice)} twice; expected different names"
+            )
+        last = len(names) - 1
+        self._put(names=names, inputs=columns.earlier_nodes(where + "inputs", self.inputs, names))
         for label in ("cost", "size", "extra"):
             given = getattr(self, label)
-            numbers = (
-                _numbers(label, _sequence(label, given, n), self.names)
-                if given or label != "extra"
-                else ()
-            )
-            put(self, label, numbers)
-        parts = tuple(_sequence("part_of", self.part_of, n)) if self.part_of else ()
-        put(
-            self,
-            "part_of",
-            tuple(_integer(f"part_of[{i}]", p, -1, n - 1) for i, p in enumerate(parts)),
-        )
+            empty = label == "extra" and not given
+            self._put(**{label: () if empty else columns.amounts(where + label, given, names)})
+        if self.part_of:
+            parts = columns.sequence(where + "part_of", self.part_of, len(names))
+            self._put(part_of=columns.integers(where + "part_of", parts, -1, last, names=names))
+        else:
+            self._put(part_of=())
         for label in _SETS:
-            put(self, label, _nodes(label, getattr(self, label), n))
-        put(self, "resident", _integer("resident", self.resident, 0, INT64_MAX))
-        put(self, "capacity", _capacity(self.capacity))
-        known = _sequence("known", self.known, None)
-        put(self, "known", tuple(_nodes(f"known[{i}]", k, n) for i, k in enumerate(known)))
-        for i, row in enumerate(inputs):
-            if row and max(row) >= i:
-                raise ProblemError(
-                    f"ScheduleProblem.inputs[{i}] ('{self.names[i]}') has node {max(row)}; expected earlier "
-                    "nodes only, so that there is no cycle: list each node after its inputs"
-                )
+            self._put(**{label: columns.integers(where + label, getattr(self, label), 0, last)})
+        known = enumerate(columns.sequence(where + "known", self.known))
+        self._put(
+            resident=columns.integer(where + "resident", self.resident),
+            capacity=columns.capacity(where + "capacity", self.capacity),
+            known=tuple(columns.integers(f"{where}known[{i}]", k, 0, last) for i, k in known),
+        )
         self._check_roles()
 
     def _check_roles(self) -> None:
@@ -193,19 +200,70 @@ class ScheduleProblem:
         """The node whose run makes a node's value."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
-    def within(self, capacity: int | None) -> ScheduleProblem:
-        """The same problem under another capacity, in bytes; nothing else is checked again."""
-        return self._with(capacity=_capacity(capacity))
-
     def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:
         """The same problem with schedules to start from."""
         return self._with(known=tuple(tuple(k) for k in known))
 
-    def _with(self, **changes: object) -> ScheduleProblem:
-        same = object.__new__(ScheduleProblem)
-        for f in fields(self):
-            object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
-        return same
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Every node that runs, once, in the problem's own order; those of backward last."""
+        late = set(self.backward)
+        return tuple(sorted(self.runnable, key=late.__contains__))
+
+    @property
+    def most_entries(self) -> int:
+        return MOST_RUNS_PER_NODE * max(1, len(self))
+
+    def read(self, entries: list[Any]) -> tuple[int, ...]:
+        if len(entries) > self.most_entries:
+            raise ProblemError(
+                f"returned more than {self.most_entries} runs, {MOST_RUNS_PER_NODE} for each node"
+            )
+        runs = []
+        for position, entry in enumerate(entries):
+            node = as_integer(entry)
+            if node is None:
+                raise ProblemError(
+                    f"returned {entry!r} as run {position}, where a node's number is due"
+                )
+            runs.append(node)
+        return tuple(runs)
+
+    def measure(self, choice: tuple[int, ...]) -> Measured[Schedule]:
+        try:
+            done = evaluate_schedule(self, choice)
+        except ProblemError as error:
+            raise ProblemError(f"returned a schedule that cannot run: {error}") from None
+
+        def solution(**checked: Any) -> Schedule:
+            return Schedule(
+                sequence=choice,
+                cost=done.cost,
+                peak_bytes=done.peak_bytes,
+                boundary=done.boundary,
+                **checked,
+            )
+
+        at = f" at run {done.peak_at} ('{self.names[choice[done.peak_at]]}')" if choice else ""
+        what = f"a schedule with a peak of {done.peak_bytes} bytes{at}"
+        return Measured(done.cost, done.peak_bytes, what, solution)
+
+    def limits(self) -> Limits:
+        return Limits(sum(self.cost))
+
+    def refuse_infeasible(self) -> None:
+        if self.capacity is None:
+            return
+        least, node = least_peak(self)
+        if least > self.capacity:
+            if node < 0:
+                why = "what stays to the end takes that much"
+            else:
+                why = f"'{self.names[node]}' alone takes that much with what it reads and makes"
+            raise BudgetError(
+                f"no schedule keeps to a peak of {self.capacity} bytes; every one has at least {least}: "
+                f"{why}. Raise the capacity"
+            )
 
 
 _SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
@@ -370,73 +428,3 @@ def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
         f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "
         "the solver more time"
     )
-
-
-def _names(names: Any) -> tuple[str, ...]:
-    texts: tuple[str, ...] = tuple(_sequence("names", names, None))
-    for i, name in enumerate(texts):
-        if type(name) is not str:
-            raise ProblemError(f"ScheduleProblem.names[{i}] is {_short(name)}; expected text")
-    if len(set(texts)) != len(texts):
-        twice = next(name for name, count in Counter(texts).items() if count > 1)
-        raise ProblemError(
-            f"ScheduleProblem.names has {_short(twice)} twice; expected different names"
-        )
-    return texts
-
-
-def _sequence(label: str, values: Any, length: int | None) -> Sequence[Any]:
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
-        raise ProblemError(
-            f"ScheduleProblem.{label} must be an ordered sequence, got {type(values).__name__}: give a tuple or a list"
-        )
-    items = tuple(values)
-    if length is not None and len(items) != length:
-        raise ProblemError(
-            f"ScheduleProblem.{label} has {len(items)} entries, expected {length}, one for each name"
-        )
-    return items
-
-
-def _numbers(label: str, values: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
-    if set(map(type, values)) <= {int} and (not values or min(values) >= 0):
-        numbers = tuple(values)
-    else:
-        numbers = tuple(
-            _integer(f"{label}[{i}] ('{names[i]}')", x, 0, INT64_MAX) for i, x in enumerate(values)
-        )
-    if sum(numbers) > INT64_MAX:
-        raise ProblemError(
-            f"ScheduleProblem.{label} sums to {_short(sum(numbers))}; expected at most 2**63 - 1: use a coarser unit"
-        )
-    return numbers
-
-
-def _nodes(label: str, values: Any, n: int) -> tuple[int, ...]:
-    items = _sequence(label, values, None)
-    if set(map(type, items)) <= {int} and (not items or (min(items) >= 0 and max(items) < n)):
-        return tuple(items)
-    return tuple(_integer(label, x, 0, n - 1) for x in items)
-
-
-def _integer(label: str, value: object, low: int, high: int) -> int:
-    number = as_integer(value)
-    if number is None or not low <= number <= high:
-        limit = "2**63 - 1" if high == INT64_MAX else str(high)
-        raise ProblemError(
-            f"ScheduleProblem.{label} is {_short(value)}; expected an integer from {low} to {limit}"
-        )
-    return number
-
-
-def _capacity(capacity: object) -> int | None:
-    return None if capacity is None else _integer("capacity", capacity, 0, INT64_MAX)
-
-
-def _short(value: object) -> str:
-    """A value in a message: one line of sixty characters at most."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an int of more digits than Python writes
-        return f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -32,7 +32,7 @@ class Candidate:
 
     def solves(self, what: str) -> bool:
         """Whether it solves ``"knapsack"``, ``"graph"`` or ``"schedule"`` problems; True if not known."""
-        return self.kind is None or bool(getattr(self.kind, what))
+        return self.kind is None or what in self.kind.solves
 
     def solver(self) -> Solver:
         """Return an instance, or skip the test with the reason."""

@@ -198,11 +198,11 @@ def solve_step_case(
 
     def solve(case: StepCase) -> Schedule | None:
         from remat.errors import BudgetError
-        from remat.solvers.run_schedule import run_schedule
+        from remat.solvers.run import run
         from remat.testing.scoreboard import PROPERTY, Solved
 
         try:
-            schedule = run_schedule(solver, case.problem)
+            schedule = run(solver, case.problem)
         except BudgetError:
             return None
         solved = Solved(

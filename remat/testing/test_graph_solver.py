@@ -11,7 +11,7 @@ import pytest
 
 from remat.errors import BudgetError
 from remat.solvers.base import Solver
-from remat.solvers.run_graph import run_graph
+from remat.solvers.run import run
 from remat.solvers.solution import Status
 from remat.testing.graphs import decisions, drawn, layers
 
@@ -30,7 +30,7 @@ def test_small_graphs_against_every_decision(solver: Solver, block: int) -> None
         least = min(e.saved_bytes for e in every)
         capacity = draw.randint(least, max(e.saved_bytes for e in every) + 1)
         best = min(e.recompute_cost for e in every if e.saved_bytes <= capacity)
-        solution = run_graph(solver, problem.within(capacity))
+        solution = run(solver, problem.within(capacity))
         assert solution.saved_bytes <= capacity
         assert solution.bound <= best <= solution.cost
         if solution.status is Status.OPTIMAL:
@@ -47,18 +47,18 @@ def test_less_than_the_least_is_refused(solver: Solver) -> None:
     )
     least = min(e.saved_bytes for e in decisions(problem))
     with pytest.raises(BudgetError, match=str(least)):
-        run_graph(solver, problem.within(least - 1))
+        run(solver, problem.within(least - 1))
 
 
 def test_without_a_capacity_nothing_is_recomputed_that_costs(solver: Solver) -> None:
-    assert run_graph(solver, layers(5)).cost == 0
+    assert run(solver, layers(5)).cost == 0
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.8])
 def test_layers_keep_to_the_capacity_and_the_answer_repeats(solver: Solver, share: float) -> None:
     problem = layers(10)
     problem = problem.within(int(share * sum(problem.size)))
-    first, second = run_graph(solver, problem), run_graph(solver, problem)
+    first, second = run(solver, problem), run(solver, problem)
     assert first.saved_bytes <= (problem.capacity or 0)
     assert first.bound <= first.cost
     if solver.deterministic:
@@ -68,4 +68,4 @@ def test_layers_keep_to_the_capacity_and_the_answer_repeats(solver: Solver, shar
 def test_a_time_limit_is_taken(solver: Solver) -> None:
     problem = layers(20)
     problem = problem.within(sum(problem.size) // 2)
-    assert run_graph(solver, problem, time_limit=5.0).saved_bytes <= (problem.capacity or 0)
+    assert run(solver, problem, time_limit=5.0).saved_bytes <= (problem.capacity or 0)

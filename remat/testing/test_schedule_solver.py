@@ -13,10 +13,9 @@ import pytest
 
 from remat.errors import BudgetError
 from remat.solvers.base import Solver
-from remat.solvers.run_schedule import run_schedule
+from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.solvers.solution import Schedule, Status
-from remat.solvers.step_core import step_core
 from remat.testing.steps import StepCase, drawn, layered, optimum, step_cases
 
 #: Run on solvers of step problems only.
@@ -25,8 +24,7 @@ SOLVES = "schedule"
 
 def once(problem: ScheduleProblem) -> tuple[int, ...]:
     """Every node once, in the problem's own order."""
-    core = step_core(problem)
-    return core.lifted(core.start)
+    return problem.order
 
 
 def assert_honest(problem: ScheduleProblem, schedule: Schedule, best: int) -> None:
@@ -64,7 +62,7 @@ def test_small_steps_against_every_schedule(solver: Solver, block: int) -> None:
     answered = 0
     for problem, best in _small(block):
         try:
-            schedule = run_schedule(solver, problem)
+            schedule = run(solver, problem)
         except BudgetError:  # not found, which is no proof
             continue
         assert best is not None
@@ -79,7 +77,7 @@ def test_room_for_everything_is_enough(solver: Solver) -> None:
         order = once(problem)
         full = evaluate_schedule(problem, order)
         for capacity in (None, full.peak_bytes):
-            schedule = run_schedule(solver, problem.within(capacity))
+            schedule = run(solver, problem.within(capacity))
             assert schedule.cost >= full.cost == schedule.bound
 
 
@@ -87,7 +85,7 @@ def test_less_than_a_node_needs_is_refused(solver: Solver) -> None:
     problem = layered(40, width=0.3, seed=1)
     least = least_peak(problem)[0]
     with pytest.raises(BudgetError, match=str(least)):
-        run_schedule(solver, problem.within(least - 1))
+        run(solver, problem.within(least - 1))
 
 
 def test_the_answer_repeats(solver: Solver) -> None:
@@ -98,7 +96,7 @@ def test_the_answer_repeats(solver: Solver) -> None:
     answers = []
     for _ in range(2):
         try:
-            answers.append(run_schedule(solver, problem).sequence)
+            answers.append(run(solver, problem).sequence)
         except BudgetError as error:
             answers.append((str(error),))  # type: ignore[arg-type]
     assert answers[0] == answers[1]
@@ -107,4 +105,4 @@ def test_the_answer_repeats(solver: Solver) -> None:
 def test_a_time_limit_is_taken(solver: Solver) -> None:
     problem = layered(60, width=0.3, seed=3)
     full = evaluate_schedule(problem, once(problem)).peak_bytes
-    assert run_schedule(solver, problem.within(full), time_limit=5.0).peak_bytes <= full
+    assert run(solver, problem.within(full), time_limit=5.0).peak_bytes <= full

@@ -11,8 +11,9 @@ import pytest
 
 from remat.plugins.checks import check_solver
 from remat.solvers.base import Solver
+from remat.solvers.columns import INT64_MAX
 from remat.solvers.isolation import isolated, obstacle
-from remat.solvers.problem import INT64_MAX, KnapsackProblem
+from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 from remat.solvers.solution import Solution
 from remat.testing.cases import Case, cases

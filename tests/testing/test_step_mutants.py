@@ -10,7 +10,7 @@ import step_mutants
 
 from remat.errors import BudgetError, SolverError
 from remat.solvers.base import Solver
-from remat.solvers.run_schedule import run_schedule
+from remat.solvers.run import run
 from remat.solvers.solution import Schedule
 from remat.testing import test_schedule_solver as kit
 from remat.testing.steps import StepCase, step_cases
@@ -39,7 +39,7 @@ def call(test: str, solver: Solver) -> None:
 
     def solve(case: StepCase) -> Schedule | None:
         try:
-            return run_schedule(solver, case.problem)
+            return run(solver, case.problem)
         except BudgetError:
             return None
 

@@ -21,7 +21,7 @@ from remat.solvers.completion import by_knapsack
 from remat.solvers.cut import CutSolver
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.hull import Hull
-from remat.solvers.run_graph import run_graph
+from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
@@ -93,12 +93,12 @@ class Budgeted(Pass):
         Raises:
             PlanError: no solver was given, or tags conflict.
             BudgetError: the capacity is below the least possible.
-            SolverError: as from `remat.solvers.run_graph.run_graph`.
+            SolverError: as from `remat.solvers.run.run`.
         """
         solver = self.asked()
         capacity, full = limits.capacity or 0, limits.full_bytes or 0
         problem = state.lowered(self.cost).problem.within(capacity)
-        by_items = self.knapsack or not solver.graph
+        by_items = self.knapsack or "graph" not in solver.solves
         cuts = self._cuts(
             state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
         )
@@ -121,7 +121,7 @@ class Budgeted(Pass):
         )
 
     def _solved(self, problem: GraphProblem) -> GraphSolution:
-        ask = by_knapsack if self.knapsack else run_graph
+        ask = by_knapsack if self.knapsack else run
         return ask(self.asked(), problem, time_limit=self.time_limit or None)
 
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:

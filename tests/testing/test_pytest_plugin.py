@@ -63,9 +63,9 @@ def test_one_solver_and_only_the_solver_tests(pytester: pytest.Pytester) -> None
 def test_without_the_option_everything_runs_on_all_that_can(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(SOLVER_TEST)
     result = pytester.runpytest("-k", "not test_case")
-    result.assert_outcomes(
-        passed=1 + len(registry().solver_names()), deselected=12 * len(registry().solver_names())
-    )
+    names = registry().solver_names()
+    of_knapsacks = [n for n in names if "knapsack" in registry().solver_class(n).solves]
+    result.assert_outcomes(passed=1 + len(names), deselected=12 * len(of_knapsacks))
 
 
 @pytest.mark.parametrize("workers", [(), ("-n", "2")])

@@ -112,16 +112,6 @@ class Isolated(Solver):
         inner: the solver that runs in the process.
     """
 
-    __slots__ = (
-        "_environment",
-        "_grace_s",
-        "_hang_s",
-        "_lock",
-        "_memory_bytes",
-        "_process",
-        "inner",
-    )
-
     name: ClassVar[str] = "isolated"
 
     def __init__(
@@ -142,7 +132,7 @@ class Isolated(Solver):
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Ask the solver, in its process."""
-        reason: str | None = self._ask("refuses", problem, None, _ASK_S)["reason"]
+        reason: str | None = self._ask(("refuses", problem, None), _ASK_S)["reason"]
         return reason
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
@@ -157,8 +147,8 @@ class Isolated(Solver):
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
         """Let the solver work on a step in its process, and end it if it does not come back."""
-        reply = self._reply(problem, time_limit)
-        return ScheduleAnswer(reply["choice"], reply["bound"], by_clock=reply["by_clock"])
+        answer = self._choose(problem, time_limit)
+        return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
     def start(self) -> None:
         """Start the process, unless it runs."""
@@ -174,27 +164,22 @@ class Isolated(Solver):
         return isolated, (self.inner,)
 
     def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
-        reply = self._reply(problem, time_limit)
-        status = reply["status"]
+        """What `remat.solvers.verify.read` makes of the answer, there: it is judged here only."""
+        within_s, when = self._hang_s, ""
+        if time_limit is not None:
+            within_s, when = time_limit + self._grace_s, f" (time limit {time_limit:g} s)"
+        reply = self._ask((problem.method, problem, time_limit), within_s, when)
+        status = None if reply["status"] is None else Status(reply["status"])
         return Answer(
             reply["choice"],
             reply["bound"],
             value=reply["value"],
-            status=None if status is None else Status(status),
+            status=status,
             by_clock=reply["by_clock"],
         )
 
-    def _reply(self, problem: Problem[Any], time_limit: float | None) -> dict[str, Any]:
-        """What `remat.solvers.verify.read` makes of the answer, there: it is evaluated here only."""
-        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
-        return self._ask(problem.method, problem, time_limit, within_s)
-
     def _ask(
-        self,
-        method: str,
-        problem: Problem[Any],
-        time_limit: float | None,
-        within_s: float | None,
+        self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
         """The reply to a question.
 
@@ -202,10 +187,7 @@ class Isolated(Solver):
             SolverError: the solver raised, answered wrongly, died or was killed.
         """
         with self._lock:
-            process = self._running()
-            question = pickle.dumps((method, problem, time_limit))
-            limit = "" if time_limit is None else f" (time limit {time_limit:g} s)"
-            return self._exchange(process, question, within_s, limit)
+            return self._exchange(self._running(), pickle.dumps(question), within_s, when)
 
     def _running(self) -> _Process:
         process = self._process

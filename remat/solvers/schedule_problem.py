@@ -120,7 +120,6 @@ class ScheduleProblem(Problem[Schedule]):
 
     def _check_roles(self) -> None:
         """Refuses nodes whose roles contradict each other."""
-        given = {*self.at_start, *self.at_boundary}
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
@@ -129,72 +128,97 @@ class ScheduleProblem(Problem[Schedule]):
                 raise ProblemError(
                     f"ScheduleProblem.{this} and .{that} both name '{self.names[i]}'"
                 )
-        idle = given | {i for i, p in enumerate(self.part_of) if p >= 0}
+        given = self.given
         running = {
             label: set(getattr(self, label)) for label in ("once", "ordered", "forward", "backward")
         }
-        for i in sorted(idle):
+        running["part_of"] = {i for i, p in enumerate(self.part_of) if p >= 0 and i in given}
+        for i in sorted(given | self.parts):
             what = "is there without a run" if i in given else "is part of another node"
-            if i in given and self.part_of and self.part_of[i] >= 0:
-                raise ProblemError(
-                    f"ScheduleProblem.part_of names a node for '{self.names[i]}', which {what}"
-                )
-            if self.inputs[i] or self.cost[i] or (self.extra and self.extra[i]):
+            for label, nodes in running.items():
+                if i in nodes:
+                    raise self._misnamed(label, i, what)
+            if self.inputs[i] or self.cost[i] or self.extra_bytes(i):
                 raise ProblemError(
                     f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
                     "expected none"
                 )
-            for label, nodes in running.items():
-                if i in nodes:
-                    raise ProblemError(
-                        f"ScheduleProblem.{label} names '{self.names[i]}', which {what}"
-                    )
-        for i, p in enumerate(self.part_of):
-            if p >= 0 and (p in idle or p >= i):
+        for i in self.parts:
+            maker = self.part_of[i]
+            if maker >= i or maker in given or maker in self.parts:
                 raise ProblemError(
-                    f"ScheduleProblem.part_of[{i}] ('{self.names[i]}') is {p}; expected an earlier node that runs"
+                    f"ScheduleProblem.part_of[{i}] ('{self.names[i]}') is {maker}; expected an earlier node that runs"
                 )
-        late = bytearray(len(self))  # runs after the boundary only, or is there only then
-        for i in (*self.backward, *self.at_boundary):
-            late[i] = 1
-        behind = dict(pairwise(reversed(self.ordered)))
-        for i, row in enumerate(self.inputs):
-            if i in behind and behind[i] < i:
-                late[i] |= late[behind[i]]
-            maker = self.part_of[i] if self.part_of else -1
-            late[i] |= late[maker] if maker >= 0 else any(late[j] for j in row)
-        parts = self.part_of or (-1,) * len(self)
-        late_runs = tuple(
-            i for i in range(len(self)) if late[i] and i not in given and parts[i] < 0
-        )
-        object.__setattr__(self, "backward", late_runs)
-        if self.at_boundary and not late_runs:
+        late = self._late()
+        runs = set(self.runnable)
+        self._put(backward=tuple(i for i in sorted(runs) if late[i]))
+        if self.at_boundary and not self.backward:
             raise ProblemError(
                 f"ScheduleProblem.at_boundary names '{self.names[self.at_boundary[0]]}', but no node runs after the "
                 "boundary; expected some in backward, or one that reads it"
             )
-        behind_boundary = set(late_runs)
         for one, other in pairwise(self.ordered):
-            if one >= other or (one in behind_boundary and other not in behind_boundary):
+            if one >= other or late[one] > late[other]:
                 raise ProblemError(
                     f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
                     "nodes in the problem's own order, those after the boundary last"
                 )
         for i in self.forward:
             if late[i]:
-                raise ProblemError(
-                    f"ScheduleProblem.forward names '{self.names[i]}', which reads what is only there after the boundary"
-                )
+                why = "reads what is only there after the boundary"
+                raise self._misnamed("forward", i, why)
+
+    def _late(self) -> bytearray:
+        """For each node whether it runs after the boundary only, or is there only then."""
+        late = bytearray(len(self))
+        for i in (*self.backward, *self.at_boundary):
+            late[i] = 1
+        behind = dict(pairwise(reversed(self.ordered)))
+        for i, row in enumerate(self.inputs):
+            if i in behind and behind[i] < i:
+                late[i] |= late[behind[i]]
+            maker = self.maker(i)
+            late[i] |= late[maker] if maker != i else any(late[j] for j in row)
+        return late
+
+    def _misnamed(self, label: str, node: int, why: str) -> ProblemError:
+        return ProblemError(f"ScheduleProblem.{label} names '{self.names[node]}', which {why}")
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
+    def given(self) -> frozenset[int]:
+        """The nodes that nobody runs: their values are there from the start or from the boundary."""
+        return frozenset((*self.at_start, *self.at_boundary))
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """The nodes that another node makes along with its own value."""
+        return frozenset(i for i, maker in enumerate(self.part_of) if maker >= 0)
+
+    @property
     def runnable(self) -> tuple[int, ...]:
-        """The nodes that run: all that are neither there without a run nor part of another."""
-        idle = {*self.at_start, *self.at_boundary}
-        parts = self.part_of or (-1,) * len(self)
-        return tuple(i for i in range(len(self)) if parts[i] < 0 and i not in idle)
+        """The nodes that run: all that are neither given nor parts."""
+        idle = self.given | self.parts
+        return tuple(i for i in range(len(self)) if i not in idle)
+
+    @property
+    def used(self) -> frozenset[int]:
+        """The nodes whose value somebody reads, or that stays to the end."""
+        return frozenset(self.to_end).union(*self.inputs)
+
+    @property
+    def results(self) -> list[list[int]]:
+        """For each node the values that its run makes, its own first."""
+        made = [[i] for i in range(len(self))]
+        for i in sorted(self.parts):
+            made[self.part_of[i]].append(i)
+        return made
+
+    def extra_bytes(self, node: int) -> int:
+        """Bytes that a run of a node takes besides what it reads and makes."""
+        return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
         """The node whose run makes a node's value."""
@@ -302,16 +326,8 @@ def evaluate_schedule(
         ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
     """
     n, names, inputs = len(problem), problem.names, problem.inputs
-    made_by = [[i] for i in range(n)]  # the values that each run makes, its own first
-    for i, p in enumerate(problem.part_of):
-        if p >= 0:
-            made_by[p].append(i)
-    runs, once = bytearray(n), set(problem.once)
-    idle = {
-        *problem.at_start,
-        *problem.at_boundary,
-        *(i for i, p in enumerate(problem.part_of) if p >= 0),
-    }
+    made_by, given, used = problem.results, problem.given, problem.used
+    runs, once, idle = bytearray(n), set(problem.once), given | problem.parts
     backward = set(problem.backward)
     latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
     if boundary is None:
@@ -360,19 +376,18 @@ def evaluate_schedule(
     last = max(0, len(sequence) - 1)
     for i in problem.to_end:
         ended[i] = last
-    given = {*problem.at_start, *problem.at_boundary}
-    read = {j for row in inputs for j in row} | set(problem.to_end)
-    there = (i for i in range(n) if started[i] >= 0 and (i in read or i not in given))
+    there = (i for i in range(n) if started[i] >= 0 and (i in used or i not in given))
     spans.extend((started[i], ended[i], size[i]) for i in there)
     for start, end, nbytes in spans:
         change[start] += nbytes
         if end + 1 < len(change):
             change[end + 1] -= nbytes
+    extra = problem.extra or (0,) * n
     alive, now = [], problem.resident
     for position, v in enumerate(sequence):
         now += change[position]
-        alive.append(now + (problem.extra[v] if problem.extra else 0))
-    peak = max(alive, default=problem.resident + sum(size[i] for i in given & read))
+        alive.append(now + extra[v])
+    peak = max(alive, default=problem.resident + sum(size[i] for i in given & used))
     return ScheduleEvaluation(
         cost=sum(problem.cost[v] for v in sequence),
         peak_bytes=peak,
@@ -409,13 +424,10 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     always = {i for i in problem.at_start if i in stays}
     base = problem.resident + sum(problem.size[i] for i in always)
     most, which = base + sum(problem.size[i] for i in stays - always), -1
-    made = [0] * len(problem)
-    for i in range(len(problem)):
-        made[problem.maker(i)] += problem.size[i]
+    results = problem.results
     for v in problem.runnable:
-        reads = {u for u in problem.inputs[v] if u not in always}
-        nbytes = base + sum(problem.size[u] for u in reads) + made[v]
-        nbytes += problem.extra[v] if problem.extra else 0
+        there = {u for u in problem.inputs[v] if u not in always}.union(results[v])
+        nbytes = base + sum(problem.size[u] for u in there) + problem.extra_bytes(v)
         if nbytes > most:
             most, which = nbytes, v
     return most, which

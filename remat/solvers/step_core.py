@@ -97,10 +97,8 @@ def step_core(problem: ScheduleProblem) -> StepCore:
         maker[i] = head
     for i in problem.at_boundary:
         maker[i] = boundary
-    read = {j for row in problem.inputs for j in row} | set(problem.to_end)
-    for i in (*problem.at_start, *problem.at_boundary):
-        if i not in read:  # never there, as nobody reads it
-            size[i] = 0
+    for i in problem.given - problem.used:  # never there, as nobody reads it
+        size[i] = 0
     reads: list[tuple[int, ...]] = [tuple(dict.fromkeys(row)) for row in problem.inputs]
     reads += [()] * (count - n)
     reads[tail] = tuple(problem.to_end)

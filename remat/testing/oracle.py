@@ -61,15 +61,10 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
     A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
     any time. The states grow with 4 to the power of the nodes: for up to eight of them.
     """
-    n = len(problem)
     capacity = math.inf if problem.capacity is None else problem.capacity
-    makes: list[list[int]] = [[] for _ in range(n)]
-    for i in range(n):
-        makes[problem.maker(i)].append(i)
+    makes, read = problem.results, problem.used
     runnable, size, inputs = problem.runnable, problem.size, problem.inputs
-    read = {j for row in inputs for j in row} | set(problem.to_end)
     once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
-    extra = problem.extra or (0,) * n
     arriving = frozenset(i for i in problem.at_boundary if i in read)
     begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
     least = {begin: 0}
@@ -101,7 +96,7 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
             for count in range(len(loose) + 1):
                 for gone in itertools.combinations(loose, count):
                     alive = kept.difference(gone)
-                    taken = problem.resident + extra[v] + sum(size[i] for i in alive)
+                    taken = problem.resident + problem.extra_bytes(v) + sum(size[i] for i in alive)
                     if taken > capacity:
                         continue
                     after = (frozenset(alive), ran | {v}, crossed or v in backward)
@@ -110,25 +105,3 @@ def least_cost_schedule(problem: ScheduleProblem) -> int | None:
                         least[after] = total
                         heapq.heappush(queue, (int(total), next(ticket), after))
     return None
-
-
-def by_dominance(problem: KnapsackProblem) -> int:
-    """Return the greatest value of any choice that fits, item by item.
-
-    Keeps every weight that can be reached, with the most value there, unless something lighter is worth
-    as much. Time and memory grow with the number of such weights: for sums up to millions.
-
-    Source: G. L. Nemhauser, Z. Ullmann, "Discrete dynamic programming and capital allocation",
-    Management Science 15 (1969).
-    """
-    best = {0: 0}  # weight: most value
-    for weight, value in sorted(zip(problem.weights, problem.values, strict=True)):
-        states = dict(best)
-        for w, v in best.items():
-            if w + weight <= problem.capacity and v + value > states.get(w + weight, -1):
-                states[w + weight] = v + value
-        best, top = {}, -1
-        for w in sorted(states):
-            if states[w] > top:
-                best[w] = top = states[w]
-    return max(best.values())

@@ -21,7 +21,8 @@ from remat.solvers.kernel import kernel
 from remat.solvers.lagrangian import Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.run import run
-from remat.testing.graphs import decisions, drawn, layers
+from remat.testing.graphs import drawn, layers, wide
+from remat.testing.oracle import decisions
 
 #: Enumerates to the end.
 EXACT = Lagrangian(work=1_000_000_000, gap=0.0)
@@ -259,8 +260,8 @@ def test_no_member_gets_much_work_before_all_had_a_little(monkeypatch) -> None:
 
     monkeypatch.setattr(Search, "exact", counted)
     monkeypatch.setattr(GraphMilp, "improve", asked)
-    wide = _wide(60)
-    run(Auto(), wide.within(sum(wide.size) // 3))
+    problem = wide(60)
+    run(Auto(), problem.within(sum(problem.size) // 3))
     before = given[: [who for who, _ in given].index("highs")]
     assert sum(work for _, work in before) <= 3_000_000
     assert sum(work for who, work in given if who == "kernel") <= 20_000_000
@@ -282,22 +283,6 @@ def test_costs_are_integers_and_so_is_what_highs_proves() -> None:
     search = Search(problem)
     found = GraphMilp(gap=0.0).improve(search, search.start())
     assert (found.cost, found.bound) == (3, 3)
-
-
-def _wide(n: int) -> GraphProblem:
-    """Values that wait for a reader at the far end, as the skips of a U-Net do."""
-    draw = random.Random(3)
-    inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]
-    return GraphProblem(
-        names=tuple(f"v{i}" for i in range(2 * n)),
-        inputs=(*inputs, *((i, n - 1 - i) for i in range(n))),
-        cost=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
-        size=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
-        savable=(True,) * 2 * n,
-        recomputable=(True,) * 2 * n,
-        in_forward=(True,) * 2 * n,
-        needed=tuple(range(n, 2 * n)),
-    )
 
 
 @needs_kernel

@@ -15,7 +15,8 @@ from remat.solvers.native import Native
 from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.solvers.step_core import step_core
-from remat.testing.steps import drawn, layered, optimum
+from remat.testing.oracle import optimum
+from remat.testing.steps import drawn, layered
 
 
 def step(**changes: Any) -> ScheduleProblem:

@@ -7,13 +7,13 @@ one yardstick: it follows the decision through the graph and counts bytes and co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
 from remat.solvers import columns
-from remat.solvers.problem import Limits, Measured, Problem, read_indices
+from remat.solvers.problem import Limits, Problem, read_indices
 from remat.solvers.solution import GraphSolution
 
 
@@ -46,6 +46,8 @@ class GraphProblem(Problem[GraphSolution]):
     expected: ClassVar[str] = (
         "indices are due: return an iterable of node indices, or Answer(saved, bound)"
     )
+    solution: ClassVar[type[GraphSolution]] = GraphSolution
+    bytes_taken: ClassVar[str] = "saved_bytes"
     bound_text: ClassVar[str] = "every decision costs at least"
     own_text: ClassVar[str] = "its own decision costs"
 
@@ -89,17 +91,19 @@ class GraphProblem(Problem[GraphSolution]):
     def read(self, entries: list[Any]) -> tuple[int, ...]:
         return read_indices(entries, len(self), "node")
 
-    def measure(self, choice: tuple[int, ...]) -> Measured[GraphSolution]:
+    def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         try:
             done = evaluate(self, choice)
         except ProblemError as error:
             raise ProblemError(f"returned a decision that cannot run: {error}") from None
-        cost, nbytes = done.recompute_cost, done.saved_bytes
+        return {
+            "saved": done.saved,
+            "cost": done.recompute_cost,
+            "saved_bytes": done.saved_bytes,
+        }
 
-        def solution(**checked: Any) -> GraphSolution:
-            return GraphSolution(saved=done.saved, cost=cost, saved_bytes=nbytes, **checked)
-
-        return Measured(cost, nbytes, f"an overweight decision: {nbytes} bytes", solution)
+    def excess(self, figures: Mapping[str, Any]) -> str:
+        return f"an overweight decision: {figures['saved_bytes']} bytes"
 
     def limits(self) -> Limits:
         return Limits(0)

@@ -6,7 +6,7 @@ and comes to, and the bound that holds without a search. `remat.solvers.run.run`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
@@ -20,22 +20,6 @@ from remat.solvers.solution import Answer, Checked, ScheduleAnswer, Solution
 S = TypeVar("S", bound=Checked)
 """The checked answer to a kind of problem."""
 P = TypeVar("P", bound="Problem[Any]")
-
-
-class Measured(NamedTuple, Generic[S]):
-    """What an answer takes and comes to, recomputed.
-
-    Attributes:
-        reached: its value or its cost.
-        nbytes: what counts against the capacity.
-        what: what to call an answer above the capacity, with its bytes.
-        solution: makes the solution of these figures; it is told what else is known.
-    """
-
-    reached: int
-    nbytes: int
-    what: str
-    solution: Callable[..., S]
 
 
 class Limits(NamedTuple):
@@ -58,7 +42,9 @@ class Problem(Generic[S]):
         method: a solver's method for it.
         answer: what the method may return when a bare choice does not say enough.
         expected: what it has to return, for messages.
-        measure_name: what is optimised.
+        solution: what a checked answer becomes.
+        objective: what is optimised, a figure of the solution.
+        bytes_taken: what counts against the capacity, likewise.
         bound_text: what a bound says, followed by it.
         own_text: what the solver's own answer comes to, likewise.
         maximises: more of it is better.
@@ -71,7 +57,9 @@ class Problem(Generic[S]):
     method: ClassVar[str]
     answer: ClassVar[type[Answer] | type[ScheduleAnswer]] = Answer
     expected: ClassVar[str]
-    measure_name: ClassVar[str] = "cost"
+    solution: ClassVar[type[Checked]]
+    objective: ClassVar[str] = "cost"
+    bytes_taken: ClassVar[str]
     bound_text: ClassVar[str]
     own_text: ClassVar[str]
     maximises: ClassVar[bool] = False
@@ -95,12 +83,16 @@ class Problem(Generic[S]):
         """
         raise NotImplementedError
 
-    def measure(self, choice: tuple[int, ...]) -> Measured[S]:
-        """What a choice takes and comes to.
+    def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
+        """The figures of the solution that a choice makes, recomputed.
 
         Raises:
             ProblemError: it cannot be done; the message goes on from the solver's name.
         """
+        raise NotImplementedError
+
+    def excess(self, figures: Mapping[str, Any]) -> str:
+        """What to call an answer above the capacity, with its bytes."""
         raise NotImplementedError
 
     def limits(self) -> Limits:
@@ -173,7 +165,9 @@ class KnapsackProblem(Problem[Solution]):
     expected: ClassVar[str] = (
         "indices are due: return an iterable of item indices, or Answer(saved, bound)"
     )
-    measure_name: ClassVar[str] = "value"
+    solution: ClassVar[type[Solution]] = Solution
+    objective: ClassVar[str] = "value"
+    bytes_taken: ClassVar[str] = "weight"
     bound_text: ClassVar[str] = "no choice is worth more than"
     own_text: ClassVar[str] = "its own items are worth"
     maximises: ClassVar[bool] = True
@@ -221,13 +215,12 @@ class KnapsackProblem(Problem[Solution]):
     def read(self, entries: list[Any]) -> tuple[int, ...]:
         return read_indices(entries, len(self), "item")
 
-    def measure(self, choice: tuple[int, ...]) -> Measured[Solution]:
-        weight, value = self.weight_of(choice), self.value_of(choice)
+    def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
+        value, weight = self.value_of(choice), self.weight_of(choice)
+        return {"saved": choice, "value": value, "weight": weight}
 
-        def solution(**checked: Any) -> Solution:
-            return Solution(saved=choice, value=value, weight=weight, **checked)
-
-        return Measured(value, weight, f"an overweight choice: {weight}", solution)
+    def excess(self, figures: Mapping[str, Any]) -> str:
+        return f"an overweight choice: {figures['weight']}"
 
     def limits(self) -> Limits:
         relaxed = relax(self)

@@ -8,7 +8,7 @@ it follows the runs and counts bytes and cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from remat.errors import BudgetError, ProblemError
 from remat.solvers import columns
 from remat.solvers.columns import as_integer
-from remat.solvers.problem import Limits, Measured, Problem
+from remat.solvers.problem import Limits, Problem
 from remat.solvers.solution import Schedule, ScheduleAnswer
 
 #: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
@@ -68,6 +68,8 @@ class ScheduleProblem(Problem[Schedule]):
         "nodes are due: return an iterable of nodes in the order in which they run, or "
         "ScheduleAnswer(sequence, bound)"
     )
+    solution: ClassVar[type[Schedule]] = Schedule
+    bytes_taken: ClassVar[str] = "peak_bytes"
     bound_text: ClassVar[str] = "every schedule costs at least"
     own_text: ClassVar[str] = "its own schedule costs"
 
@@ -253,24 +255,23 @@ class ScheduleProblem(Problem[Schedule]):
             runs.append(node)
         return tuple(runs)
 
-    def measure(self, choice: tuple[int, ...]) -> Measured[Schedule]:
+    def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
         try:
             done = evaluate_schedule(self, choice)
         except ProblemError as error:
             raise ProblemError(f"returned a schedule that cannot run: {error}") from None
+        return {
+            "sequence": choice,
+            "cost": done.cost,
+            "peak_bytes": done.peak_bytes,
+            "boundary": done.boundary,
+        }
 
-        def solution(**checked: Any) -> Schedule:
-            return Schedule(
-                sequence=choice,
-                cost=done.cost,
-                peak_bytes=done.peak_bytes,
-                boundary=done.boundary,
-                **checked,
-            )
-
-        at = f" at run {done.peak_at} ('{self.names[choice[done.peak_at]]}')" if choice else ""
-        what = f"a schedule with a peak of {done.peak_bytes} bytes{at}"
-        return Measured(done.cost, done.peak_bytes, what, solution)
+    def excess(self, figures: Mapping[str, Any]) -> str:
+        runs = figures["sequence"]
+        at = evaluate_schedule(self, runs).peak_at
+        where = f" at run {at} ('{self.names[runs[at]]}')" if runs else ""
+        return f"a schedule with a peak of {figures['peak_bytes']} bytes{where}"
 
     def limits(self) -> Limits:
         return Limits(sum(self.cost))

@@ -71,7 +71,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
     return Claim(
         choice=choice,
         bound=_number(solver, "bound", claim.bound),
-        value=_number(solver, problem.measure_name, claim.value),
+        value=_number(solver, problem.objective, claim.value),
         status=claim.status,
         by_clock=bool(claim.by_clock),
     )
@@ -80,20 +80,20 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
 def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float) -> S:
     """Evaluate what a solver answered, and hold its claims against that; as `verify`."""
     try:
-        measured = problem.measure(claim.choice)
+        figures = problem.measure(claim.choice)
     except ProblemError as error:
         refuse(solver, str(error))
-    reached, capacity = measured.reached, problem.capacity
-    if capacity is not None and measured.nbytes > capacity:
+    reached, nbytes = figures[problem.objective], figures[problem.bytes_taken]
+    if problem.capacity is not None and nbytes > problem.capacity:
         refuse(
             solver,
-            f"returned {measured.what} over a capacity of {capacity}, "
-            f"{measured.nbytes - capacity} too much",
+            f"returned {problem.excess(figures)} over a capacity of {problem.capacity}, "
+            f"{nbytes - problem.capacity} too much",
         )
     if claim.value is not None and claim.value != reached:
         refuse(
             solver,
-            f"claims a {problem.measure_name} of {claim.value}, but {problem.own_text} {reached}",
+            f"claims a {problem.objective} of {claim.value}, but {problem.own_text} {reached}",
         )
     bound = _claimed_bound(problem, solver, claim, reached)
     proven, reachable = problem.limits()
@@ -112,7 +112,9 @@ def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float
         if tighter(bound, proven) != proven:
             sure = bound if built_in(solver) else _PROOFS[problem.kind](problem, reached)
             proven = tighter(proven, sure)
-    return measured.solution(
+    solution: Any = problem.solution
+    return solution(  # type: ignore[no-any-return]
+        **figures,
         bound=proven,
         status=Status.OPTIMAL if proven == reached else Status.FEASIBLE,
         solver=solver.name,

@@ -204,7 +204,7 @@ def solve_case(
         row = Solved(
             solver=request.node.callspec.params[FIXTURE].name,
             case=case.name,
-            value=getattr(solution, problem.measure_name),
+            value=getattr(solution, problem.objective),
             optimum=case.optimum,
             elapsed_s=solution.elapsed_s,
             least=not problem.maximises,

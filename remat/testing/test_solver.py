@@ -42,7 +42,7 @@ def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
 
 def reached(problem: Problem[Any], solution: AnySolution) -> int:
     """What an answer comes to; more is better, so costs are negative."""
-    figure: int = getattr(solution, problem.measure_name)
+    figure: int = getattr(solution, problem.objective)
     return figure if problem.maximises else -figure
 
 

@@ -16,7 +16,8 @@ class SoundGraphs(Solver):
     name = "sound-graphs"
 
     def solve_graph(self, problem, *, time_limit=None):
-        return list(Lagrangian().solve_graph(self.seen(problem)).saved)
+        found = Lagrangian().solve_graph(self.seen(problem), time_limit=time_limit)
+        return list(found.saved)
 
     def seen(self, problem):
         return problem

@@ -132,8 +132,7 @@ def _candidate(item: pytest.Item) -> Candidate | None:
 def _is_of_its_kind(item: pytest.Item) -> bool:
     candidate = _candidate(item)
     params = {} if candidate is None else item.callspec.params  # type: ignore[attr-defined]
-    kinds = (getattr(value, "kind", None) for name, value in params.items() if name != FIXTURE)
-    return candidate is None or all(kind is None or candidate.solves(kind) for kind in kinds)
+    return candidate is None or all(candidate.takes(p) for n, p in params.items() if n != FIXTURE)
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:

@@ -86,6 +86,30 @@ def test_several_solvers_end_in_a_comparison(pytester: pytest.Pytester, workers)
     )
 
 
+def test_a_case_of_a_kind_is_for_solvers_of_that_kind(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from types import SimpleNamespace
+
+        import pytest
+        from remat.testing.cases import cases
+
+        CASES = [next(case for case in cases() if case.kind == k) for k in ("knapsack", "schedule")]
+
+        @pytest.mark.parametrize("case", CASES, ids=lambda case: case.kind)
+        def test_case(solver, case):
+            assert case.kind in solver.solves
+
+        @pytest.mark.parametrize("other", [SimpleNamespace(kind="f")])
+        def test_what_is_of_another_kind(solver, other):
+            pass
+        """
+    )
+    pytester.runpytest("--solver=greedy").assert_outcomes(passed=3)
+    pytester.runpytest("--solver=milp").assert_outcomes(passed=2)
+    pytester.runpytest("--solver=cut").assert_outcomes(passed=1)
+
+
 def test_all_means_all_that_are_registered(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_solver(solver): pass")
     result = pytester.runpytest("--solver=all")

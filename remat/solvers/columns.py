@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from remat.errors import ProblemError
@@ -103,11 +104,16 @@ def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
 
 def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """For each node the nodes that it reads, which stand before it."""
+    given = sequence(label, rows, len(names))
+    if set(map(type, given)) <= {tuple, list}:
+        given = tuple(map(tuple, given))
+        # Checking one after the other takes ten times as long.
+        if set(map(type, chain.from_iterable(given))) <= {int} and all(
+            min(row) >= 0 and max(row) < i for i, row in enumerate(given) if row
+        ):
+            return given
     last = len(names) - 1
-    checked = tuple(
-        integers(f"{label}[{i}]", row, 0, last)
-        for i, row in enumerate(sequence(label, rows, len(names)))
-    )
+    checked = tuple(integers(f"{label}[{i}]", row, 0, last) for i, row in enumerate(given))
     for i, row in enumerate(checked):
         if row and max(row) >= i:
             raise ProblemError(

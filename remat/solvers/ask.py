@@ -27,14 +27,14 @@ def ask(solver: Solver, problem: Problem[S], *, time_limit: float | None = None)
         others = " and ".join(sorted(solver.solves)) or "no"
         refuse(solver, f"does not solve {problem.kind} problems, only {others} problems")
     problem.refuse_infeasible()
-    with _noting(problem):
+    with _with_problem(problem):
         if problem.by_capabilities:
-            with asking(solver):
+            with solver_errors(solver):
                 reason = solver.refuses(problem)  # type: ignore[arg-type]
             if reason is not None:
                 refuse(solver, f"refuses the problem: {reason}")
         given = _contents(problem)
-        with asking(solver) as elapsed:
+        with solver_errors(solver) as elapsed:
             answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
             claim = read(problem, solver, answer)  # a lazy answer does its work here
             elapsed_s = elapsed()
@@ -76,7 +76,7 @@ def check_time_limit(time_limit: object) -> None:
 
 
 @contextlib.contextmanager
-def asking(solver: Solver) -> Iterator[Callable[[], float]]:
+def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
     """Run a solver: whatever it raises names it. Gives the seconds that have gone by since."""
     started = time.perf_counter()
     try:
@@ -92,7 +92,7 @@ def asking(solver: Solver) -> Iterator[Callable[[], float]]:
 
 
 @contextlib.contextmanager
-def _noting(problem: Problem[Any]) -> Iterator[None]:
+def _with_problem(problem: Problem[Any]) -> Iterator[None]:
     """Note the problem on solver errors, for crash reports."""
     try:
         yield

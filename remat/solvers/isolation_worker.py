@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from remat.errors import BudgetError, SolverError
-from remat.solvers.ask import asking
+from remat.solvers.ask import solver_errors
 from remat.solvers.base import Solver
 from remat.solvers.verify import read
 
@@ -88,7 +88,7 @@ def _limit_memory(more: int) -> None:
 def _answer(solver: Solver, message: bytes) -> bytes:
     """The reply to one question: the answer as it was read, not yet judged; or what went wrong."""
     try:
-        with asking(solver):
+        with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)
             if method == "refuses":
                 reason = solver.refuses(problem)

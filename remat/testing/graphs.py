@@ -7,7 +7,7 @@ import random
 from remat.solvers.graph_problem import GraphProblem
 
 
-def drawn(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
+def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
     """A random graph problem; the same for the same arguments.
 
     Args:

@@ -66,7 +66,7 @@ def _small_graphs(block: int) -> Iterator[Problem[Any]]:
     """Each under a capacity for which there is a decision."""
     draw = random.Random(block)
     for seed in range(30 * block, 30 * block + 30):
-        problem = graphs.drawn(seed, nodes=9)
+        problem = graphs.random_graph(seed, nodes=9)
         sizes = [e.saved_bytes for e in decisions(problem)]
         if sizes:
             yield problem.within(draw.randint(min(sizes), max(sizes) + 1))
@@ -76,7 +76,7 @@ def _small_steps(block: int) -> Iterator[Problem[Any]]:
     """Each under a capacity that may or may not do."""
     draw = random.Random(block)
     for seed in range(25 * block, 25 * block + 25):
-        problem = steps.drawn(seed, nodes=5, plain=seed % 3 == 0)
+        problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
         yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
 
 
@@ -135,7 +135,7 @@ HARD = (
 
 def _roomy_steps() -> Iterator[Problem[Any]]:
     for seed in range(20):
-        step = steps.drawn(seed)
+        step = steps.random_step(seed)
         yield from (step.within(room) for room in (None, _full(step)))
 
 

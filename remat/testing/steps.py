@@ -81,7 +81,7 @@ NAMED: Mapping[str, ScheduleProblem] = {
 }
 
 
-def drawn(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
+def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
     """A random step problem without a capacity; the same for the same arguments.
 
     Args:
@@ -152,7 +152,7 @@ def drawn(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
             unit="ps",
         )
         if backward or not late_given
-        else drawn(seed + 1_000_003, nodes=nodes, plain=plain)
+        else random_step(seed + 1_000_003, nodes=nodes, plain=plain)
     )
 
 

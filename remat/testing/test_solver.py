@@ -22,7 +22,7 @@ from remat.solvers.run import run
 from remat.solvers.solution import CheckedAnswer, Schedule, Solution
 from remat.testing.cases import Case, cases, tried
 from remat.testing.families import FAMILIES, Draw, family
-from remat.testing.graphs import drawn
+from remat.testing.graphs import random_graph
 from remat.testing.laws import any_order, any_problem, holds
 from remat.testing.oracle import brute_force, decisions
 from remat.testing.plugin import for_solvers_of
@@ -169,7 +169,7 @@ def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
 @for_solvers_of("graph")
 def test_less_than_the_least_is_refused(solver: Solver) -> None:
     """Where no decision fits it says so, with the least that is possible."""
-    for problem in map(drawn, range(1_000)):
+    for problem in map(random_graph, range(1_000)):
         least = min((e.saved_bytes for e in decisions(problem)), default=0)
         if least > 0:
             break

@@ -21,7 +21,7 @@ from remat.solvers.kernel import kernel
 from remat.solvers.lagrangian import Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.run import run
-from remat.testing.graphs import drawn, layers, wide
+from remat.testing.graphs import layers, random_graph, wide
 from remat.testing.oracle import decisions
 
 #: Enumerates to the end.
@@ -34,7 +34,7 @@ needs_kernel = pytest.mark.skipif(kernel() is None, reason="the compiled kernel 
 def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
     draw = random.Random(block)
     for seed in range(40 * block, 40 * block + 40):
-        problem = drawn(seed, nodes=9)
+        problem = random_graph(seed, nodes=9)
         every = decisions(problem)
         if not every:
             continue
@@ -58,7 +58,7 @@ def test_nobody_beats_the_bound_and_exact_ones_are_optimal(block: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_reducing_a_graph_loses_no_optimum(seed: int) -> None:
-    problem = drawn(seed, nodes=10, outside=False)
+    problem = random_graph(seed, nodes=10, outside=False)
     every = decisions(problem)
     if not every:
         return
@@ -77,7 +77,7 @@ def test_reducing_a_graph_loses_no_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_hull_is_the_lower_hull_of_all_decisions(seed: int) -> None:
-    problem = drawn(seed, nodes=9, outside=False)
+    problem = random_graph(seed, nodes=9, outside=False)
     every = decisions(problem)
     if not every:
         return
@@ -184,7 +184,7 @@ def test_no_answer_is_believed(answer: object, fault: str, monkeypatch) -> None:
 
 
 def test_what_cannot_be_saved_is_refused_by_name(monkeypatch) -> None:
-    problem = drawn(3)
+    problem = random_graph(3)
     cannot = next(i for i in range(len(problem)) if not problem.savable[i])
     monkeypatch.setattr(Liar, "answers", (cannot,))
     with pytest.raises(SolverError, match=f"decision that cannot run.*'n{cannot}'"):

@@ -16,7 +16,7 @@ from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.solvers.step_core import step_core
 from remat.testing.oracle import optimum
-from remat.testing.steps import drawn, layered
+from remat.testing.steps import layered, random_step
 
 
 def step(**changes: Any) -> ScheduleProblem:
@@ -236,7 +236,7 @@ needs_kernel = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def test_the_annealer_finds_what_trying_everything_finds(block: int) -> None:
     missed = 0
     for seed in range(100 * block, 100 * block + 100):
-        problem = drawn(seed, nodes=5, plain=seed % 2 == 0)
+        problem = random_step(seed, nodes=5, plain=seed % 2 == 0)
         full = evaluate_schedule(problem, problem.order).peak_bytes
         problem = problem.within((least_peak(problem)[0] + full) // 2)
         best = optimum(problem)

@@ -7,10 +7,9 @@ capacity holds whatever the solver answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from remat.solvers.ask import ask
 from remat.solvers.base import Solver
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
@@ -24,7 +23,7 @@ ROUNDS = 4
 
 
 def by_knapsack(
-    solver: Solver, problem: GraphProblem, *, time_limit: float | None = None
+    solver: Solver, problem: GraphProblem, pick: Callable[[KnapsackProblem], Solution]
 ) -> GraphSolution:
     """Let a knapsack solver decide a graph problem.
 
@@ -35,7 +34,7 @@ def by_knapsack(
     Args:
         solver: whom to ask.
         problem: what to decide, with its capacity.
-        time_limit: seconds for each knapsack.
+        pick: has the solver decide a knapsack.
 
     Raises:
         BudgetError: no decision keeps to the capacity.
@@ -61,9 +60,7 @@ def by_knapsack(
     for chosen in sets:
         if min(f.cost for f in found) == 0:
             break
-        for picked, saved in _rounds(
-            solver, core, chosen, weight, capacity, capacity - least_bytes, time_limit
-        ):
+        for picked, saved in _rounds(pick, core, chosen, weight, capacity, capacity - least_bytes):
             elapsed_s += picked.elapsed_s
             deterministic &= picked.deterministic
             if saved is not None:
@@ -73,13 +70,12 @@ def by_knapsack(
 
 
 def _rounds(
-    solver: Solver,
+    pick: Callable[[KnapsackProblem], Solution],
     core: GraphProblem,
     items: list[int],
     weight: list[int],
     capacity: int,
     offered: int,
-    time_limit: float | None,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
     """What a solver picks, and what the cut makes of it; None where that is beyond the capacity.
 
@@ -92,7 +88,7 @@ def _rounds(
             values=tuple(core.cost[i] for i in items),
             capacity=offered,
         )
-        picked = ask(solver, knapsack, time_limit=time_limit)
+        picked = pick(knapsack)
         fixed = [False] * len(core)
         for k in picked.saved:
             fixed[items[k]] = True

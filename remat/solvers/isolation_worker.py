@@ -19,8 +19,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from remat.errors import BudgetError, SolverError
-from remat.solvers.ask import solver_errors
 from remat.solvers.base import Solver
+from remat.solvers.run import solver_errors
 from remat.solvers.verify import read
 
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left

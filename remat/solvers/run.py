@@ -1,18 +1,35 @@
-"""The one way in which remat lets a solver decide, whatever the kind of problem."""
+"""The one way in which remat lets a solver decide, whatever the kind of problem.
+
+Whether it can, whether it wants to, what it answers, and whether that is so.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
-from remat.solvers.ask import ask, check_question
-from remat.solvers.ask import check_time_limit as check_time_limit
-from remat.solvers.base import Solver
+from remat.errors import BudgetError, ProblemError, SolverError
+from remat.solvers.base import Solver, unavailable
 from remat.solvers.completion import by_knapsack
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.problem import KnapsackProblem, Problem, S
+from remat.solvers.problem import Problem, S
+from remat.solvers.verify import judge, read, refuse
+
+#: Seconds beyond which a limit is none: clocks count in floats.
+_LONGEST = 10.0**15
 
 
-def run(solver: Solver, problem: Problem[S], *, time_limit: float | None = None) -> S:
+def run(
+    solver: Solver,
+    problem: Problem[S],
+    *,
+    time_limit: float | None = None,
+    knapsack: bool = False,
+) -> S:
     """Solve a problem with a solver and check the answer.
 
     The solver gets the problem as it is, so that what is refused is what it was given; solvers
@@ -23,6 +40,7 @@ def run(solver: Solver, problem: Problem[S], *, time_limit: float | None = None)
         solver: whom to ask.
         problem: what to solve, with its capacity.
         time_limit: seconds; None: the solver counts its work, or runs until it is done.
+        knapsack: a graph problem becomes knapsacks even if the solver decides graphs.
 
     Returns:
         The checked solution.
@@ -33,12 +51,90 @@ def run(solver: Solver, problem: Problem[S], *, time_limit: float | None = None)
             no schedule was found that does (it has the least peak that was).
         SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
     """
-    check_question(solver, problem, time_limit)
-    of_graph: Any = problem
-    if (
-        isinstance(problem, GraphProblem)
-        and problem.kind not in solver.solves
-        and KnapsackProblem.kind in solver.solves
+    _check_question(solver, problem, time_limit)
+    if isinstance(problem, GraphProblem) and (
+        knapsack or ("graph" not in solver.solves and "knapsack" in solver.solves)
     ):
-        return by_knapsack(solver, of_graph, time_limit=time_limit)  # type: ignore[return-value]
-    return ask(solver, problem, time_limit=time_limit)
+        pick = partial(run, solver, time_limit=time_limit)
+        return by_knapsack(solver, problem, pick)  # type: ignore[return-value]
+    if problem.kind not in solver.solves:
+        others = " and ".join(sorted(solver.solves)) or "no"
+        refuse(solver, f"does not solve {problem.kind} problems, only {others} problems")
+    problem.refuse_infeasible()
+    with _with_problem(problem):
+        if problem.by_capabilities:
+            with solver_errors(solver):
+                reason = solver.refuses(problem)  # type: ignore[arg-type]
+            if reason is not None:
+                refuse(solver, f"refuses the problem: {reason}")
+        given = _contents(problem)
+        with solver_errors(solver) as elapsed:
+            answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
+            claim = read(problem, solver, answer)  # a lazy answer does its work here
+            elapsed_s = elapsed()
+        if given != _contents(problem):
+            refuse(solver, "changed the problem it was given")
+        return judge(problem, solver, claim, elapsed_s=elapsed_s)
+
+
+def _check_question(solver: object, problem: object, time_limit: object) -> None:
+    """Check what a solver is to be asked, and that it can run.
+
+    Raises:
+        ProblemError: an argument is not what it must be.
+        SolverError: the solver cannot run here.
+    """
+    if not isinstance(solver, Solver):
+        raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
+    if not isinstance(problem, Problem):
+        raise ProblemError(
+            "problem must be a KnapsackProblem, a GraphProblem or a ScheduleProblem, got "
+            f"{type(problem).__name__}"
+        )
+    check_time_limit(time_limit)
+    reason = unavailable(type(solver))
+    if reason is not None:
+        raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
+
+
+def check_time_limit(time_limit: object) -> None:
+    """Raise `ProblemError` unless ``time_limit`` is None or a positive, finite number."""
+    if time_limit is None:
+        return
+    if isinstance(time_limit, bool) or not isinstance(time_limit, (int, float)):
+        raise ProblemError(f"time_limit must be seconds or None, got {time_limit!r}")
+    if not 0 < time_limit < _LONGEST:
+        raise ProblemError(
+            f"time_limit must be above 0 and finite, got {time_limit!r}: give None for no limit"
+        )
+
+
+@contextlib.contextmanager
+def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
+    """Run a solver: whatever it raises names it. Gives the seconds that have gone by since."""
+    started = time.perf_counter()
+    try:
+        yield lambda: time.perf_counter() - started
+    except BudgetError:
+        raise
+    except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
+        if isinstance(error, SolverError) and error.solver == solver.name:
+            raise  # its own account, such as why its process died
+        raise SolverError(
+            solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _with_problem(problem: Problem[Any]) -> Iterator[None]:
+    """Note the problem on solver errors, for crash reports."""
+    try:
+        yield
+    except SolverError as error:
+        if error.problem is None:
+            error.problem = problem
+        raise
+
+
+def _contents(problem: Problem[Any]) -> tuple[object, ...]:
+    return tuple(getattr(problem, f.name) for f in fields(problem))  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
 from remat.solvers.auto import is_auto
 from remat.solvers.base import Solver
-from remat.solvers.completion import by_knapsack
 from remat.solvers.cut import CutSolver
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.hull import Hull
@@ -121,8 +120,8 @@ class Budgeted(Pass):
         )
 
     def _solved(self, problem: GraphProblem) -> GraphSolution:
-        ask = by_knapsack if self.knapsack else run
-        return ask(self.asked(), problem, time_limit=self.time_limit or None)
+        limit = self.time_limit or None
+        return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
         """What the minimum cuts by the rules save, the strictest first.

@@ -38,7 +38,6 @@ SLOW = frozenset(
         "sac/api/test_distributed.py",
         "sac/solve/test_milp.py",
         "solvers/test_conformance.py",
-        "solvers/test_schedule_conformance.py",
         "test_corpus.py",
         "test_demo.py",
         "test_distributed.py",

@@ -37,7 +37,7 @@ import remat
 from remat.passes.core.state import State
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
-from remat.solvers.run_graph import run_graph
+from remat.solvers.run import run
 
 RESULTS = Path(__file__).parent / "results" / "plan_quality.json"
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -96,7 +96,7 @@ def cell(
     theirs = score(state, lowered, split)
     evaluation = theirs.evaluation
     problem = lowered.problem.within(evaluation.saved_bytes)
-    ours = run_graph(registry().solver(solver), problem)
+    ours = run(registry().solver(solver), problem)
     return {
         "budget": budget,
         "saved_bytes": evaluation.saved_bytes,

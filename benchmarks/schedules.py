@@ -25,7 +25,7 @@ import remat
 from benchmarks.machine import header
 from remat.errors import BudgetError
 from remat.plugins.registry import registry
-from remat.solvers.run_schedule import run_schedule
+from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
 from remat.testing.steps import layered
 
@@ -91,7 +91,7 @@ def row(name: str, problem: ScheduleProblem, share: float, solver: str) -> dict[
     started, processor = time.perf_counter(), time.process_time()
     decider = registry().solver(solver)
     try:
-        schedule = run_schedule(decider, problem.within(capacity))
+        schedule = run(decider, problem.within(capacity))
     except BudgetError as error:
         found["why"] = str(error)
         found["least_bytes"] = least_peak(problem)[0]

@@ -10,14 +10,9 @@ from remat.errors import ProblemError
 from remat.plugins.registry import registry
 from remat.running.jobs import AnyExecutor, check_executor, name_to_send
 from remat.solvers.base import Solver
-from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.instances import Instance
-from remat.solvers.problem import KnapsackProblem
-from remat.solvers.run import run as run_solver
-from remat.solvers.run_graph import run_graph
-from remat.solvers.run_schedule import run_schedule
-from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import GraphSolution, Schedule, Solution
+from remat.solvers.problem import Problem, S
+from remat.solvers.run import run
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
@@ -35,37 +30,13 @@ if TYPE_CHECKING:
     from remat.planning.saved_plans import SavedPlan
 
 
-@overload
 def solve(
-    problem: KnapsackProblem,
-    solver: str | Solver = ...,
-    time_limit: float | None = ...,
-    *,
-    isolation: str | None = ...,
-) -> Solution: ...
-@overload
-def solve(
-    problem: GraphProblem,
-    solver: str | Solver = ...,
-    time_limit: float | None = ...,
-    *,
-    isolation: str | None = ...,
-) -> GraphSolution: ...
-@overload
-def solve(
-    problem: ScheduleProblem,
-    solver: str | Solver = ...,
-    time_limit: float | None = ...,
-    *,
-    isolation: str | None = ...,
-) -> Schedule: ...
-def solve(
-    problem: KnapsackProblem | GraphProblem | ScheduleProblem,
+    problem: Problem[S],
     solver: str | Solver = "auto",
     time_limit: float | None = None,
     *,
     isolation: str | None = None,
-) -> Solution | GraphSolution | Schedule:
+) -> S:
     """Solves a bare problem and checks the answer: a knapsack, a graph problem, or a step problem.
 
     Args:
@@ -81,11 +52,7 @@ def solve(
         ProblemError: an argument is not what it must be.
     """
     decider = registry().solver(solver, isolation=isolation)
-    if isinstance(problem, ScheduleProblem):
-        return run_schedule(decider, problem, time_limit=time_limit)
-    if isinstance(problem, GraphProblem):
-        return run_graph(decider, problem, time_limit=time_limit)
-    return run_solver(decider, problem, time_limit=time_limit)
+    return run(decider, problem, time_limit=time_limit)
 
 
 def solver_names() -> tuple[str, ...]:

@@ -166,7 +166,6 @@ def _solve(
     from remat.solvers.graph_problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
-    from remat.solvers.run_graph import run_graph
     from remat.units import Budget
 
     problem = instance.problem
@@ -181,7 +180,7 @@ def _solve(
     capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
     solved: GraphSolution | Solution
     if isinstance(problem, GraphProblem):
-        solved = run_graph(solver, problem.within(capacity), time_limit=time_limit)
+        solved = run(solver, problem.within(capacity), time_limit=time_limit)
         answer: dict[str, Any] = {
             "saved_bytes": solved.saved_bytes,
             "recompute_cost": solved.cost,
@@ -191,8 +190,7 @@ def _solve(
             "saved_names": [problem.names[i] for i in solved.saved],
         }
     else:
-        knapsack = dataclasses.replace(problem, capacity=capacity or 0)
-        solved = run(solver, knapsack, time_limit=time_limit)
+        solved = run(solver, problem.within(capacity or 0), time_limit=time_limit)
         total, claimed = problem.total_value, solved.claimed_bound
         answer = {
             "saved_bytes": solved.weight,
@@ -228,20 +226,18 @@ def _solve_schedule(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
     """Solves a step problem; a ratio is one of the peak of its given order, each node running once."""
-    from remat.solvers.run_schedule import run_schedule
+    from remat.solvers.run import run
     from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
-    from remat.solvers.step_core import step_core
 
     problem = instance.problem
     assert isinstance(problem, ScheduleProblem)
-    core = step_core(problem)
-    given = evaluate_schedule(problem, core.lifted(core.start))
+    given = evaluate_schedule(problem, problem.order)
     capacity = problem.capacity
     if budget is not None:
         share = Fraction(str(1.0 if budget.share is None else budget.share))
         asked = budget.nbytes if budget.peak_bytes is None else budget.peak_bytes
         capacity = math.ceil(share * given.peak_bytes) if asked is None else asked
-    solved = run_schedule(solver, problem.within(capacity), time_limit=time_limit)
+    solved = run(solver, problem.within(capacity), time_limit=time_limit)
     return {
         **_told(instance, budget, capacity, solved),
         "given_peak_bytes": given.peak_bytes,

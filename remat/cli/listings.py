@@ -12,16 +12,11 @@ Row = dict[str, Any]
 
 def solver_rows() -> list[Row]:
     """The registered solvers; ``reason`` says why one cannot run here, None if it can."""
-    from remat.solvers.base import unavailable
+    from remat.solvers.base import KINDS, unavailable
 
     rows = []
     for name, kind in registry().solvers.items():
         reason = unavailable(kind)
-        problems = {
-            "knapsack": kind.knapsack,
-            "graph": kind.graph,
-            "schedule": kind.schedule,
-        }
         rows.append(
             {
                 "name": name,
@@ -29,7 +24,7 @@ def solver_rows() -> list[Row]:
                 "reason": reason,
                 "exact": kind.exact,
                 "deterministic": kind.deterministic,
-                "solves": [label for label, able in problems.items() if able],
+                "solves": [k.kind for k in KINDS if k.kind in kind.solves],
                 "summary": kind.summary,
             }
         )

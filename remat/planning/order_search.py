@@ -170,7 +170,7 @@ class OrderSearch:
         moves = min(MOST_MOVES, MOVES_PER_RUN * len(start))
         moves = int(share * moves * min(1.0, _MANY_RUNS / max(1, len(start))) ** 2)
         better = improve(compiled, changed.problem, changed.sequence, changed.boundary, moves=moves)
-        return changed.without(*better)
+        return changed.invert(*better)
 
     def _decided(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         decision = self.decision_of(sequence, boundary)

@@ -18,7 +18,7 @@ from remat.planning.peak_search import PeakSearch
 from remat.planning.prepared import VERTICES, Prepared
 from remat.solvers.auto import is_auto
 from remat.solvers.lagrangian import Lagrangian
-from remat.solvers.run_graph import run_graph
+from remat.solvers.run import run
 from remat.units import (
     Budget,
     bytes_of_share,
@@ -340,7 +340,7 @@ class PeakPlanner(Prepared):
     def _near(self, capacity: int) -> tuple[int, ...]:
         """What a decision within bytes saves, near the best; a search need not start from a proven one."""
         problem = self.lowered.problem
-        return run_graph(Lagrangian(work=0), problem.within(capacity)).saved
+        return run(Lagrangian(work=0), problem.within(capacity)).saved
 
     def _closing_in(self, peak_bytes: int) -> Iterator[tuple[int, ...]]:
         """Decisions at byte budgets closer and closer to the largest whose peak is within one.

@@ -8,7 +8,7 @@ The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, eac
     planning/planner.py         a ratio, bytes or a peak to a capacity in saved bytes
     planning/decider.py         the prepared graph, and whose turn it is
     passes/decide/budgeted.py   the graph problem within the capacity, and who is asked
-    solvers/run_graph.py        one solver, whose answer is not believed
+    solvers/run.py              one solver, whose answer is not believed
     solvers/auto.py             who looks at the problem, and for how long
     solvers/lagrangian.py       what is left to decide near the hull of the frontier
     solvers/_native/module.cpp  the search

@@ -111,8 +111,8 @@ class Prepared:
         """Vertices of the hull, about ``most`` of them with both ends: saved bytes, and what is saved."""
         vertices = self.hull.vertices
         some = {*range(0, len(vertices), max(1, len(vertices) // most)), len(vertices) - 1}
-        lift = self.hull.reduction.lift
-        return [(vertices[i].saved_bytes, lift(vertices[i].saved)) for i in sorted(some)]
+        invert = self.hull.reduction.invert
+        return [(vertices[i].saved_bytes, invert(vertices[i].saved)) for i in sorted(some)]
 
     @cached_property
     def _limits(self) -> tuple[int, int]:

@@ -252,7 +252,7 @@ class PlanRequest:
 
     def deciding(self) -> Budgeted:
         """The pass that decides: on the whole graph where the solver can, else by a knapsack."""
-        kind = SolveGraph if self.solver.graph else Knapsack
+        kind = SolveGraph if "graph" in self.solver.solves else Knapsack
         return kind(
             solver=self.solver,
             budget=self.budget,

@@ -20,9 +20,9 @@ def remat_solvers() -> list[type[Solver]]:
     from remat.solvers.cpsat import CpSat
     from remat.solvers.cut import CutSolver
     from remat.solvers.dp import DynamicProgram
+    from remat.solvers.frontier import DynamicMemoryBudget
     from remat.solvers.graph_milp import GraphMilp
     from remat.solvers.greedy import Greedy
-    from remat.solvers.knee import DynamicMemoryBudget
     from remat.solvers.lagrangian import Lagrangian
     from remat.solvers.milp import Milp
     from remat.solvers.native import Native

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from remat.solvers.base import Solver
-from remat.solvers.problem import as_integer
+from remat.solvers.base import KINDS, Solver
+from remat.solvers.columns import as_integer
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _RESERVED = ("all",)
@@ -137,17 +137,12 @@ def _check_capabilities(solver: type[Solver]) -> str | None:
 
 def _check_methods(solver: type[Solver]) -> str | None:
     where = solver.__qualname__
-    if not (solver.knapsack or solver.graph or solver.schedule):
+    if not solver.solves:
         return f"{where} solves nothing: implement solve(self, problem, *, time_limit=None)"
     if not _accepts(solver):
         return f"{where}() needs arguments: give every argument of its constructor a default"
     calls: list[tuple[str, dict[str, object]]] = [("refuses", {})]
-    if solver.knapsack:
-        calls.append(("solve", {"time_limit": None}))
-    if solver.graph:
-        calls.append(("solve_graph", {"time_limit": None}))
-    if solver.schedule:
-        calls.append(("solve_schedule", {"time_limit": None}))
+    calls += [(k.method, {"time_limit": None}) for k in KINDS if k.kind in solver.solves]
     for method, keywords in calls:
         function = getattr(solver, method)
         if not callable(function) or not _accepts(function, None, None, **keywords):

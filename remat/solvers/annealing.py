@@ -25,8 +25,8 @@ _FRESH = (
 )
 #: Turns from the best of those.
 _AGAIN = ((0.3, 1e-3, 0.05, 0.005, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
-#: Turns from a schedule that is nearly right, one row after the other.
-_NEAR = (((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25)),)
+#: Turns from a schedule that is nearly right.
+_NEAR = ((0.5, 1e-3, 0.05, 0.002, 0.05), (0.1, 1e-3, 0.02, 0.002, 0.25))
 
 
 def anneal(
@@ -54,9 +54,7 @@ def anneal(
     least = sum(problem.cost)
 
     def rank(sequence: Sequence[int]) -> tuple[bool, int, int]:
-        done = evaluate_schedule(problem, core.lifted(sequence))
-        over = problem.capacity is not None and done.peak_bytes > problem.capacity
-        return over, done.peak_bytes if over else done.cost, done.peak_bytes
+        return _rank(problem, core.invert(sequence)[0])
 
     start = best = min(_starts(problem, core), key=rank)
     by_clock = False
@@ -76,7 +74,7 @@ def anneal(
     over, _, peak = rank(best)
     if over:
         raise not_found(problem, peak)
-    return ScheduleAnswer(core.lifted(best), least, by_clock=by_clock)
+    return ScheduleAnswer(core.invert(best)[0], least, by_clock=by_clock)
 
 
 def improve(
@@ -100,24 +98,26 @@ def improve(
         The best schedule found, and its boundary: as early as the capacity allows.
     """
     core = step_core(problem)
-    capacity = problem.capacity or 0
-
-    def rank(found: tuple[tuple[int, ...], int]) -> tuple[bool, int, int]:
-        done = evaluate_schedule(problem, *found)
-        over = done.peak_bytes > capacity
-        return over, done.peak_bytes if over else done.cost, done.peak_bytes
-
     best = (tuple(sequence), boundary)
     graph = compiled.StepGraph(*core.columns())
-    for rows in _NEAR:
-        start = core.placed(problem, *best)
-        turns = [(seed, moves, *row) for seed, row in enumerate(rows, 1)]
-        found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
-        best = min((best, *(core.split(tuple(s)) for *_, s in found)), key=rank)
+    turns = [(seed, moves, *row) for seed, row in enumerate(_NEAR, 1)]
+    start = core.apply(problem, *best)
+    found = graph.anneal(start, core.capacity >> core.shift, turns, 0.0)
+    candidates = (best, *(core.invert(s) for *_, s in found))
+    best = min(candidates, key=lambda candidate: _rank(problem, *candidate))
     first = _first_boundary(problem, best[0])
-    if first < best[1] and evaluate_schedule(problem, best[0], first).peak_bytes <= capacity:
+    if first < best[1] and not _rank(problem, best[0], first)[0]:
         best = (best[0], first)
     return best
+
+
+def _rank(
+    problem: ScheduleProblem, runs: Sequence[int], boundary: int | None = None
+) -> tuple[bool, int, int]:
+    """Least for the best schedule: whether it is over the capacity; then its peak, else its cost; its peak."""
+    done = evaluate_schedule(problem, runs, boundary)
+    over = problem.capacity is not None and done.peak_bytes > problem.capacity
+    return over, done.peak_bytes if over else done.cost, done.peak_bytes
 
 
 def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
@@ -132,10 +132,10 @@ def _first_boundary(problem: ScheduleProblem, sequence: Sequence[int]) -> int:
 
 def _starts(problem: ScheduleProblem, core: StepCore) -> list[tuple[int, ...]]:
     """Every node once, with evictions where memory runs out, and what is known, as far as it can run."""
-    evicted = evicting(problem, core.lifted(core.start))
+    evicted = evicting(problem, problem.order)
     found = [core.start]
     for known in (*problem.known, *((evicted,) if evicted else ())):
         with contextlib.suppress(ProblemError):
             evaluate_schedule(problem, known)
-            found.append(core.placed(problem, known))
+            found.append(core.apply(problem, known))
     return found

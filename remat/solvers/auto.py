@@ -65,9 +65,9 @@ class Auto(Solver):
                 first = verify(problem, Native(), answer)
         reduction = reduce(problem)
         if not reduction.kept:
-            return reduction.lift(Answer((), 0))
+            return reduction.invert_answer(Answer((), 0))
         members = _members(reduction.core, again=first is None)
-        others = reduction.lift(_best(reduction.core, members, deadline))
+        others = reduction.invert_answer(_best(reduction.core, members, deadline))
         if first is None:
             return others
         bound = first.bound if others.bound is None else min(first.bound, others.bound)

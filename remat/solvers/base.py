@@ -8,9 +8,13 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.problem import KnapsackProblem
+from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.schedule_problem import ScheduleProblem
 from remat.solvers.solution import Answer, ScheduleAnswer
+
+AnyProblem = KnapsackProblem | GraphProblem | ScheduleProblem
+#: The kinds of problems, in the order of tables.
+KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, ScheduleProblem)
 
 
 class Solver:
@@ -32,10 +36,9 @@ class Solver:
         requires: importable modules that it needs.
         extra: what to ``pip install`` for them, such as ``"my-package[highs]"``; the missing
             module's own name if not given.
-        knapsack: it has ``solve``. Set when the class is made.
-        graph: it has ``solve_graph``, which does for the graph problem what ``solve`` does for
-            knapsacks. Set when the class is made.
-        schedule: it has ``solve_schedule``, for the step problem. Set when the class is made.
+        solves: the kinds of problems that it has a method for: ``"knapsack"`` where it has ``solve``,
+            ``"graph"`` where it has ``solve_graph``, ``"schedule"`` where it has ``solve_schedule``. Set
+            when the class is made.
     """
 
     __slots__ = ()
@@ -48,15 +51,15 @@ class Solver:
     integer_limit: ClassVar[int | None] = None
     requires: ClassVar[tuple[str, ...]] = ()
     extra: ClassVar[str | None] = None
-    knapsack: ClassVar[bool] = False
-    graph: ClassVar[bool] = False
-    schedule: ClassVar[bool] = False
+    solves: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.knapsack = cls.solve is not Solver.solve
-        cls.graph = cls.solve_graph is not Solver.solve_graph
-        cls.schedule = cls.solve_schedule is not Solver.solve_schedule
+        cls.solves = frozenset(
+            kind.kind
+            for kind in KINDS
+            if getattr(cls, kind.method) is not getattr(Solver, kind.method)
+        )
         if "summary" not in cls.__dict__:
             cls.summary = (cls.__doc__ or "").strip().partition("\n")[0]
 

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from remat.solvers.kernel import kernel
-from remat.solvers.problem import KnapsackProblem
+
+if TYPE_CHECKING:  # problems know their bounds
+    from remat.solvers.problem import KnapsackProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,17 +19,15 @@ from remat.solvers.pulp_cbc import PulpCbc
 #: One over the share of its work that such a solver may do; the command's help and its tables name it.
 PARTS = 20
 
-_MILP, _PULP, _CPSAT = Milp(), PulpCbc(), CpSat()
-_HULL, _PROGRAM = Lagrangian(), GraphMilp()
-
 #: Those that are told to do less, by name.
 BRIEF: Mapping[str, Solver] = {
-    solver.name: solver
-    for solver in (
-        replace(_MILP, nodes=_MILP.nodes // PARTS),
-        replace(_PULP, nodes=_PULP.nodes // PARTS),
-        replace(_CPSAT, work=_CPSAT.work / PARTS),
-        replace(_HULL, work=_HULL.work // PARTS),
-        replace(_PROGRAM, nodes=_PROGRAM.nodes // PARTS),
+    solver.name: replace(solver, **{limit: type(of)(of / PARTS)})
+    for solver, limit in (
+        (Milp(), "nodes"),
+        (PulpCbc(), "nodes"),
+        (CpSat(), "work"),
+        (Lagrangian(), "work"),
+        (GraphMilp(), "nodes"),
     )
+    for of in (getattr(solver, limit),)
 }

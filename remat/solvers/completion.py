@@ -7,7 +7,7 @@ capacity holds whatever the solver answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from remat.solvers.base import Solver
@@ -15,16 +15,15 @@ from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate, infeasible
 from remat.solvers.graph_reduction import reduce_graph
 from remat.solvers.problem import KnapsackProblem
-from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Solution
-from remat.solvers.verify import verify_graph
+from remat.solvers.verify import verify
 
 #: How often the solver is asked, at most, to fill what the completing cut left of the budget.
 ROUNDS = 4
 
 
 def by_knapsack(
-    solver: Solver, problem: GraphProblem, *, time_limit: float | None = None
+    solver: Solver, problem: GraphProblem, pick: Callable[[KnapsackProblem], Solution]
 ) -> GraphSolution:
     """Let a knapsack solver decide a graph problem.
 
@@ -35,7 +34,7 @@ def by_knapsack(
     Args:
         solver: whom to ask.
         problem: what to decide, with its capacity.
-        time_limit: seconds for each knapsack.
+        pick: has the solver decide a knapsack.
 
     Raises:
         BudgetError: no decision keeps to the capacity.
@@ -50,7 +49,7 @@ def by_knapsack(
         raise infeasible(capacity, least_bytes)
     scored = [(d, evaluate(problem, d)) for d in problem.known]
     fitting = [d for d, e in scored if e.saved_bytes <= capacity]
-    found = [verify_graph(problem, solver, d) for d in (reduction.lift(least), *fitting)]
+    found = [verify(problem, solver, d) for d in (reduction.invert(least), *fitting)]
     weight = _weights(core)
     items = [i for i in range(len(core)) if core.cost[i] and weight[i]]
     sets = [items]
@@ -61,25 +60,22 @@ def by_knapsack(
     for chosen in sets:
         if min(f.cost for f in found) == 0:
             break
-        for picked, saved in _rounds(
-            solver, core, chosen, weight, capacity, capacity - least_bytes, time_limit
-        ):
+        for picked, saved in _rounds(pick, core, chosen, weight, capacity, capacity - least_bytes):
             elapsed_s += picked.elapsed_s
             deterministic &= picked.deterministic
             if saved is not None:
-                found.append(verify_graph(problem, solver, reduction.lift(saved)))
+                found.append(verify(problem, solver, reduction.invert(saved)))
     best = min(found, key=lambda s: (s.cost, s.saved_bytes, s.saved))
     return replace(best, elapsed_s=elapsed_s, deterministic=deterministic and solver.deterministic)
 
 
 def _rounds(
-    solver: Solver,
+    pick: Callable[[KnapsackProblem], Solution],
     core: GraphProblem,
     items: list[int],
     weight: list[int],
     capacity: int,
     offered: int,
-    time_limit: float | None,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
     """What a solver picks, and what the cut makes of it; None where that is beyond the capacity.
 
@@ -92,7 +88,7 @@ def _rounds(
             values=tuple(core.cost[i] for i in items),
             capacity=offered,
         )
-        picked = run(solver, knapsack, time_limit=time_limit)
+        picked = pick(knapsack)
         fixed = [False] * len(core)
         for k in picked.saved:
             fixed[items[k]] = True

@@ -48,7 +48,7 @@ class WithCopies:
     fetches: int
     nodes: int
 
-    def without(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
+    def invert(self, sequence: Sequence[int], boundary: int) -> tuple[tuple[int, ...], int]:
         """A schedule of this problem as one of the problem without copies, and its boundary."""
         own = [v - self.fetches for v in sequence]
         before = sum(0 <= v < self.nodes for v in own[:boundary])

@@ -94,19 +94,19 @@ class CpSat(CoreSolver):
             raise SolverError(
                 self.name, f"solver 'cpsat' holds sums up to {_SUM_LIMIT // 8}: use a coarser unit"
             )
-        core = step_core(problem)
-        order = core.lifted(core.start)
+        order = problem.order
         if problem.capacity is None:
             return ScheduleAnswer(order)
         start = evicting(problem, order)
         known = order if start is None else start
-        model, rows = schedule_model(core, runs=2, start=core.placed(problem, known))
+        core = step_core(problem)
+        model, rows = schedule_model(core, runs=2, start=core.apply(problem, known))
         solver = self._engine(started, time_limit)
         status = solver.solve(model)
         by_clock = time_limit is not None and status != cp_model.OPTIMAL
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             runs = sorted((solver.value(t), v) for v, p, t in rows if solver.boolean_value(p))
-            found = core.lifted(v for _, v in runs)
+            found = core.invert([v for _, v in runs])[0]
             if start is None or _cost(problem, found) <= _cost(problem, start):
                 return ScheduleAnswer(found, by_clock=by_clock)
         if start is None:

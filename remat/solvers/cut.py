@@ -34,4 +34,4 @@ class CutSolver(Solver):
             raise infeasible(capacity, hull.least_bytes)
         vertices = () if problem.known else (hull.ends[1],)
         fits = next((v for v in vertices if v.saved_bytes <= capacity), hull.ends[0])
-        return Answer(hull.reduction.lift(fits.saved))
+        return Answer(hull.reduction.invert(fits.saved))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from remat.solvers.schedule_problem import MOST_RUNS_PER_NODE, ScheduleProblem
 
 
@@ -24,17 +22,14 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
     if problem.capacity is None:
         return list(order)
     maker = [problem.maker(i) for i in range(len(problem))]
-    made = defaultdict(list)
-    for i, m in enumerate(maker):
-        made[m].append(i)
-    given = {*problem.at_start, *problem.at_boundary}
+    made, given = problem.results, problem.given
     fixed = {*problem.once, *given}
     stays, size = set(problem.to_end), problem.size
     uses: list[list[int]] = [[] for _ in maker]  # positions in `order` that read a node, last first
     for position in reversed(range(len(order))):
         for u in problem.inputs[order[position]]:
             uses[u].append(position)
-    read = {i for i in range(len(problem)) if uses[i] or i in stays}
+    read = problem.used
     alive = {i for i in problem.at_start if i in read}
     now = problem.resident + sum(size[i] for i in alive)
     backward, crossed = set(problem.backward), False
@@ -71,7 +66,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
             if maker[u] in gone or len(runs) > most or not run(maker[u], position, mine):
                 return False
         fresh = [i for i in made[v] if i not in alive]
-        extra = problem.extra[v] if problem.extra else 0
+        extra = problem.extra_bytes(v)
         if not room(sum(size[i] for i in fresh) + extra, mine | set(made[v]), position):
             return False
         runs.append(v)

@@ -17,7 +17,8 @@ from fractions import Fraction
 
 from remat.errors import ProblemError
 from remat.solvers.base import Solver
-from remat.solvers.problem import INT64_MAX, KnapsackProblem, as_integer
+from remat.solvers.columns import INT64_MAX, as_integer
+from remat.solvers.problem import KnapsackProblem
 from remat.solvers.run import run
 
 KnapsackFn = Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]

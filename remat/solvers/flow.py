@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.errors import ProblemError
+from remat.solvers.columns import INT64_MAX
 from remat.solvers.graph_problem import GraphProblem, conflict
-from remat.solvers.problem import INT64_MAX
 
 _SOURCE, _SINK = 0, 1
 

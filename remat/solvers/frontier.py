@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from remat.errors import ProblemError
+from remat.solvers.base import Solver
 from remat.solvers.kernel import kernel
 from remat.solvers.problem import KnapsackProblem
 
@@ -167,3 +168,22 @@ def _by_numpy(problem: KnapsackProblem, capacity: int, most: int) -> KnapsackFro
         tolerance=factor - 1.0,
         _items=items,
     )
+
+
+class DynamicMemoryBudget(Solver):
+    """The choice at the knee of the frontier below the capacity, where more memory buys little.
+
+    The name is that of PyTorch's solver, which sweeps a hundred budgets; here the frontier is
+    computed once, and its knee is exact. It saves less than it may, on purpose.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "dynamic_memory_budget_dp"
+
+    def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> list[int]:
+        # Enough points for a knee, and no more than can be merged in a second or so, or in time.
+        merged = 2e8 if time_limit is None else min(2e8, 4e7 * time_limit)
+        most = max(16, min(32_768, int(merged / max(1, len(problem)))))
+        frontier = knapsack_frontier(problem, most_points=most)
+        return list(frontier.items(frontier.knee()))

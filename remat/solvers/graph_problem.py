@@ -7,18 +7,22 @@ one yardstick: it follows the decision through the graph and counts bytes and co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
-from remat.solvers.problem import INT64_MAX
+from remat.solvers import columns
+from remat.solvers.problem import Limits, Problem, read_indices
+from remat.solvers.solution import GraphSolution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GraphProblem:
+class GraphProblem(Problem[GraphSolution]):
     """A rematerialisation problem over ``n`` nodes in topological order.
 
-    All sequences have length ``n``; indices refer to positions in them. Sums may not exceed 2**63 - 1.
+    Sequences may be any ordered iterables and are kept as tuples; all but ``needed`` have length ``n``.
+    Indices refer to positions in them. Sums may not exceed 2**63 - 1.
 
     Attributes:
         names: what each node is called, for messages.
@@ -37,6 +41,16 @@ class GraphProblem:
             recomputes least first. They are no part of the problem.
     """
 
+    kind: ClassVar[str] = "graph"
+    method: ClassVar[str] = "solve_graph"
+    expected: ClassVar[str] = (
+        "indices are due: return an iterable of node indices, or Answer(saved, bound)"
+    )
+    solution: ClassVar[type[GraphSolution]] = GraphSolution
+    bytes_taken: ClassVar[str] = "saved_bytes"
+    bound_text: ClassVar[str] = "every decision costs at least"
+    own_text: ClassVar[str] = "its own decision costs"
+
     names: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]
     cost: tuple[int, ...]
@@ -50,41 +64,21 @@ class GraphProblem:
     known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        n = len(self.names)
-        for label in ("inputs", "cost", "size", "savable", "recomputable", "in_forward"):
-            if len(getattr(self, label)) != n:
-                raise ProblemError(
-                    f"GraphProblem.{label} has {len(getattr(self, label))} entries, expected {n}, "
-                    "one for each name"
-                )
+        where = "GraphProblem."
+        names = columns.texts(where + "names", self.names)
+        self._put(names=names, inputs=columns.earlier_nodes(where + "inputs", self.inputs, names))
         for label in ("cost", "size"):
-            _check_numbers(label, getattr(self, label), self.names)
+            self._put(**{label: columns.amounts(where + label, getattr(self, label), names)})
         for label in ("savable", "recomputable", "in_forward"):
-            for i, x in enumerate(getattr(self, label)):
-                if type(x) is not bool:
-                    raise ProblemError(
-                        f"GraphProblem.{label}[{i}] ({self.names[i]}) is {x!r}; expected True or False"
-                    )
-        for i, inputs in enumerate(self.inputs):
-            if any(type(j) is not int or not 0 <= j < i for j in inputs):
-                raise ProblemError(
-                    f"GraphProblem.inputs[{i}] ({self.names[i]}) is {inputs}; nodes must be in "
-                    "topological order, each input before its reader"
-                )
-        for i in self.needed:
-            if type(i) is not int or not 0 <= i < n:
-                raise ProblemError(
-                    f"GraphProblem.needed names a node outside 0..{n - 1}: {i!r}; expected positions"
-                )
-        _check_capacity(self.capacity)
+            self._put(**{label: columns.flags(where + label, getattr(self, label), names)})
+        last = len(names) - 1
+        self._put(
+            needed=columns.integers(where + "needed", self.needed, 0, last),
+            capacity=columns.capacity(where + "capacity", self.capacity),
+        )
 
     def __len__(self) -> int:
         return len(self.names)
-
-    def within(self, capacity: int | None) -> GraphProblem:
-        """The same problem under another capacity, in bytes; nothing else is checked again."""
-        _check_capacity(capacity)
-        return self._with(capacity=capacity)
 
     def knowing(self, known: tuple[tuple[int, ...], ...]) -> GraphProblem:
         """The same problem with decisions that are known to be legal."""
@@ -92,33 +86,27 @@ class GraphProblem:
 
     def priced(self, cost: tuple[int, ...], unit: str) -> GraphProblem:
         """The same problem under other costs, in another unit; only the costs are checked again."""
-        _check_numbers("cost", cost, self.names)
-        return self._with(cost=cost, unit=unit)
+        return self._with(cost=columns.amounts("GraphProblem.cost", cost, self.names), unit=unit)
 
-    def _with(self, **changes: object) -> GraphProblem:
-        same = object.__new__(GraphProblem)
-        for f in fields(self):
-            object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
-        return same
+    def read(self, entries: list[Any]) -> tuple[int, ...]:
+        return read_indices(entries, len(self), "node")
 
+    def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
+        try:
+            done = evaluate(self, choice)
+        except ProblemError as error:
+            raise ProblemError(f"returned a decision that cannot run: {error}") from None
+        return {
+            "saved": done.saved,
+            "cost": done.recompute_cost,
+            "saved_bytes": done.saved_bytes,
+        }
 
-def _check_numbers(label: str, numbers: tuple[int, ...], names: tuple[str, ...]) -> None:
-    for i, x in enumerate(numbers):
-        if type(x) is not int or x < 0:
-            raise ProblemError(
-                f"GraphProblem.{label}[{i}] ({names[i]}) is {x!r}; expected an int of 0 or more"
-            )
-    if sum(numbers) > INT64_MAX:
-        raise ProblemError(
-            f"GraphProblem.{label} sums to {sum(numbers)}; expected at most 2**63 - 1: use a coarser unit"
-        )
+    def excess(self, figures: Mapping[str, Any]) -> str:
+        return f"an overweight decision: {figures['saved_bytes']} bytes"
 
-
-def _check_capacity(capacity: object) -> None:
-    if capacity is not None and (type(capacity) is not int or capacity < 0):
-        raise ProblemError(
-            f"GraphProblem.capacity is {capacity!r}; expected bytes, an int of 0 or more, or None"
-        )
+    def limits(self) -> Limits:
+        return Limits(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,37 +6,16 @@ smaller, values that cost nothing. Without them about a quarter of the nodes is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
 from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.reduction import Reduction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphReduction:
-    """A graph problem without its easy part.
+def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
+    """Removes what an optimal decision need not touch; every optimum of the core inverts to one.
 
-    Every node of the core is in forward. Nodes outside forward count as free to run, so a bound
-    for the core is a bound for the whole problem; where a decision makes such a node run in both
+    Every node of the core is in forward and keeps its name. Nodes outside forward count as free to run, so
+    a bound for the core is a bound for the whole problem; where a decision makes such a node run in both
     halves, `evaluate` on the whole problem says what that costs.
-
-    Attributes:
-        core: what is left to decide; its nodes keep their names.
-        kept: for every node of the core, its position in the original problem.
-        always: original positions that are saved in any case, as that takes no bytes.
-    """
-
-    core: GraphProblem
-    kept: tuple[int, ...]
-    always: tuple[int, ...]
-
-    def lift(self, saved: Iterable[int]) -> tuple[int, ...]:
-        """The decision for the original problem that a decision for the core stands for."""
-        return tuple(sorted((*self.always, *(self.kept[i] for i in saved))))
-
-
-def reduce_graph(problem: GraphProblem) -> GraphReduction:
-    """Removes what an optimal decision need not touch; every optimum of the core lifts to one.
 
     - What takes no bytes is saved; what is computed from that alone at no cost is free too.
     - A node that cannot be saved and costs nothing is replaced by its inputs.
@@ -63,7 +42,7 @@ def reduce_graph(problem: GraphProblem) -> GraphReduction:
         capacity=problem.capacity,
     )
     always = tuple(i for i, s in enumerate(problem.size) if s == 0 and problem.savable[i])
-    return GraphReduction(core=core, kept=tuple(alive), always=always)
+    return Reduction(core=core, kept=tuple(alive), always=always)
 
 
 class _Work:

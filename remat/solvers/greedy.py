@@ -8,7 +8,6 @@ from remat.solvers.problem import KnapsackProblem
 from remat.solvers.reduction import CoreSolver
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, not_found
 from remat.solvers.solution import Answer
-from remat.solvers.step_core import step_core
 
 
 class Greedy(CoreSolver):
@@ -30,9 +29,7 @@ class Greedy(CoreSolver):
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> list[int]:
         """Keep the given order and drop what is used last; no limit applies."""
-        core = step_core(problem)
-        order = core.lifted(core.start)
-        found = evicting(problem, order)
+        found = evicting(problem, problem.order)
         if found is None:
-            raise not_found(problem, evaluate_schedule(problem, order).peak_bytes)
+            raise not_found(problem, evaluate_schedule(problem, problem.order).peak_bytes)
         return found

@@ -9,9 +9,10 @@ from pathlib import Path
 from remat.errors import ProblemError, RematError
 from remat.files import read_as, write_whole, writing
 from remat.solvers import instance_format as form
+from remat.solvers.base import AnyProblem
+from remat.solvers.columns import integer
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.problem import INT64_MAX, KnapsackProblem
-from remat.solvers.schedule_problem import ScheduleProblem
+from remat.solvers.problem import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class Instance:
     """
 
     name: str
-    problem: form.Problem
+    problem: AnyProblem
     full_bytes: int | None = None
     least_bytes: int | None = None
     cost: str = ""
@@ -46,47 +47,37 @@ class Instance:
             form.text_of(label, getattr(self, label))
         if not self.name:
             raise ProblemError("name is empty; expected what to call the instance")
-        if isinstance(self.problem, GraphProblem):
-            form.few("names", self.problem.names)
-            self._check_graph(self.problem)
-        elif isinstance(self.problem, (KnapsackProblem, ScheduleProblem)):
-            names = self.problem.names if isinstance(self.problem, ScheduleProblem) else None
-            form.few("weights" if names is None else "names", range(len(self.problem)))
-            for i, name in enumerate(names or ()):
-                form.text_of(f"names[{i}]", name)
-            for label in ("full_bytes", "least_bytes"):
-                if getattr(self, label) is not None:
-                    raise ProblemError(
-                        f"{label} is {getattr(self, label)!r}; a {self.kind} has none: leave it out"
-                    )
-        else:
+        if not isinstance(self.problem, Problem):
             raise ProblemError(
                 f"problem is a {type(self.problem).__name__}; expected a GraphProblem, a "
                 "KnapsackProblem or a ScheduleProblem"
             )
+        form.few("names", range(len(self.problem)))
+        for i, name in enumerate(getattr(self.problem, "names", ())):
+            form.text_of(f"names[{i}]", name)
+        if isinstance(self.problem, GraphProblem):
+            self._check_graph(self.problem)
+            return
+        for label in ("full_bytes", "least_bytes"):
+            if getattr(self, label) is not None:
+                raise ProblemError(
+                    f"{label} is {getattr(self, label)!r}; a {self.kind} has none: leave it out"
+                )
 
     def _check_graph(self, problem: GraphProblem) -> None:
         if self.unit != problem.unit:
             raise ProblemError(
                 f"unit is '{self.unit}', but the problem's costs are in '{problem.unit}'; give that"
             )
-        least = form.integer("least_bytes", self.least_bytes)
-        full = form.integer("full_bytes", self.full_bytes)
+        least = integer("least_bytes", self.least_bytes)
+        full = integer("full_bytes", self.full_bytes)
         if least > full:
             raise ProblemError(f"full_bytes is {full}; expected no less than least_bytes, {least}")
-        for label, column in (("cost", problem.cost), ("size", problem.size)):
-            total = sum(column)
-            if total > INT64_MAX:
-                raise ProblemError(
-                    f"{label} sums to {total}; expected at most 2**63 - 1: use a coarser unit"
-                )
-        for i, name in enumerate(problem.names):
-            form.text_of(f"names[{i}]", name)
 
     @property
     def kind(self) -> str:
         """``"graph"``, ``"knapsack"`` or ``"schedule"``."""
-        return form.KINDS[type(self.problem)]
+        return self.problem.kind
 
     def to_json(self) -> str:
         """The instance as JSON; equal instances give equal texts."""

@@ -11,7 +11,6 @@ This keeps accidents apart, not enemies: the process runs with the user's rights
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import signal
@@ -29,12 +28,9 @@ from typing import Any, BinaryIO, ClassVar, NoReturn
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.problem import KnapsackProblem
+from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.schedule_problem import ScheduleProblem
-from remat.solvers.solution import Answer, ScheduleAnswer
-
-#: What a solver may be asked.
-Problem = KnapsackProblem | GraphProblem | ScheduleProblem
+from remat.solvers.solution import Answer, ScheduleAnswer, Status
 
 _START_S = 120.0  # importing a plugin may import torch
 _ASK_S = 60.0
@@ -116,16 +112,6 @@ class Isolated(Solver):
         inner: the solver that runs in the process.
     """
 
-    __slots__ = (
-        "_environment",
-        "_grace_s",
-        "_hang_s",
-        "_lock",
-        "_memory_bytes",
-        "_process",
-        "inner",
-    )
-
     name: ClassVar[str] = "isolated"
 
     def __init__(
@@ -146,22 +132,22 @@ class Isolated(Solver):
 
     def refuses(self, problem: KnapsackProblem) -> str | None:
         """Ask the solver, in its process."""
-        reason: str | None = self._ask("refuses", problem, None, _ASK_S)["reason"]
+        reason: str | None = self._ask(("refuses", problem, None), _ASK_S)["reason"]
         return reason
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
         """Let the solver work in its process, and end it if it does not come back."""
-        return self._solve("solve", problem, time_limit)
+        return self._choose(problem, time_limit)
 
     def solve_graph(self, problem: GraphProblem, *, time_limit: float | None = None) -> Answer:
         """Let the solver work on a graph in its process, and end it if it does not come back."""
-        return self._solve("solve_graph", problem, time_limit)
+        return self._choose(problem, time_limit)
 
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
         """Let the solver work on a step in its process, and end it if it does not come back."""
-        answer = self._solve("solve_schedule", problem, time_limit)
+        answer = self._choose(problem, time_limit)
         return ScheduleAnswer(answer.saved, answer.bound, by_clock=answer.by_clock)
 
     def start(self) -> None:
@@ -177,20 +163,23 @@ class Isolated(Solver):
     def __reduce__(self) -> tuple[Any, ...]:
         return isolated, (self.inner,)
 
-    def _solve(self, method: str, problem: Problem, time_limit: float | None) -> Answer:
-        reply = self._reply(method, problem, time_limit)
-        return Answer(reply["saved"], reply["bound"], by_clock=reply["by_clock"])
-
-    def _reply(self, method: str, problem: Problem, time_limit: float | None) -> dict[str, Any]:
-        within_s = self._hang_s if time_limit is None else time_limit + self._grace_s
-        return self._ask(method, problem, time_limit, within_s)
+    def _choose(self, problem: Problem[Any], time_limit: float | None) -> Answer:
+        """What `remat.solvers.verify.read` makes of the answer, there: it is judged here only."""
+        within_s, when = self._hang_s, ""
+        if time_limit is not None:
+            within_s, when = time_limit + self._grace_s, f" (time limit {time_limit:g} s)"
+        reply = self._ask((problem.method, problem, time_limit), within_s, when)
+        status = None if reply["status"] is None else Status(reply["status"])
+        return Answer(
+            reply["choice"],
+            reply["bound"],
+            value=reply["value"],
+            status=status,
+            by_clock=reply["by_clock"],
+        )
 
     def _ask(
-        self,
-        method: str,
-        problem: Problem,
-        time_limit: float | None,
-        within_s: float | None,
+        self, question: tuple[Any, ...], within_s: float | None, when: str = ""
     ) -> dict[str, Any]:
         """The reply to a question.
 
@@ -198,10 +187,7 @@ class Isolated(Solver):
             SolverError: the solver raised, answered wrongly, died or was killed.
         """
         with self._lock:
-            process = self._running()
-            question = pickle.dumps((method, problem, time_limit))
-            limit = "" if time_limit is None else f" (time limit {time_limit:g} s)"
-            return self._exchange(process, question, within_s, limit)
+            return self._exchange(self._running(), pickle.dumps(question), within_s, when)
 
     def _running(self) -> _Process:
         process = self._process
@@ -296,7 +282,7 @@ class _Process:
             TimeoutError: the time is over.
             EOFError, OSError: the process is gone.
         """
-        deadline = math.inf if within_s is None else time.monotonic() + within_s
+        deadline = time.monotonic() + (float("inf") if within_s is None else within_s)
         # Ends a process that does not read, or that stops in the middle of its reply.
         watchdog = threading.Timer(within_s or 0.0, _kill, (self._child,))
         watchdog.daemon = True

@@ -14,17 +14,14 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
 from remat.errors import BudgetError, SolverError
 from remat.solvers.base import Solver
-from remat.solvers.run import run
-from remat.solvers.run_graph import run_graph
-from remat.solvers.run_schedule import run_schedule
-from remat.solvers.solution import Schedule
+from remat.solvers.run import solver_errors
+from remat.solvers.verify import read
 
 _EXHAUSTED = json.dumps({"exhausted": True}).encode()  # ready before there is no memory left
 _ORPHAN_S = 30.0
@@ -63,7 +60,8 @@ def _set_up(message: bytes) -> tuple[Solver | None, bytes]:
     except (Exception, SystemExit) as error:
         return None, _fault(
             f"solver '{name}' cannot be loaded in a process of its own: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}",
+            [],
         )
     if memory_bytes is not None:
         _limit_memory(memory_bytes)
@@ -87,44 +85,27 @@ def _limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-_ASK: dict[str, Callable[..., Any]] = {
-    "solve": run,
-    "solve_graph": run_graph,
-    "solve_schedule": run_schedule,
-}
-
-
 def _answer(solver: Solver, message: bytes) -> bytes:
+    """The reply to one question: the answer as it was read, not yet judged; or what went wrong."""
     try:
-        what, problem, time_limit = pickle.loads(message)
-        if what == "refuses":
-            reason = solver.refuses(problem)
-            return json.dumps({"reason": None if reason is None else str(reason)}).encode()
-        solution = _ASK[what](solver, problem, time_limit=time_limit)
-        claimed = solution.claimed_bound
-        saved = solution.sequence if isinstance(solution, Schedule) else solution.saved
-        reply: dict[str, Any] = {
-            "saved": saved,
-            "bound": solution.bound if claimed is None else claimed,
-            "by_clock": solver.deterministic and not solution.deterministic,
-        }
-        return json.dumps(reply).encode()
-    except MemoryError:
-        pass
+        with solver_errors(solver):
+            method, problem, time_limit = pickle.loads(message)
+            if method == "refuses":
+                reason = solver.refuses(problem)
+                return json.dumps({"reason": None if reason is None else str(reason)}).encode()
+            answer = getattr(solver, method)(problem, time_limit=time_limit)
+            claim = read(problem, solver, answer)
+            status = None if claim.status is None else claim.status.value
+            return json.dumps({**claim._asdict(), "status": status}).encode()
     except BudgetError as error:
         return json.dumps({"over": str(error)}).encode()
-    except SolverError as error:
-        cause = error.__cause__
+    except (SolverError, MemoryError) as error:
+        cause = error.__cause__ or error
         if not isinstance(cause, MemoryError):
-            notes = [] if cause is None else ["".join(traceback.format_exception(cause))]
-            return _fault(str(error), notes)
-    except (Exception, SystemExit) as error:
-        name = type(error).__name__
-        notes = ["".join(traceback.format_exception(error))]
-        return _fault(f"solver '{solver.name}' raised {name}: {error}", notes)
+            return _fault(str(error), ["".join(traceback.format_exception(cause))])
     gc.collect()
     return _EXHAUSTED
 
 
-def _fault(error: str, notes: list[str] | None = None) -> bytes:
-    return json.dumps({"error": error, "notes": notes or []}).encode()
+def _fault(error: str, notes: list[str]) -> bytes:
+    return json.dumps({"error": error, "notes": notes}).encode()

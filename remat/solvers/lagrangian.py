@@ -198,7 +198,7 @@ class Search:
         if len(self.core) <= SMALL:
             found = self.exact(found, work=LAST_WORK, tolerance=0.0)
         by_clock = found.by_clock or (found.gap > 0 and self.late())
-        return Answer(self.hull.reduction.lift(found.saved), found.bound, by_clock=by_clock)
+        return Answer(self.hull.reduction.invert(found.saved), found.bound, by_clock=by_clock)
 
     def late(self) -> bool:
         """Whether the time is up."""

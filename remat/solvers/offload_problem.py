@@ -82,23 +82,18 @@ def carried(
     """
     step = problem.step
     evaluation = evaluate_schedule(step, sequence, boundary)
-    parts: dict[int, list[int]] = {}
-    for i, p in enumerate(step.part_of):
-        if p >= 0:
-            parts.setdefault(p, []).append(i)
-    stays = {*step.to_end, *step.at_start, *step.at_boundary}
+    made, stays = step.results, step.given.union(step.to_end)
     ready: dict[int, int] = {}
     needed: dict[int, int] = {}
     for at, v in enumerate(sequence):
-        results = (v, *parts.get(v, ()))
         if at < evaluation.boundary:
-            for u in (*step.inputs[v], *results):
+            for u in (*step.inputs[v], *made[v]):
                 ready[u] = at
             continue
         for u in step.inputs[v]:
             if u in ready and u not in needed:
                 needed[u] = at
-        for u in results:
+        for u in made[v]:
             if u not in needed:
                 ready.pop(u, None)  # its later run is what backward reads
     idle = {

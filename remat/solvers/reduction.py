@@ -1,46 +1,52 @@
-"""Taking out of a knapsack what needs no search, and putting it back into the answer."""
+"""Taking out of a problem what needs no search, and putting it back into the answer; here for knapsacks."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Generic
 
 from remat.solvers.base import Solver
 from remat.solvers.bounds import Relaxation, relax
-from remat.solvers.problem import KnapsackProblem
+from remat.solvers.problem import KnapsackProblem, P
 from remat.solvers.solution import Answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
-    """A knapsack without some items that are decided.
+class Reduction(Generic[P]):
+    """A problem without some items, or nodes, that are decided.
 
     Attributes:
-        core: what is left to decide; without items if nothing is.
+        core: what is left to decide; empty if nothing is.
         kept: for every item of the core, its index in the original problem.
         always: original indices that are saved in any case.
-        always_value: their value.
-        value_unit: what one unit of value in the core is worth in the original.
+        always_value: their value, for a knapsack.
+        value_unit: what one unit of value or cost in the core is worth in the original.
     """
 
-    core: KnapsackProblem
+    core: P
     kept: tuple[int, ...]
     always: tuple[int, ...]
-    always_value: int
-    value_unit: int
+    always_value: int = 0
+    value_unit: int = 1
 
-    def lift(self, answer: Answer) -> Answer:
+    def invert(self, saved: Iterable[int]) -> tuple[int, ...]:
+        """Turn a choice for the core into one for the original problem."""
+        return tuple(sorted((*self.always, *(self.kept[i] for i in saved))))
+
+    def invert_answer(self, answer: Answer) -> Answer:
         """Turn an answer to the core into one to the original problem."""
         bound = answer.bound
         return replace(
             answer,
-            saved=sorted((*self.always, *(self.kept[i] for i in answer.saved))),
+            saved=self.invert(answer.saved),
             bound=None if bound is None else self.always_value + self.value_unit * bound,
         )
 
 
-def reduce(problem: KnapsackProblem) -> Reduction:
-    """Split a problem into what is decided and the core that is not; an optimum lifts to an optimum.
+def reduce(problem: KnapsackProblem) -> Reduction[KnapsackProblem]:
+    """Split a problem into what is decided and the core that is not; an optimum inverts to an optimum.
 
     Items that weigh nothing are saved; items that fit nowhere or are worth nothing are not; if the
     rest fits together it is saved. Common divisors of weights and of values are divided out.
@@ -69,13 +75,13 @@ def reduce(problem: KnapsackProblem) -> Reduction:
     )
 
 
-def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction:
+def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction[KnapsackProblem]:
     """Decide every item that cannot be decided otherwise in an answer better than ``relaxed``.
 
     With the break item's value per weight as the price of room, every item has a loss: what the
     relaxation loses at least if the item is decided against that price. An item whose loss leaves no
     more than a known answer is decided. On problems of ten thousand items some dozens remain. An
-    optimum of those lifts to an optimum, unless ``relaxed.saved`` is one already.
+    optimum of those inverts to an optimum, unless ``relaxed.saved`` is one already.
 
     Source: R. S. Dembo, P. L. Hammer, "A reduction algorithm for knapsack problems", Methods of
     Operations Research 36 (1980).
@@ -110,7 +116,6 @@ def fix_variables(core: KnapsackProblem, relaxed: Relaxation) -> Reduction:
         kept=tuple(kept),
         always=always,
         always_value=core.value_of(always),
-        value_unit=1,
     )
 
 
@@ -124,11 +129,11 @@ class CoreSolver(Solver):
     __slots__ = ()
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Reduce the problem, solve what is left, and lift the answer."""
+        """Reduce the problem, solve what is left, and invert the answer."""
         reduction = reduce(problem)
         if not reduction.kept:
-            return reduction.lift(Answer((), 0))
-        return reduction.lift(self.solve_core(reduction.core, time_limit=time_limit))
+            return reduction.invert_answer(Answer((), 0))
+        return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
         """Fix variables, search what is left, and keep the better of that and the greedy answer."""
@@ -140,7 +145,7 @@ class CoreSolver(Solver):
         found = Answer((), 0)
         if inner.kept:
             found = self.search(inner.core, time_limit=time_limit)
-        answer = fixed.lift(inner.lift(found))
+        answer = fixed.invert_answer(inner.invert_answer(found))
         bound = relaxed.bound if answer.bound is None else min(answer.bound, relaxed.bound)
         bound = max(bound, relaxed.value)
         if core.value_of(answer.saved) < relaxed.value:

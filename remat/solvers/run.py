@@ -1,62 +1,84 @@
-"""The one way in which remat runs a solver: ask whether it can, run it, check its answer."""
+"""The one way in which remat lets a solver decide, whatever the kind of problem.
+
+Whether it can, whether it wants to, what it answers, and whether that is so.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
+from typing import Any
 
 from remat.errors import BudgetError, ProblemError, SolverError
 from remat.solvers.base import Solver, unavailable
-from remat.solvers.problem import KnapsackProblem
-from remat.solvers.solution import Answer, Solution
-from remat.solvers.verify import verify
+from remat.solvers.completion import by_knapsack
+from remat.solvers.graph_problem import GraphProblem
+from remat.solvers.problem import Problem, S
+from remat.solvers.verify import judge, read, refuse
+
+#: Seconds beyond which a limit is none: clocks count in floats.
+_LONGEST = 10.0**15
 
 
-def run(solver: Solver, problem: KnapsackProblem, *, time_limit: float | None = None) -> Solution:
+def run(
+    solver: Solver,
+    problem: Problem[S],
+    *,
+    time_limit: float | None = None,
+    knapsack: bool = False,
+) -> S:
     """Solve a problem with a solver and check the answer.
 
     The solver gets the problem as it is, so that what is refused is what it was given; solvers
-    that want the easy part taken out derive from `remat.solvers.reduction.CoreSolver`.
+    that want the easy part taken out derive from `remat.solvers.reduction.CoreSolver`. A graph problem
+    becomes knapsacks for a solver that knows only those: see `remat.solvers.completion`.
 
     Args:
         solver: whom to ask.
-        problem: what to solve.
+        problem: what to solve, with its capacity.
         time_limit: seconds; None: the solver counts its work, or runs until it is done.
+        knapsack: a graph problem becomes knapsacks even if the solver decides graphs.
 
     Returns:
         The checked solution.
 
     Raises:
         ProblemError: an argument is not what it must be.
+        BudgetError: nothing keeps to the capacity (the message has the least that is possible), or
+            no schedule was found that does (it has the least peak that was).
         SolverError: the solver cannot run here, refuses the problem, raises, or answers wrongly.
     """
-    check_question(solver, problem, KnapsackProblem, time_limit)
-    if not solver.knapsack:
-        what = "graph" if solver.graph else "step"
-        raise SolverError(
-            solver.name, f"solver '{solver.name}' solves the {what} problem only, not knapsacks"
-        )
-    given = (problem.weights, problem.values, problem.capacity)
-    with noting(problem), asking(solver):
-        reason = solver.refuses(problem)
-    if reason is not None:
-        raise SolverError(solver.name, f"solver '{solver.name}' refuses the problem: {reason}")
-    with noting(problem):
-        with asking(solver) as elapsed:
-            answer = drawn(solver.solve(problem, time_limit=time_limit), len(problem))
+    _check_question(solver, problem, time_limit)
+    if isinstance(problem, GraphProblem) and (
+        knapsack or ("graph" not in solver.solves and "knapsack" in solver.solves)
+    ):
+        pick = partial(run, solver, time_limit=time_limit)
+        return by_knapsack(solver, problem, pick)  # type: ignore[return-value]
+    if problem.kind not in solver.solves:
+        others = " and ".join(sorted(solver.solves)) or "no"
+        refuse(solver, f"does not solve {problem.kind} problems, only {others} problems")
+    problem.refuse_infeasible()
+    with _with_problem(problem):
+        if problem.by_capabilities:
+            with solver_errors(solver):
+                reason = solver.refuses(problem)  # type: ignore[arg-type]
+            if reason is not None:
+                refuse(solver, f"refuses the problem: {reason}")
+        given = _contents(problem)
+        with solver_errors(solver) as elapsed:
+            answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
+            claim = read(problem, solver, answer)  # a lazy answer does its work here
             elapsed_s = elapsed()
-        if given != (problem.weights, problem.values, problem.capacity):
-            raise SolverError(
-                solver.name, f"solver '{solver.name}' changed the problem it was given"
-            )
-        return verify(problem, solver, answer, elapsed_s=elapsed_s)
+        if given != _contents(problem):
+            refuse(solver, "changed the problem it was given")
+        return judge(problem, solver, claim, elapsed_s=elapsed_s)
 
 
-def check_question(solver: object, problem: object, kind: type[object], time_limit: object) -> None:
-    """Check what `run` and `remat.solvers.run_graph.run_graph` are given, and that the solver can run.
+def _check_question(solver: object, problem: object, time_limit: object) -> None:
+    """Check what a solver is to be asked, and that it can run.
 
     Raises:
         ProblemError: an argument is not what it must be.
@@ -64,43 +86,15 @@ def check_question(solver: object, problem: object, kind: type[object], time_lim
     """
     if not isinstance(solver, Solver):
         raise ProblemError(f"solver must be an instance of remat.Solver, got {solver!r}")
-    if not isinstance(problem, kind):
-        raise ProblemError(f"problem must be a {kind.__name__}, got {type(problem).__name__}")
+    if not isinstance(problem, Problem):
+        raise ProblemError(
+            "problem must be a KnapsackProblem, a GraphProblem or a ScheduleProblem, got "
+            f"{type(problem).__name__}"
+        )
     check_time_limit(time_limit)
     reason = unavailable(type(solver))
     if reason is not None:
         raise SolverError(solver.name, f"solver '{solver.name}' is not available: {reason}")
-
-
-@contextlib.contextmanager
-def noting(problem: object) -> Iterator[None]:
-    """Notes the problem on solver errors, for crash reports."""
-    try:
-        yield
-    except SolverError as error:
-        if error.problem is None:
-            error.problem = problem
-        raise
-
-
-@contextlib.contextmanager
-def asking(solver: Solver) -> Iterator[Callable[[], float]]:
-    """Runs a solver: whatever it raises names it. Gives the seconds that have gone by since."""
-    started = time.perf_counter()
-    try:
-        yield lambda: time.perf_counter() - started
-    except SolverError as error:
-        if error.solver == solver.name:  # its own account, such as why its process died
-            raise
-        raise _raised(solver, error) from error
-    except BudgetError:
-        raise
-    except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
-        raise _raised(solver, error) from error
-
-
-#: Seconds beyond which a limit is none: clocks count in floats.
-_LONGEST = 10.0**15
 
 
 def check_time_limit(time_limit: object) -> None:
@@ -115,15 +109,32 @@ def check_time_limit(time_limit: object) -> None:
         )
 
 
-def _raised(solver: Solver, error: BaseException) -> SolverError:
-    return SolverError(
-        solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
-    )
+@contextlib.contextmanager
+def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
+    """Run a solver: whatever it raises names it. Gives the seconds that have gone by since."""
+    started = time.perf_counter()
+    try:
+        yield lambda: time.perf_counter() - started
+    except BudgetError:
+        raise
+    except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
+        if isinstance(error, SolverError) and error.solver == solver.name:
+            raise  # its own account, such as why its process died
+        raise SolverError(
+            solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"
+        ) from error
 
 
-def drawn(answer: object, count: int) -> object:
-    """The answer with its indices drawn from a lazy iterable: one too many at most, as some never end."""
-    if isinstance(answer, Answer):
-        saved = drawn(answer.saved, count)
-        return dataclasses.replace(answer, saved=saved)  # type: ignore[arg-type]
-    return list(islice(answer, count + 1)) if isinstance(answer, Iterable) else answer
+@contextlib.contextmanager
+def _with_problem(problem: Problem[Any]) -> Iterator[None]:
+    """Note the problem on solver errors, for crash reports."""
+    try:
+        yield
+    except SolverError as error:
+        if error.problem is None:
+            error.problem = problem
+        raise
+
+
+def _contents(problem: Problem[Any]) -> tuple[object, ...]:
+    return tuple(getattr(problem, f.name) for f in fields(problem))  # type: ignore[arg-type]

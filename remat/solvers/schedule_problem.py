@@ -8,20 +8,23 @@ it follows the runs and counts bytes and cost.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
-from remat.solvers.problem import INT64_MAX, as_integer
+from remat.solvers import columns
+from remat.solvers.columns import as_integer
+from remat.solvers.problem import Limits, Problem
+from remat.solvers.solution import Schedule, ScheduleAnswer
 
 #: Runs that a schedule may have for each node, on average; more are taken for a solver's mistake.
 MOST_RUNS_PER_NODE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScheduleProblem:
+class ScheduleProblem(Problem[Schedule]):
     """Run every node at least once, at the least summed cost, with no more bytes alive than there are.
 
     Nodes are numbered in an order in which they can run: each input stands before its reader. What
@@ -58,6 +61,18 @@ class ScheduleProblem:
         ProblemError: an argument is not what it must be; the message names it, with the node.
     """
 
+    kind: ClassVar[str] = "schedule"
+    method: ClassVar[str] = "solve_schedule"
+    answer: ClassVar[type[ScheduleAnswer]] = ScheduleAnswer
+    expected: ClassVar[str] = (
+        "nodes are due: return an iterable of nodes in the order in which they run, or "
+        "ScheduleAnswer(sequence, bound)"
+    )
+    solution: ClassVar[type[Schedule]] = Schedule
+    bytes_taken: ClassVar[str] = "peak_bytes"
+    bound_text: ClassVar[str] = "every schedule costs at least"
+    own_text: ClassVar[str] = "its own schedule costs"
+
     names: tuple[str, ...]
     inputs: tuple[tuple[int, ...], ...]
     cost: tuple[int, ...]
@@ -77,43 +92,36 @@ class ScheduleProblem:
     known: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__
-        put(self, "names", _names(self.names))
-        n = len(self.names)
-        rows = _sequence("inputs", self.inputs, n)
-        inputs = tuple(_nodes(f"inputs[{i}]", row, n) for i, row in enumerate(rows))
-        put(self, "inputs", inputs)
+        where = "ScheduleProblem."
+        names = columns.texts(where + "names", self.names)
+        if len(set(names)) != len(names):
+            twice = next(name for name, count in Counter(names).items() if count > 1)
+            raise ProblemError(
+                f"{where}names has {columns.short(twice)} twice; expected different names"
+            )
+        last = len(names) - 1
+        self._put(names=names, inputs=columns.earlier_nodes(where + "inputs", self.inputs, names))
         for label in ("cost", "size", "extra"):
             given = getattr(self, label)
-            numbers = (
-                _numbers(label, _sequence(label, given, n), self.names)
-                if given or label != "extra"
-                else ()
-            )
-            put(self, label, numbers)
-        parts = tuple(_sequence("part_of", self.part_of, n)) if self.part_of else ()
-        put(
-            self,
-            "part_of",
-            tuple(_integer(f"part_of[{i}]", p, -1, n - 1) for i, p in enumerate(parts)),
-        )
+            empty = label == "extra" and not given
+            self._put(**{label: () if empty else columns.amounts(where + label, given, names)})
+        if self.part_of:
+            parts = columns.sequence(where + "part_of", self.part_of, len(names))
+            self._put(part_of=columns.integers(where + "part_of", parts, -1, last, names=names))
+        else:
+            self._put(part_of=())
         for label in _SETS:
-            put(self, label, _nodes(label, getattr(self, label), n))
-        put(self, "resident", _integer("resident", self.resident, 0, INT64_MAX))
-        put(self, "capacity", _capacity(self.capacity))
-        known = _sequence("known", self.known, None)
-        put(self, "known", tuple(_nodes(f"known[{i}]", k, n) for i, k in enumerate(known)))
-        for i, row in enumerate(inputs):
-            if row and max(row) >= i:
-                raise ProblemError(
-                    f"ScheduleProblem.inputs[{i}] ('{self.names[i]}') has node {max(row)}; expected earlier "
-                    "nodes only, so that there is no cycle: list each node after its inputs"
-                )
+            self._put(**{label: columns.integers(where + label, getattr(self, label), 0, last)})
+        known = enumerate(columns.sequence(where + "known", self.known))
+        self._put(
+            resident=columns.integer(where + "resident", self.resident),
+            capacity=columns.capacity(where + "capacity", self.capacity),
+            known=tuple(columns.integers(f"{where}known[{i}]", k, 0, last) for i, k in known),
+        )
         self._check_roles()
 
     def _check_roles(self) -> None:
         """Refuses nodes whose roles contradict each other."""
-        given = {*self.at_start, *self.at_boundary}
         for label in _SETS:
             if len(set(getattr(self, label))) != len(getattr(self, label)):
                 raise ProblemError(f"ScheduleProblem.{label} names a node twice")
@@ -122,90 +130,165 @@ class ScheduleProblem:
                 raise ProblemError(
                     f"ScheduleProblem.{this} and .{that} both name '{self.names[i]}'"
                 )
-        idle = given | {i for i, p in enumerate(self.part_of) if p >= 0}
+        given = self.given
         running = {
             label: set(getattr(self, label)) for label in ("once", "ordered", "forward", "backward")
         }
-        for i in sorted(idle):
+        running["part_of"] = {i for i, p in enumerate(self.part_of) if p >= 0 and i in given}
+        for i in sorted(given | self.parts):
             what = "is there without a run" if i in given else "is part of another node"
-            if i in given and self.part_of and self.part_of[i] >= 0:
-                raise ProblemError(
-                    f"ScheduleProblem.part_of names a node for '{self.names[i]}', which {what}"
-                )
-            if self.inputs[i] or self.cost[i] or (self.extra and self.extra[i]):
+            for label, nodes in running.items():
+                if i in nodes:
+                    raise self._misnamed(label, i, what)
+            if self.inputs[i] or self.cost[i] or self.extra_bytes(i):
                 raise ProblemError(
                     f"ScheduleProblem has inputs, a cost or extra bytes for '{self.names[i]}', which {what}; "
                     "expected none"
                 )
-            for label, nodes in running.items():
-                if i in nodes:
-                    raise ProblemError(
-                        f"ScheduleProblem.{label} names '{self.names[i]}', which {what}"
-                    )
-        for i, p in enumerate(self.part_of):
-            if p >= 0 and (p in idle or p >= i):
+        for i in self.parts:
+            maker = self.part_of[i]
+            if maker >= i or maker in given or maker in self.parts:
                 raise ProblemError(
-                    f"ScheduleProblem.part_of[{i}] ('{self.names[i]}') is {p}; expected an earlier node that runs"
+                    f"ScheduleProblem.part_of[{i}] ('{self.names[i]}') is {maker}; expected an earlier node that runs"
                 )
-        late = bytearray(len(self))  # runs after the boundary only, or is there only then
-        for i in (*self.backward, *self.at_boundary):
-            late[i] = 1
-        behind = dict(pairwise(reversed(self.ordered)))
-        for i, row in enumerate(self.inputs):
-            if i in behind and behind[i] < i:
-                late[i] |= late[behind[i]]
-            maker = self.part_of[i] if self.part_of else -1
-            late[i] |= late[maker] if maker >= 0 else any(late[j] for j in row)
-        parts = self.part_of or (-1,) * len(self)
-        late_runs = tuple(
-            i for i in range(len(self)) if late[i] and i not in given and parts[i] < 0
-        )
-        object.__setattr__(self, "backward", late_runs)
-        if self.at_boundary and not late_runs:
+        late = self._late()
+        runs = set(self.runnable)
+        self._put(backward=tuple(i for i in sorted(runs) if late[i]))
+        if self.at_boundary and not self.backward:
             raise ProblemError(
                 f"ScheduleProblem.at_boundary names '{self.names[self.at_boundary[0]]}', but no node runs after the "
                 "boundary; expected some in backward, or one that reads it"
             )
-        behind_boundary = set(late_runs)
         for one, other in pairwise(self.ordered):
-            if one >= other or (one in behind_boundary and other not in behind_boundary):
+            if one >= other or late[one] > late[other]:
                 raise ProblemError(
                     f"ScheduleProblem.ordered has '{self.names[one]}' before '{self.names[other]}'; expected "
                     "nodes in the problem's own order, those after the boundary last"
                 )
         for i in self.forward:
             if late[i]:
-                raise ProblemError(
-                    f"ScheduleProblem.forward names '{self.names[i]}', which reads what is only there after the boundary"
-                )
+                why = "reads what is only there after the boundary"
+                raise self._misnamed("forward", i, why)
+
+    def _late(self) -> bytearray:
+        """For each node whether it runs after the boundary only, or is there only then."""
+        late = bytearray(len(self))
+        for i in (*self.backward, *self.at_boundary):
+            late[i] = 1
+        behind = dict(pairwise(reversed(self.ordered)))
+        for i, row in enumerate(self.inputs):
+            if i in behind and behind[i] < i:
+                late[i] |= late[behind[i]]
+            maker = self.maker(i)
+            late[i] |= late[maker] if maker != i else any(late[j] for j in row)
+        return late
+
+    def _misnamed(self, label: str, node: int, why: str) -> ProblemError:
+        return ProblemError(f"ScheduleProblem.{label} names '{self.names[node]}', which {why}")
 
     def __len__(self) -> int:
         return len(self.names)
 
     @property
+    def given(self) -> frozenset[int]:
+        """The nodes that nobody runs: their values are there from the start or from the boundary."""
+        return frozenset((*self.at_start, *self.at_boundary))
+
+    @property
+    def parts(self) -> frozenset[int]:
+        """The nodes that another node makes along with its own value."""
+        return frozenset(i for i, maker in enumerate(self.part_of) if maker >= 0)
+
+    @property
     def runnable(self) -> tuple[int, ...]:
-        """The nodes that run: all that are neither there without a run nor part of another."""
-        idle = {*self.at_start, *self.at_boundary}
-        parts = self.part_of or (-1,) * len(self)
-        return tuple(i for i in range(len(self)) if parts[i] < 0 and i not in idle)
+        """The nodes that run: all that are neither given nor parts."""
+        idle = self.given | self.parts
+        return tuple(i for i in range(len(self)) if i not in idle)
+
+    @property
+    def used(self) -> frozenset[int]:
+        """The nodes whose value somebody reads, or that stays to the end."""
+        return frozenset(self.to_end).union(*self.inputs)
+
+    @property
+    def results(self) -> list[list[int]]:
+        """For each node the values that its run makes, its own first."""
+        made = [[i] for i in range(len(self))]
+        for i in sorted(self.parts):
+            made[self.part_of[i]].append(i)
+        return made
+
+    def extra_bytes(self, node: int) -> int:
+        """Bytes that a run of a node takes besides what it reads and makes."""
+        return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:
         """The node whose run makes a node's value."""
         return self.part_of[node] if self.part_of and self.part_of[node] >= 0 else node
 
-    def within(self, capacity: int | None) -> ScheduleProblem:
-        """The same problem under another capacity, in bytes; nothing else is checked again."""
-        return self._with(capacity=_capacity(capacity))
-
     def knowing(self, known: Iterable[Sequence[int]]) -> ScheduleProblem:
         """The same problem with schedules to start from."""
         return self._with(known=tuple(tuple(k) for k in known))
 
-    def _with(self, **changes: object) -> ScheduleProblem:
-        same = object.__new__(ScheduleProblem)
-        for f in fields(self):
-            object.__setattr__(same, f.name, changes.get(f.name, getattr(self, f.name)))
-        return same
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Every node that runs, once, in the problem's own order; those of backward last."""
+        late = set(self.backward)
+        return tuple(sorted(self.runnable, key=late.__contains__))
+
+    @property
+    def most_entries(self) -> int:
+        return MOST_RUNS_PER_NODE * max(1, len(self))
+
+    def read(self, entries: list[Any]) -> tuple[int, ...]:
+        if len(entries) > self.most_entries:
+            raise ProblemError(
+                f"returned more than {self.most_entries} runs, {MOST_RUNS_PER_NODE} for each node"
+            )
+        runs = []
+        for position, entry in enumerate(entries):
+            node = as_integer(entry)
+            if node is None:
+                raise ProblemError(
+                    f"returned {entry!r} as run {position}, where a node's number is due"
+                )
+            runs.append(node)
+        return tuple(runs)
+
+    def measure(self, choice: tuple[int, ...]) -> dict[str, Any]:
+        try:
+            done = evaluate_schedule(self, choice)
+        except ProblemError as error:
+            raise ProblemError(f"returned a schedule that cannot run: {error}") from None
+        return {
+            "sequence": choice,
+            "cost": done.cost,
+            "peak_bytes": done.peak_bytes,
+            "boundary": done.boundary,
+        }
+
+    def excess(self, figures: Mapping[str, Any]) -> str:
+        runs = figures["sequence"]
+        at = evaluate_schedule(self, runs).peak_at
+        where = f" at run {at} ('{self.names[runs[at]]}')" if runs else ""
+        return f"a schedule with a peak of {figures['peak_bytes']} bytes{where}"
+
+    def limits(self) -> Limits:
+        return Limits(sum(self.cost))
+
+    def refuse_infeasible(self) -> None:
+        if self.capacity is None:
+            return
+        least, node = least_peak(self)
+        if least > self.capacity:
+            if node < 0:
+                why = "what stays to the end takes that much"
+            else:
+                why = f"'{self.names[node]}' alone takes that much with what it reads and makes"
+            raise BudgetError(
+                f"no schedule keeps to a peak of {self.capacity} bytes; every one has at least {least}: "
+                f"{why}. Raise the capacity"
+            )
 
 
 _SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
@@ -244,16 +327,8 @@ def evaluate_schedule(
         ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
     """
     n, names, inputs = len(problem), problem.names, problem.inputs
-    made_by = [[i] for i in range(n)]  # the values that each run makes, its own first
-    for i, p in enumerate(problem.part_of):
-        if p >= 0:
-            made_by[p].append(i)
-    runs, once = bytearray(n), set(problem.once)
-    idle = {
-        *problem.at_start,
-        *problem.at_boundary,
-        *(i for i, p in enumerate(problem.part_of) if p >= 0),
-    }
+    made_by, given, used = problem.results, problem.given, problem.used
+    runs, once, idle = bytearray(n), set(problem.once), given | problem.parts
     backward = set(problem.backward)
     latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
     if boundary is None:
@@ -302,19 +377,18 @@ def evaluate_schedule(
     last = max(0, len(sequence) - 1)
     for i in problem.to_end:
         ended[i] = last
-    given = {*problem.at_start, *problem.at_boundary}
-    read = {j for row in inputs for j in row} | set(problem.to_end)
-    there = (i for i in range(n) if started[i] >= 0 and (i in read or i not in given))
+    there = (i for i in range(n) if started[i] >= 0 and (i in used or i not in given))
     spans.extend((started[i], ended[i], size[i]) for i in there)
     for start, end, nbytes in spans:
         change[start] += nbytes
         if end + 1 < len(change):
             change[end + 1] -= nbytes
+    extra = problem.extra or (0,) * n
     alive, now = [], problem.resident
     for position, v in enumerate(sequence):
         now += change[position]
-        alive.append(now + (problem.extra[v] if problem.extra else 0))
-    peak = max(alive, default=problem.resident + sum(size[i] for i in given & read))
+        alive.append(now + extra[v])
+    peak = max(alive, default=problem.resident + sum(size[i] for i in given & used))
     return ScheduleEvaluation(
         cost=sum(problem.cost[v] for v in sequence),
         peak_bytes=peak,
@@ -351,13 +425,10 @@ def least_peak(problem: ScheduleProblem) -> tuple[int, int]:
     always = {i for i in problem.at_start if i in stays}
     base = problem.resident + sum(problem.size[i] for i in always)
     most, which = base + sum(problem.size[i] for i in stays - always), -1
-    made = [0] * len(problem)
-    for i in range(len(problem)):
-        made[problem.maker(i)] += problem.size[i]
+    results = problem.results
     for v in problem.runnable:
-        reads = {u for u in problem.inputs[v] if u not in always}
-        nbytes = base + sum(problem.size[u] for u in reads) + made[v]
-        nbytes += problem.extra[v] if problem.extra else 0
+        there = {u for u in problem.inputs[v] if u not in always}.union(results[v])
+        nbytes = base + sum(problem.size[u] for u in there) + problem.extra_bytes(v)
         if nbytes > most:
             most, which = nbytes, v
     return most, which
@@ -370,73 +441,3 @@ def not_found(problem: ScheduleProblem, least_found: int) -> BudgetError:
         f"and it is proven only that none has less than {least_peak(problem)[0]}: raise the capacity, or give "
         "the solver more time"
     )
-
-
-def _names(names: Any) -> tuple[str, ...]:
-    texts: tuple[str, ...] = tuple(_sequence("names", names, None))
-    for i, name in enumerate(texts):
-        if type(name) is not str:
-            raise ProblemError(f"ScheduleProblem.names[{i}] is {_short(name)}; expected text")
-    if len(set(texts)) != len(texts):
-        twice = next(name for name, count in Counter(texts).items() if count > 1)
-        raise ProblemError(
-            f"ScheduleProblem.names has {_short(twice)} twice; expected different names"
-        )
-    return texts
-
-
-def _sequence(label: str, values: Any, length: int | None) -> Sequence[Any]:
-    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
-        raise ProblemError(
-            f"ScheduleProblem.{label} must be an ordered sequence, got {type(values).__name__}: give a tuple or a list"
-        )
-    items = tuple(values)
-    if length is not None and len(items) != length:
-        raise ProblemError(
-            f"ScheduleProblem.{label} has {len(items)} entries, expected {length}, one for each name"
-        )
-    return items
-
-
-def _numbers(label: str, values: Sequence[Any], names: Sequence[str]) -> tuple[int, ...]:
-    if set(map(type, values)) <= {int} and (not values or min(values) >= 0):
-        numbers = tuple(values)
-    else:
-        numbers = tuple(
-            _integer(f"{label}[{i}] ('{names[i]}')", x, 0, INT64_MAX) for i, x in enumerate(values)
-        )
-    if sum(numbers) > INT64_MAX:
-        raise ProblemError(
-            f"ScheduleProblem.{label} sums to {_short(sum(numbers))}; expected at most 2**63 - 1: use a coarser unit"
-        )
-    return numbers
-
-
-def _nodes(label: str, values: Any, n: int) -> tuple[int, ...]:
-    items = _sequence(label, values, None)
-    if set(map(type, items)) <= {int} and (not items or (min(items) >= 0 and max(items) < n)):
-        return tuple(items)
-    return tuple(_integer(label, x, 0, n - 1) for x in items)
-
-
-def _integer(label: str, value: object, low: int, high: int) -> int:
-    number = as_integer(value)
-    if number is None or not low <= number <= high:
-        limit = "2**63 - 1" if high == INT64_MAX else str(high)
-        raise ProblemError(
-            f"ScheduleProblem.{label} is {_short(value)}; expected an integer from {low} to {limit}"
-        )
-    return number
-
-
-def _capacity(capacity: object) -> int | None:
-    return None if capacity is None else _integer("capacity", capacity, 0, INT64_MAX)
-
-
-def _short(value: object) -> str:
-    """A value in a message: one line of sixty characters at most."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # an int of more digits than Python writes
-        return f"a {type(value).__name__} too long to show"
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 
 class Status(enum.Enum):
@@ -35,6 +36,11 @@ class Answer:
     status: Status | None = field(default=None, kw_only=True)
     by_clock: bool = field(default=False, kw_only=True)
 
+    @property
+    def choice(self) -> Iterable[int]:
+        """What is chosen, whatever the kind of problem."""
+        return self.saved
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAnswer:
@@ -46,9 +52,17 @@ class ScheduleAnswer:
         by_clock: a clock, not counted work, ended the search, so that the next run may differ.
     """
 
+    value: ClassVar[None] = None
+    status: ClassVar[None] = None
+
     sequence: Iterable[int]
     bound: int | None = None
     by_clock: bool = field(default=False, kw_only=True)
+
+    @property
+    def choice(self) -> Iterable[int]:
+        """What is chosen, whatever the kind of problem."""
+        return self.sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ the boundary is a node of its own; that something comes before something else is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 
@@ -64,16 +64,13 @@ class StepCore:
     def scaled_bytes(self, numbers: Sequence[int]) -> Sequence[int]:
         return [-(-x >> self.shift) for x in numbers] if self.shift else numbers
 
-    def split(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
-        """A sequence of the core's as one of the problem's, with its boundary."""
+    def invert(self, sequence: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """A sequence of the core's as a schedule of the problem's, and its boundary."""
         at = sequence.index(self.boundary) if self.boundary >= 0 else len(sequence)
-        return self.lifted(sequence), len(self.lifted(sequence[:at]))
+        runs = tuple(v for v in sequence if v < self.nodes)
+        return runs, sum(v < self.nodes for v in sequence[:at])
 
-    def lifted(self, sequence: Iterable[int]) -> tuple[int, ...]:
-        """A sequence of the core's as one of the problem's."""
-        return tuple(v for v in sequence if v < self.nodes)
-
-    def placed(
+    def apply(
         self, problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
     ) -> tuple[int, ...]:
         """A schedule of the problem's as a sequence of the core's; the boundary as late as may be where None."""
@@ -100,10 +97,8 @@ def step_core(problem: ScheduleProblem) -> StepCore:
         maker[i] = head
     for i in problem.at_boundary:
         maker[i] = boundary
-    read = {j for row in problem.inputs for j in row} | set(problem.to_end)
-    for i in (*problem.at_start, *problem.at_boundary):
-        if i not in read:  # never there, as nobody reads it
-            size[i] = 0
+    for i in problem.given - problem.used:  # never there, as nobody reads it
+        size[i] = 0
     reads: list[tuple[int, ...]] = [tuple(dict.fromkeys(row)) for row in problem.inputs]
     reads += [()] * (count - n)
     reads[tail] = tuple(problem.to_end)
@@ -128,10 +123,9 @@ def step_core(problem: ScheduleProblem) -> StepCore:
             reads[v] += (over,)
     reads[tail] += tuple(token(v) for v in runnable)
     pinned = {*problem.once, head, tail, boundary}
-    order = list(runnable)
+    order = list(problem.order)
     if boundary >= 0:
-        late = set(problem.backward)
-        order = [v for v in order if v not in late] + [boundary] + [v for v in order if v in late]
+        order.insert(len(order) - len(problem.backward), boundary)
     return StepCore(
         cost=(*problem.cost, *(0,) * (count - n)),
         extra=(*(problem.extra or (0,) * n), *(0,) * (count - n)),

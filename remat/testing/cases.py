@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from remat.solvers.bounds import efficiency_order
-from remat.solvers.problem import KnapsackProblem
+from remat.solvers.problem import KnapsackProblem, Problem
 from remat.testing.families import FAMILIES, family, layers
-from remat.testing.oracle import brute_force
+from remat.testing.oracle import optimum
+from remat.testing.steps import NAMED
 
-SUITE_VERSION = 2
+SUITE_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,21 +27,29 @@ class Case:
         name: kebab-case; test ids and tables show it.
         since: version of the suite that brought it.
         problem: what to solve.
-        certificate: the optimum where there are too many items to try everything.
+        certificate: the optimum where there is too much to try everything.
     """
 
     name: str
     since: int
-    problem: KnapsackProblem
+    problem: Problem[Any]
     certificate: int | None = None
 
     @property
+    def kind(self) -> str:
+        """The kind of the problem: the case is for solvers of that."""
+        return self.problem.kind
+
+    @property
     def optimum(self) -> int:
-        """The greatest value of any choice: the certificate, or by trying everything."""
-        return brute(self.problem) if self.certificate is None else self.certificate
+        """The greatest value, or the least cost: the certificate, or by trying everything."""
+        best = tried(self.problem) if self.certificate is None else self.certificate
+        assert best is not None
+        return best
 
 
-brute = functools.cache(brute_force)
+#: The optimum by trying everything, once for all solvers.
+tried = functools.cache(optimum)
 
 _GIB = 2**30
 _PETA = 10**15
@@ -162,6 +172,10 @@ def _drawn_large() -> list[Case]:
     ]
 
 
+def _steps() -> list[Case]:
+    return [Case(name=name, since=3, problem=problem) for name, problem in NAMED.items()]
+
+
 def _like_models() -> list[Case]:
     """Hundreds and thousands of items, as models have them."""
     values = tuple(10_000 + 7_919 * i % 3_001 for i in range(3_000))
@@ -232,4 +246,11 @@ def _twenty_thousand() -> list[Case]:
 @functools.cache
 def cases() -> tuple[Case, ...]:
     """All cases of the suite, in a fixed order."""
-    return (*_small(), *_drawn_small(), *_drawn_large(), *_like_models(), *_twenty_thousand())
+    return (
+        *_small(),
+        *_drawn_small(),
+        *_drawn_large(),
+        *_like_models(),
+        *_twenty_thousand(),
+        *_steps(),
+    )

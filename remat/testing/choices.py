@@ -11,7 +11,7 @@ import pytest
 
 from remat.errors import SolverError
 from remat.plugins.registry import registry
-from remat.solvers.base import Solver, unavailable
+from remat.solvers.base import KINDS, Solver, unavailable
 
 ALL = "all"
 
@@ -32,7 +32,12 @@ class Candidate:
 
     def solves(self, what: str) -> bool:
         """Whether it solves ``"knapsack"``, ``"graph"`` or ``"schedule"`` problems; True if not known."""
-        return self.kind is None or bool(getattr(self.kind, what))
+        return self.kind is None or what in self.kind.solves
+
+    def takes(self, parameter: object) -> bool:
+        """Whether a test with a parameter is for it: all but those about a kind that it does not solve."""
+        kind = getattr(parameter, "kind", None)
+        return kind not in [known.kind for known in KINDS] or self.solves(kind)
 
     def solver(self) -> Solver:
         """Return an instance, or skip the test with the reason."""

@@ -1,16 +1,13 @@
-"""Small graph problems with all their decisions: the oracle of the graph solvers."""
+"""Graph problems, small and wide."""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import random
 
-from remat.errors import ProblemError
-from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
+from remat.solvers.graph_problem import GraphProblem
 
 
-def drawn(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
+def random_graph(seed: int, *, nodes: int = 10, outside: bool = True) -> GraphProblem:
     """A random graph problem; the same for the same arguments.
 
     Args:
@@ -72,10 +69,17 @@ def layers(count: int, *, seed: int = 0) -> GraphProblem:
     )
 
 
-def decisions(problem: GraphProblem) -> list[Evaluation]:
-    """What every decision that can run comes to."""
-    may, found = [i for i in range(len(problem)) if problem.savable[i]], []
-    for picks in itertools.product((False, True), repeat=len(may)):
-        with contextlib.suppress(ProblemError):
-            found.append(evaluate(problem, list(itertools.compress(may, picks))))
-    return found
+def wide(n: int) -> GraphProblem:
+    """Values that wait for a reader at the far end, as the skips of a U-Net do."""
+    draw = random.Random(3)
+    inputs = [(), *((i - 1, draw.randrange(i)) if i > 1 else (0,) for i in range(1, n))]
+    return GraphProblem(
+        names=tuple(f"v{i}" for i in range(2 * n)),
+        inputs=(*inputs, *((i, n - 1 - i) for i in range(n))),
+        cost=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
+        size=tuple(draw.randrange(10**6, 10**7) for _ in range(2 * n)),
+        savable=(True,) * 2 * n,
+        recomputable=(True,) * 2 * n,
+        in_forward=(True,) * 2 * n,
+        needed=tuple(range(n, 2 * n)),
+    )

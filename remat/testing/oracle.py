@@ -1,11 +1,31 @@
-"""The optimum of a knapsack by the simplest means, in integers of any size."""
+"""The optimum of small problems by the simplest means, in integers of any size: an oracle for each kind."""
 
 from __future__ import annotations
 
+import contextlib
+import heapq
+import itertools
+import math
+from typing import Any
+
 from remat.errors import ProblemError
-from remat.solvers.problem import KnapsackProblem
+from remat.solvers.graph_problem import Evaluation, GraphProblem, evaluate
+from remat.solvers.problem import KnapsackProblem, Problem
+from remat.solvers.schedule_problem import ScheduleProblem
 
 MAX_ITEMS = 20
+
+
+def optimum(problem: Problem[Any]) -> int | None:
+    """The greatest value or the least cost within the capacity, by trying everything; None where nothing fits."""
+    if isinstance(problem, KnapsackProblem):
+        return brute_force(problem)
+    if isinstance(problem, ScheduleProblem):
+        return least_cost_schedule(problem)
+    assert isinstance(problem, GraphProblem)
+    room = math.inf if problem.capacity is None else problem.capacity
+    fits = (e.recompute_cost for e in decisions(problem) if e.saved_bytes <= room)
+    return min(fits, default=None)
 
 
 def brute_force(problem: KnapsackProblem) -> int:
@@ -24,3 +44,64 @@ def brute_force(problem: KnapsackProblem) -> int:
         weights += [w + weight for w in weights]
         values += [v + value for v in values]
     return max(v for w, v in zip(weights, values, strict=True) if w <= problem.capacity)
+
+
+def decisions(problem: GraphProblem) -> list[Evaluation]:
+    """What every decision that can run comes to."""
+    may, found = [i for i in range(len(problem)) if problem.savable[i]], []
+    for picks in itertools.product((False, True), repeat=len(may)):
+        with contextlib.suppress(ProblemError):
+            found.append(evaluate(problem, list(itertools.compress(may, picks))))
+    return found
+
+
+def least_cost_schedule(problem: ScheduleProblem) -> int | None:
+    """The least cost of any schedule within the capacity, by trying all; None where there is none.
+
+    A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
+    any time. The states grow with 4 to the power of the nodes: for up to eight of them.
+    """
+    capacity = math.inf if problem.capacity is None else problem.capacity
+    makes, read = problem.results, problem.used
+    runnable, size, inputs = problem.runnable, problem.size, problem.inputs
+    once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
+    arriving = frozenset(i for i in problem.at_boundary if i in read)
+    begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
+    least = {begin: 0}
+    queue: list[tuple[int, int, tuple[frozenset[int], frozenset[int], bool]]] = [(0, 0, begin)]
+    ticket = itertools.count(1)
+    while queue:
+        cost, _, state = heapq.heappop(queue)
+        if cost > least[state]:
+            continue
+        memory, ran, crossed = state
+        if len(ran) == len(runnable) and set(problem.to_end) <= memory:
+            return cost
+        for v in runnable:
+            if v in ran and v in once:
+                continue
+            crosses = v in backward and not crossed
+            if crosses and not forward <= ran:
+                continue
+            if v not in ran and v in problem.ordered:
+                place = problem.ordered.index(v)
+                if not set(problem.ordered[:place]) <= ran:
+                    continue
+            there = memory | arriving if crosses else memory
+            if not set(inputs[v]) <= there:
+                continue
+            kept = there | set(makes[v])
+            # What may be dropped before this run: anything that it does not read or make.
+            loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
+            for count in range(len(loose) + 1):
+                for gone in itertools.combinations(loose, count):
+                    alive = kept.difference(gone)
+                    taken = problem.resident + problem.extra_bytes(v) + sum(size[i] for i in alive)
+                    if taken > capacity:
+                        continue
+                    after = (frozenset(alive), ran | {v}, crossed or v in backward)
+                    total = cost + problem.cost[v]
+                    if total < least.get(after, math.inf):
+                        least[after] = total
+                        heapq.heappush(queue, (int(total), next(ticket), after))
+    return None

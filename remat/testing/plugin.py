@@ -7,24 +7,36 @@ leaves alone whatever other project calls ``solver``.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 if TYPE_CHECKING:
     from remat.solvers.base import Solver
-    from remat.solvers.solution import Schedule, Solution
+    from remat.solvers.solution import Checked
     from remat.testing.cases import Case
     from remat.testing.choices import Candidate
     from remat.testing.scoreboard import Solved
-    from remat.testing.steps import StepCase
 
+Test = TypeVar("Test", bound=Callable[..., None])
 FIXTURE = "solver"
+_KIND = "remat_kind"
 _CHOSEN = pytest.StashKey["tuple[Candidate, ...]"]()
 _AVAILABLE = pytest.StashKey["tuple[Candidate, ...]"]()
 _KNOWN = pytest.StashKey["Mapping[str, str]"]()
 _SOLVED = pytest.StashKey["_SolvedCases"]()
+
+
+def for_solvers_of(kind: str) -> Callable[[Test], Test]:
+    """Mark a test that is for solvers of ``"knapsack"``, ``"graph"`` or ``"schedule"`` problems only."""
+
+    def mark(test: Test) -> Test:
+        setattr(test, _KIND, kind)
+        return test
+
+    return mark
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -82,32 +94,45 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
         stash[_AVAILABLE] = available()
     chosen = stash[_CHOSEN] if _CHOSEN in stash else stash[_AVAILABLE]
-    # A module may say that its tests are for solvers of "knapsack", "graph" or "schedule" problems only.
-    about = getattr(metafunc.module, "SOLVES", None)
-    chosen = tuple(c for c in chosen if about is None or c.solves(about))
+    kind = getattr(metafunc.function, _KIND, None)
+    chosen = tuple(c for c in chosen if kind is None or c.solves(kind))
     ids = [candidate.name for candidate in chosen]
     metafunc.parametrize(FIXTURE, chosen, ids=ids, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -k takes tests out that are listed as failing
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--solver``, keep the solver tests only; mark those that are known to fail."""
+    """With ``--solver``, keep the solver tests only; mark those that are known to fail.
+
+    A test with a parameter that is of one kind of problems is none for solvers of other kinds.
+    """
+    items[:] = [item for item in items if _is_of_its_kind(item)]
     known = config.stash[_KNOWN]
     if _CHOSEN not in config.stash and not known:
         return
-    from remat.testing.choices import Candidate
-
-    def is_solver_test(item: pytest.Item) -> bool:
-        callspec = getattr(item, "callspec", None)
-        return callspec is not None and isinstance(callspec.params.get(FIXTURE), Candidate)
-
-    mine = [item for item in items if is_solver_test(item)]
+    mine = [item for item in items if _candidate(item) is not None]
     if known:
         _mark_known(config, mine, known)
     if _CHOSEN in config.stash and len(mine) < len(items):
-        others = [item for item in items if not is_solver_test(item)]
+        others = [item for item in items if _candidate(item) is None]
         items[:] = mine
         config.hook.pytest_deselected(items=others)
+
+
+def _candidate(item: pytest.Item) -> Candidate | None:
+    """The solver of a solver test; None for other tests."""
+    choices = sys.modules.get("remat.testing.choices")  # not loaded before a solver is wanted
+    callspec = getattr(item, "callspec", None)
+    if choices is None or callspec is None:
+        return None
+    candidate = callspec.params.get(FIXTURE)
+    return candidate if isinstance(candidate, choices.Candidate) else None
+
+
+def _is_of_its_kind(item: pytest.Item) -> bool:
+    candidate = _candidate(item)
+    params = {} if candidate is None else item.callspec.params  # type: ignore[attr-defined]
+    return candidate is None or all(candidate.takes(p) for n, p in params.items() if n != FIXTURE)
 
 
 def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[str, str]) -> None:
@@ -160,61 +185,31 @@ def _solver(request: pytest.FixtureRequest) -> Solver:
 @pytest.fixture
 def solve_case(
     solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Callable[[Case], Solution]:
+) -> Callable[[Case], Checked | None]:
     """Solve a case with the solver, checked, and put the result into the comparison table.
 
-    A case that the solver refuses, with a reason, skips the test.
+    A knapsack that the solver refuses, with a reason, skips the test. None where it finds no schedule
+    within the capacity, which it may.
     """
 
-    def solve(case: Case) -> Solution:
-        from remat.solvers.run import run
+    def solve(case: Case) -> Checked | None:
+        from remat.testing.samples import solved
         from remat.testing.scoreboard import PROPERTY, Solved
 
-        reason = solver.refuses(case.problem)
-        if reason is not None:
-            pytest.skip(f"solver '{solver.name}' refuses '{case.name}': {reason}")
-        solution = run(solver, case.problem)
-        solved = Solved(
+        problem = case.problem
+        solution: Checked | None = solved(solver, problem)
+        if solution is None:
+            return None
+        row = Solved(
             solver=request.node.callspec.params[FIXTURE].name,
             case=case.name,
-            value=solution.value,
+            value=getattr(solution, problem.objective),
             optimum=case.optimum,
             elapsed_s=solution.elapsed_s,
+            least=not problem.maximises,
         )
-        record_property(PROPERTY, solved.as_property())
+        record_property(PROPERTY, row.as_property())
         return solution
-
-    return solve
-
-
-@pytest.fixture
-def solve_step_case(
-    solver: Solver, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
-) -> Callable[[StepCase], Schedule | None]:
-    """Solve a step case with the solver, checked, and put the result into the comparison table.
-
-    None where the solver finds no schedule within the capacity, which it may.
-    """
-
-    def solve(case: StepCase) -> Schedule | None:
-        from remat.errors import BudgetError
-        from remat.solvers.run_schedule import run_schedule
-        from remat.testing.scoreboard import PROPERTY, Solved
-
-        try:
-            schedule = run_schedule(solver, case.problem)
-        except BudgetError:
-            return None
-        solved = Solved(
-            solver=request.node.callspec.params[FIXTURE].name,
-            case=f"step:{case.name}",
-            value=schedule.cost,
-            optimum=case.optimum,
-            elapsed_s=schedule.elapsed_s,
-            least=True,
-        )
-        record_property(PROPERTY, solved.as_property())
-        return schedule
 
     return solve
 

@@ -1,44 +1,13 @@
-"""Small step problems, their optimum by trying everything, and layered graphs as they were published."""
+"""Small step problems, and layered graphs as they were published."""
 
 from __future__ import annotations
 
-import functools
-import heapq
-import itertools
 import math
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from remat.solvers.schedule_problem import ScheduleProblem
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCase:
-    """A named step problem with its capacity, whose least cost is known.
-
-    Attributes:
-        name: kebab-case; test ids and tables show it.
-        since: version of the suite that brought it.
-        problem: what to solve.
-        optimum: the least cost of any schedule, by trying all.
-    """
-
-    name: str
-    since: int
-    problem: ScheduleProblem
-    optimum: int
-
-
-@functools.cache
-def step_cases() -> tuple[StepCase, ...]:
-    """The named cases of the suite, in a fixed order."""
-    found = []
-    for name, problem in _NAMED.items():
-        best = optimum(problem)
-        assert best is not None
-        found.append(StepCase(name=name, since=3, problem=problem, optimum=best))
-    return tuple(found)
 
 
 def _step(
@@ -57,8 +26,9 @@ def _step(
 #: A network of three layers and its backward, which reads every layer's value again.
 _CHAIN = ((), (0,), (1,), (2,), (2, 3), (1, 4), (0, 5))
 
-_NAMED = {
-    "empty": _step((), (), (), 0),
+#: Named step problems, each with its capacity.
+NAMED: Mapping[str, ScheduleProblem] = {
+    "empty-step": _step((), (), (), 0),
     "one-node": _step(((),), (3,), (5,), 5),
     "no-capacity": _step(_CHAIN, (1,) * 7, (4,) * 7, None),
     "all-fits": _step(_CHAIN, (1,) * 7, (4,) * 7, 20),
@@ -111,7 +81,7 @@ _NAMED = {
 }
 
 
-def drawn(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
+def random_step(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
     """A random step problem without a capacity; the same for the same arguments.
 
     Args:
@@ -182,65 +152,8 @@ def drawn(seed: int, *, nodes: int = 6, plain: bool = False) -> ScheduleProblem:
             unit="ps",
         )
         if backward or not late_given
-        else drawn(seed + 1_000_003, nodes=nodes, plain=plain)
+        else random_step(seed + 1_000_003, nodes=nodes, plain=plain)
     )
-
-
-def optimum(problem: ScheduleProblem) -> int | None:
-    """The least cost of any schedule within the capacity, by trying all; None where there is none.
-
-    A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
-    any time. The states grow with 4 to the power of the nodes: for up to eight of them.
-    """
-    n = len(problem)
-    capacity = math.inf if problem.capacity is None else problem.capacity
-    makes: list[list[int]] = [[] for _ in range(n)]
-    for i in range(n):
-        makes[problem.maker(i)].append(i)
-    runnable, size, inputs = problem.runnable, problem.size, problem.inputs
-    read = {j for row in inputs for j in row} | set(problem.to_end)
-    once, backward, forward = set(problem.once), set(problem.backward), set(problem.forward)
-    extra = problem.extra or (0,) * n
-    arriving = frozenset(i for i in problem.at_boundary if i in read)
-    begin = (frozenset(i for i in problem.at_start if i in read), frozenset[int](), False)
-    least = {begin: 0}
-    queue: list[tuple[int, int, tuple[frozenset[int], frozenset[int], bool]]] = [(0, 0, begin)]
-    ticket = itertools.count(1)
-    while queue:
-        cost, _, state = heapq.heappop(queue)
-        if cost > least[state]:
-            continue
-        memory, ran, crossed = state
-        if len(ran) == len(runnable) and set(problem.to_end) <= memory:
-            return cost
-        for v in runnable:
-            if v in ran and v in once:
-                continue
-            crosses = v in backward and not crossed
-            if crosses and not forward <= ran:
-                continue
-            if v not in ran and v in problem.ordered:
-                place = problem.ordered.index(v)
-                if not set(problem.ordered[:place]) <= ran:
-                    continue
-            there = memory | arriving if crosses else memory
-            if not set(inputs[v]) <= there:
-                continue
-            kept = there | set(makes[v])
-            # What may be dropped before this run: anything that it does not read or make.
-            loose = [i for i in there if i not in inputs[v] and i not in makes[v]]
-            for count in range(len(loose) + 1):
-                for gone in itertools.combinations(loose, count):
-                    alive = kept.difference(gone)
-                    taken = problem.resident + extra[v] + sum(size[i] for i in alive)
-                    if taken > capacity:
-                        continue
-                    after = (frozenset(alive), ran | {v}, crossed or v in backward)
-                    total = cost + problem.cost[v]
-                    if total < least.get(after, math.inf):
-                        least[after] = total
-                        heapq.heappush(queue, (int(total), next(ticket), after))
-    return None
 
 
 def layered(nodes: int, *, width: float, seed: int) -> ScheduleProblem:

@@ -1,65 +1,77 @@
-"""The conformance suite: what remat relies on in any knapsack solver.
+"""The conformance suite: what remat relies on in any solver, for every kind of problem that it solves.
 
-Run it on a solver with ``pytest --pyargs remat.testing --solver=NAME``, from any folder.
+Run it on a solver with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test whose
+parameter is of one kind of problems runs on the solvers of that kind only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
+from remat.errors import BudgetError
 from remat.plugins.checks import check_solver
 from remat.solvers.base import Solver
+from remat.solvers.columns import INT64_MAX
 from remat.solvers.isolation import isolated, obstacle
-from remat.solvers.problem import INT64_MAX, KnapsackProblem
+from remat.solvers.problem import KnapsackProblem, Problem
 from remat.solvers.run import run
-from remat.solvers.solution import Solution
-from remat.testing.cases import Case, cases
+from remat.solvers.solution import CheckedAnswer, Schedule, Solution
+from remat.testing.cases import Case, cases, tried
 from remat.testing.families import FAMILIES, Draw, family
+from remat.testing.graphs import random_graph
 from remat.testing.laws import any_order, any_problem, holds
-from remat.testing.oracle import brute_force
+from remat.testing.oracle import brute_force, decisions
+from remat.testing.plugin import for_solvers_of
+from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, Sample, refusal, solved
 
-#: Run on knapsack solvers only.
-SOLVES = "knapsack"
+#: A checked answer to any kind of problem.
+AnySolution = CheckedAnswer | Schedule
 
 _DRAWS = 40
 _GRACE_S = 3.0  # what a busy machine may add to a time limit
 
 
-def skip_if_refused(solver: Solver, problem: KnapsackProblem) -> None:
-    """Skips the test, with the solver's reason, if the solver refuses the problem."""
-    reason = solver.refuses(problem)
-    if reason is not None:
-        pytest.skip(f"solver '{solver.name}' refuses: {reason}")
+def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
+    """Run a test once for each sample, on the solvers of its kind."""
+    return pytest.mark.parametrize("sample", samples, ids=lambda sample: sample.name)
 
 
-def solved(solver: Solver, problem: KnapsackProblem) -> Solution:
-    """Solve and check; a problem that the solver refuses skips the test."""
-    skip_if_refused(solver, problem)
-    return run(solver, problem)
+def reached(problem: Problem[Any], solution: AnySolution) -> int:
+    """What an answer comes to; more is better, so costs are negative."""
+    figure: int = getattr(solution, problem.objective)
+    return figure if problem.maximises else -figure
 
 
-def assert_honest(solver: Solver, solution: Solution, optimum: int, label: str) -> None:
+def claimed(problem: Problem[Any], solution: AnySolution) -> int:
+    """The bound that the solver claims, proven here or not; likewise."""
+    bound = solution.bound if solution.claimed_bound is None else solution.claimed_bound
+    return bound if problem.maximises else -bound
+
+
+def assert_honest(
+    solver: Solver, problem: Problem[Any], solution: AnySolution, optimum: int | None, label: str
+) -> None:
     """Check a verified solution's claims against the known optimum."""
-    claimed = _claimed(solution)
-    if claimed == solution.value:
-        assert solution.value == optimum, (
-            f"{label}: {solver.name} claims {solution.value} to be optimal, but {optimum} exists"
+    assert optimum is not None, f"{label}: nothing fits, and yet {solution} was taken"
+    best = optimum if problem.maximises else -optimum
+    value, bound = reached(problem, solution), claimed(problem, solution)
+    assert value <= best, f"{label}: {solution} was taken, but nothing is better than {optimum}"
+    if bound == value:
+        assert value == best, (
+            f"{label}: {solver.name} claims {abs(value)} to be optimal, but {optimum} exists"
         )
-    assert claimed >= optimum, (
-        f"{label}: {solver.name} claims that nothing beats {claimed}, but {optimum} exists"
+    assert bound >= best, (
+        f"{label}: {solver.name} claims that nothing beats {abs(bound)}, but {optimum} exists"
     )
-    if solver.exact:
-        assert claimed == solution.value, (
+    if solver.exact and problem.by_capabilities:
+        assert bound == value, (
             f"{label}: {solver.name} declares exact = True, yet proved no more than "
-            f"{solution.value} to {solution.bound}"
+            f"{value} to {solution.bound}"
         )
-
-
-def _claimed(solution: Solution) -> int:
-    """The bound that the solver claims, proven here or not."""
-    return solution.bound if solution.claimed_bound is None else solution.claimed_bound
 
 
 def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, label: str) -> None:
@@ -72,8 +84,9 @@ def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, la
         factor: units of value of ``other`` in one unit of ``one``.
         label: what to call the problems in messages.
     """
-    assert factor * one.value <= _claimed(other), (
-        f"{label}: {solver.name} claims that nothing beats {_claimed(other)}, but its own answer of "
+    bound = other.bound if other.claimed_bound is None else other.claimed_bound
+    assert factor * one.value <= bound, (
+        f"{label}: {solver.name} claims that nothing beats {bound}, but its own answer of "
         f"{factor * one.value} does"
     )
     if solver.exact:
@@ -83,52 +96,101 @@ def assert_agree(solver: Solver, one: Solution, other: Solution, factor: int, la
         )
 
 
+def taken(solver: Solver, sample: Sample) -> list[Problem[Any]]:
+    """The problems of a sample that a solver does not refuse."""
+    return [problem for problem in sample.draw() if refusal(solver, problem) is None]
+
+
+def assert_alike(one: AnySolution | None, other: AnySolution | None) -> None:
+    """Check that two answers to one problem are the same, unless a clock decided."""
+    if one is None or other is None:
+        assert one is other
+    elif one.deterministic and other.deterministic:
+        assert choice(one) == choice(other)
+
+
+def choice(solution: AnySolution) -> Sequence[int]:
+    """What an answer chooses."""
+    return solution.sequence if isinstance(solution, Schedule) else solution.saved
+
+
 def test_is_usable(solver: Solver) -> None:
     """Its class data and signatures are what the registry asks for."""
     assert check_solver(type(solver)) is None
 
 
+@for_solvers_of("knapsack")
 def test_takes_problems_at_all(solver: Solver) -> None:
     """It takes at least half of the small problems, so that something is tested."""
     small = [
         case.problem
         for case in cases()
-        if case.certificate is None and case.problem.total_weight < 2**31
+        if isinstance(case.problem, KnapsackProblem)
+        and case.certificate is None
+        and case.problem.total_weight < 2**31
     ]
-    taken = sum(solver.refuses(problem) is None for problem in small)
-    assert 2 * taken >= len(small), (
-        f"{solver.name} refuses {len(small) - taken} of {len(small)} problems of at most 20 items "
+    refused = sum(refusal(solver, problem) is not None for problem in small)
+    assert 2 * refused <= len(small), (
+        f"{solver.name} refuses {refused} of {len(small)} problems of at most 20 items "
         f"and sums below 2**31"
     )
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], Solution]) -> None:
+def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySolution | None]) -> None:
     """Its choice fits, and what it claims is so; an exact solver proves its answer."""
-    assert_honest(solver, solve_case(case), case.optimum, case.name)
+    solution = solve_case(case)
+    if solution is not None:
+        assert_honest(solver, case.problem, solution, case.optimum, case.name)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_many_small_problems(solver: Solver, name: str) -> None:
-    """Random problems against trying everything, all capacities from tight to loose."""
-    for seed in range(20):
-        items, share = 1 + seed % 10, 5 * seed + 3
-        problem = family(name, items=items, span=30, share=share, seed=seed)
-        label = f"family('{name}', items={items}, span=30, share={share}, seed={seed})"
-        assert_honest(solver, solved(solver, problem), brute_force(problem), label)
+@each(SMALL)
+def test_many_small_problems(solver: Solver, sample: Sample) -> None:
+    """Random problems against trying everything, at all capacities from tight to loose."""
+    answered = 0
+    for problem in sample.draw():
+        solution = solved(solver, problem)
+        if solution is not None:
+            answered += 1
+            assert_honest(solver, problem, solution, tried(problem), repr(problem))
+    assert answered, f"{solver.name} finds nothing for any problem of {sample.name}"
 
 
+@each(ROOMY)
+def test_room_for_everything_is_enough(solver: Solver, sample: Sample) -> None:
+    """Where everything fits it finds an answer, and of a graph nothing that costs is recomputed."""
+    for problem in sample.draw():
+        solution = run(solver, problem)
+        least = problem.limits().bound
+        assert_honest(solver, problem, solution, least, repr(problem))
+        assert sample.kind != "graph" or solution.cost == least
+
+
+@for_solvers_of("graph")
+def test_less_than_the_least_is_refused(solver: Solver) -> None:
+    """Where no decision fits it says so, with the least that is possible."""
+    for problem in map(random_graph, range(1_000)):
+        least = min((e.saved_bytes for e in decisions(problem)), default=0)
+        if least > 0:
+            break
+    with pytest.raises(BudgetError, match=str(least)):
+        run(solver, problem.within(least - 1))
+
+
+@for_solvers_of("knapsack")
 def test_any_problem(solver: Solver) -> None:
     """Whatever the numbers, against trying everything."""
 
     def law(draw: Draw) -> None:
         problem = any_problem(draw)
         if solver.refuses(problem) is None:
-            assert_honest(solver, run(solver, problem), brute_force(problem), repr(problem))
+            optimum = brute_force(problem)
+            assert_honest(solver, problem, run(solver, problem), optimum, repr(problem))
 
     holds(law, draws=2 * _DRAWS)
 
 
+@for_solvers_of("knapsack")
 def test_numbers_up_to_its_limit(solver: Solver) -> None:
     """It solves problems with sums at its ``integer_limit``, or at 2**63 - 1."""
     limit = INT64_MAX if solver.integer_limit is None else solver.integer_limit
@@ -142,21 +204,10 @@ def test_numbers_up_to_its_limit(solver: Solver) -> None:
     assert reason is None or solver.integer_limit is None, (
         f"{solver.name} declares integer_limit = {limit} and refuses sums of it: {reason}"
     )
-    assert_honest(solver, solved(solver, problem), brute_force(problem), repr(problem))
+    assert_honest(solver, problem, solved(solver, problem), brute_force(problem), repr(problem))
 
 
-def test_answers_repeat(solver: Solver) -> None:
-    """Asked twice, it answers the same."""
-    if not solver.deterministic:
-        pytest.skip(f"solver '{solver.name}' declares deterministic = False")
-    for case in cases():
-        if len(case.problem) > 60 or solver.refuses(case.problem) is not None:
-            continue
-        first, second = run(solver, case.problem), run(solver, case.problem)
-        if first.deterministic and second.deterministic:  # neither says that a clock decided
-            assert first.saved == second.saved, case.name
-
-
+@for_solvers_of("knapsack")
 def test_order_of_items_does_not_matter(solver: Solver) -> None:
     """What it proves for items in one order holds for them in another order."""
 
@@ -177,6 +228,7 @@ def test_order_of_items_does_not_matter(solver: Solver) -> None:
     holds(law, draws=_DRAWS)
 
 
+@for_solvers_of("knapsack")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_units_do_not_matter(solver: Solver, name: str) -> None:
     """Counting bytes or cost in another unit changes no optimum."""
@@ -193,6 +245,7 @@ def test_units_do_not_matter(solver: Solver, name: str) -> None:
         assert fine.value <= factor * coarse.bound
 
 
+@for_solvers_of("knapsack")
 def test_more_room_is_never_worse(solver: Solver) -> None:
     """The optimum does not fall as the capacity grows."""
 
@@ -208,49 +261,59 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 
 
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
-def test_takes_a_time_limit(solver: Solver, time_limit: float) -> None:
+@each(PLAIN)
+def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
     """With a clock it may stop early, but what it returns still fits and is honest."""
-    problem = family("strongly-correlated", items=60, span=10_000, share=50, seed=5)
-    skip_if_refused(solver, problem)
-    limited, unlimited = run(solver, problem, time_limit=time_limit), run(solver, problem)
-    assert limited.value <= unlimited.bound
-    assert unlimited.value <= limited.bound
+    for problem in taken(solver, sample):
+        limited, unlimited = solved(solver, problem, time_limit=time_limit), solved(solver, problem)
+        if limited is not None and unlimited is not None:
+            assert reached(problem, limited) <= claimed(problem, unlimited)
+            assert reached(problem, unlimited) <= claimed(problem, limited)
 
 
-@pytest.mark.parametrize("name", ["strongly-correlated", "circle"])
-def test_keeps_its_time_limit(solver: Solver, name: str) -> None:
+@each(HARD)
+def test_keeps_its_time_limit(solver: Solver, sample: Sample) -> None:
     """It returns soon after its limit; otherwise its process is killed and the test fails."""
     if not solver.time_limit:
         pytest.skip(f"solver '{solver.name}' declares time_limit = False")
-    problem = family(name, items=2_000, span=10**7, share=50, seed=8)
-    skip_if_refused(solver, problem)
     limit_s = 0.3
+    (problem,) = sample.draw()
     if obstacle(solver) is None:
-        run(isolated(solver, grace_s=_GRACE_S), problem, time_limit=limit_s)
+        solved(isolated(solver, grace_s=_GRACE_S), problem, time_limit=limit_s)
         return
-    elapsed_s = run(solver, problem, time_limit=limit_s).elapsed_s
+    started = time.monotonic()
+    solved(solver, problem, time_limit=limit_s)
+    elapsed_s = time.monotonic() - started
     assert elapsed_s <= limit_s + _GRACE_S, f"{elapsed_s:.1f} s under a limit of {limit_s} s"
 
 
-def test_leaves_standard_output_alone(solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
+@each(PLAIN)
+def test_leaves_standard_output_alone(
+    solver: Solver, sample: Sample, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Nothing is printed to standard output, where other programs read plans."""
-    solved(solver, family("weakly-correlated", items=60, span=10**7, share=50, seed=6))
+    for problem in taken(solver, sample):
+        solved(solver, problem)
     assert capfd.readouterr().out == ""
 
 
-def test_hash_seed_does_not_matter(solver: Solver) -> None:
+@each(PLAIN)
+def test_answers_repeat(solver: Solver, sample: Sample) -> None:
+    """Asked twice, it answers the same."""
+    if not solver.deterministic:
+        pytest.skip(f"solver '{solver.name}' declares deterministic = False")
+    for problem in taken(solver, sample):
+        assert_alike(solved(solver, problem), solved(solver, problem))
+
+
+@each(PLAIN)
+def test_hash_seed_does_not_matter(solver: Solver, sample: Sample) -> None:
     """Two processes with different hash seeds give the same answers."""
     if not solver.deterministic:
         pytest.skip(f"solver '{solver.name}' declares deterministic = False")
     reason = obstacle(solver)
     if reason is not None:
         pytest.skip(f"solver '{solver.name}' cannot run in another process: {reason}")
-    problems = [family(name, items=40, span=300, share=45, seed=7) for name in FAMILIES]
-    problems = [problem for problem in problems if solver.refuses(problem) is None]
-    answers = []
-    for seed in ("1", "2"):
-        other = isolated(solver, environment={"PYTHONHASHSEED": seed})
-        answers.append([run(other, problem) for problem in problems])
-    for one, two in zip(*answers, strict=True):
-        if one.deterministic and two.deterministic:
-            assert one.saved == two.saved
+    one, other = (isolated(solver, environment={"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
+    for problem in taken(solver, sample):
+        assert_alike(solved(one, problem), solved(other, problem))

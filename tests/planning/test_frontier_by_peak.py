@@ -141,7 +141,7 @@ def test_cuts_alone_are_mixed_and_filled_where_a_step_is_too_large_for_orders(
     found = remat.frontier(resnet, by="peak")
     planner = Planner.of(resnet, PlanRequest.of())
     search = planner.search
-    cuts = [search.tried(planner.hull.reduction.lift(v.saved)) for v in planner.hull.vertices]
+    cuts = [search.tried(planner.hull.reduction.invert(v.saved)) for v in planner.hull.vertices]
     for cut in cuts:
         most = cut.peak_bytes * 1.001  # a schedule's peak; those of points are simulated
         within = [p.recompute_cost for p in found.points if p.peak_bytes <= most]

@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from remat.solvers import Answer, Solver
+from remat.solvers import Answer, Solver, Status
 
 
 class Honest(Solver):
@@ -35,6 +35,15 @@ class Configured(Solver):
 
     def solve(self, problem, **kwargs):
         return Answer([self.item], problem.total_value)
+
+
+class ClaimsAll(Solver):
+    """Says that one item is worth as much as all."""
+
+    name = "claims-all"
+
+    def solve(self, problem, **kwargs):
+        return Answer([0], value=problem.total_value, status=Status.OPTIMAL)
 
 
 class Identified(Honest):

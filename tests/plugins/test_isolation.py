@@ -22,7 +22,6 @@ from remat.solvers.dp import DynamicProgram
 from remat.solvers.greedy import Greedy
 from remat.solvers.isolation import _Process, obstacle
 from remat.solvers.lagrangian import Lagrangian
-from remat.solvers.run_graph import run_graph
 from remat.testing.graphs import layers
 
 PROBLEM = KnapsackProblem((3, 4, 5), (30, 41, 50), 8)
@@ -47,7 +46,7 @@ def test_the_same_answer_and_the_same_capabilities() -> None:
         wrapped = isolated(inner)
         assert wrapped.name == inner.name
         assert (wrapped.exact, wrapped.deterministic) == (inner.exact, inner.deterministic)
-        assert wrapped.knapsack
+        assert wrapped.solves == inner.solves
         assert isolated(wrapped) is wrapped
         here, there = run(inner, PROBLEM), run(wrapped, PROBLEM)
         assert (here.saved, here.bound, here.status) == (there.saved, there.bound, there.status)
@@ -98,6 +97,15 @@ def test_what_goes_wrong_is_said_under_its_name_and_the_next_call_works(solver, 
             run(wrapped, PROBLEM)
         assert raised.value.solver == solver.name
         assert "\n" not in str(raised.value)
+
+
+def test_an_answer_is_judged_on_this_side_only() -> None:
+    """The other process reads the answer; what it takes and claims is looked into once, here."""
+    assert list(isolated(foreign.Overweight()).solve(PROBLEM).saved) == [0, 1, 2]
+    wrong = isolated(foreign.ClaimsAll())
+    assert wrong.solve(PROBLEM).status is Status.OPTIMAL
+    with pytest.raises(SolverError, match=r"^solver 'claims-all' claims a value of 121, but its"):
+        run(wrong, PROBLEM)
 
 
 def test_the_traceback_of_the_other_process_comes_along() -> None:
@@ -187,8 +195,8 @@ def test_a_graph_solver_works_in_a_process_of_its_own() -> None:
     problem = layers(6)
     problem = problem.within(sum(problem.size) // 2)
     wrapped = isolated(Lagrangian())
-    assert wrapped.graph
-    assert run_graph(wrapped, problem).saved == run_graph(Lagrangian(), problem).saved
+    assert wrapped.solves == {"graph"}
+    assert run(wrapped, problem).saved == run(Lagrangian(), problem).saved
     assert wrapped.inner == Lagrangian()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from remat.errors import ProblemError, SolverError
 from remat.solvers import KnapsackProblem, Solver, run, unavailable
+from remat.testing.graphs import layers
 
 PROBLEM = KnapsackProblem((3, 4, 5), (30, 41, 50), 8)
 
@@ -38,7 +39,9 @@ def test_a_time_limit_must_be_positive_seconds(limit) -> None:
 def test_arguments_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(ProblemError, match=r"^solver must be an instance of"):
         run(Recorder, PROBLEM)
-    with pytest.raises(ProblemError, match=r"^problem must be a KnapsackProblem, got tuple"):
+    with pytest.raises(
+        ProblemError, match=r"^problem must be a KnapsackProblem, a GraphProblem or .* got tuple"
+    ):
         run(Recorder(), (1, 2))
 
 
@@ -99,6 +102,18 @@ def test_a_solver_that_changes_the_problem_is_refused() -> None:
         run(Meddler(), KnapsackProblem((3, 4, 5), (30, 41, 50), 8))
 
 
+def test_a_solver_that_changes_a_graph_problem_is_refused() -> None:
+    class Meddler(Solver):
+        name = "meddler"
+
+        def solve_graph(self, problem, **kwargs):
+            object.__setattr__(problem, "capacity", 1_000_000)
+            return range(len(problem))
+
+    with pytest.raises(SolverError, match=r"^solver 'meddler' changed the problem it was given$"):
+        run(Meddler(), layers(2).within(10))
+
+
 def test_a_refusal_says_why() -> None:
     class Picky(Recorder):
         name = "picky"
@@ -133,9 +148,9 @@ def test_a_solver_of_the_graph_problem_only_is_told_from_others() -> None:
         def solve_graph(self, problem, **kwargs):
             return []
 
-    assert (Graphs.knapsack, Graphs.graph) == (False, True)
-    assert (Recorder.knapsack, Recorder.graph) == (True, False)
-    with pytest.raises(SolverError, match="solves the graph problem only"):
+    assert (Graphs.solves, Recorder.solves) == ({"graph"}, {"knapsack"})
+    said = "^solver 'graphs' does not solve knapsack problems, only graph problems$"
+    with pytest.raises(SolverError, match=said):
         run(Graphs(), PROBLEM)
 
 

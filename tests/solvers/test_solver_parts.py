@@ -57,16 +57,16 @@ def test_the_relaxation_is_exact_at_large_numbers() -> None:
 
 
 @given(problems())
-def test_an_optimum_of_the_core_lifts_to_an_optimum(problem: KnapsackProblem) -> None:
+def test_an_optimum_of_the_core_inverts_to_an_optimum(problem: KnapsackProblem) -> None:
     reduction = reduce(problem)
     core = reduction.core
     assert all(0 < w <= core.capacity for w in core.weights)
     assert all(v > 0 for v in core.values)
     assert not core.weights or core.total_weight > core.capacity
     best = brute_force(core)
-    assert reduction.lift(Answer((), best)).bound == brute_force(problem)
-    lifted = reduction.lift(Answer(relax(core).saved)).saved
-    assert problem.weight_of(lifted) <= problem.capacity
+    assert reduction.invert_answer(Answer((), best)).bound == brute_force(problem)
+    inverted = reduction.invert_answer(Answer(relax(core).saved)).saved
+    assert problem.weight_of(inverted) <= problem.capacity
 
 
 @given(problems())
@@ -76,8 +76,8 @@ def test_what_is_fixed_needs_no_search(problem: KnapsackProblem) -> None:
         return
     relaxed = relax(core)
     fixed = fix_variables(core, relaxed)
-    lifted = fixed.lift(Answer((), brute_force(fixed.core))).bound
-    assert max(relaxed.value, lifted) == brute_force(core)
+    inverted = fixed.invert_answer(Answer((), brute_force(fixed.core))).bound
+    assert max(relaxed.value, inverted) == brute_force(core)
     assert not set(fixed.always) & set(fixed.kept)
     assert core.weight_of(fixed.always) <= core.capacity
 

@@ -13,7 +13,6 @@ from remat.solvers.base import built_in
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.isolation import isolated
 from remat.solvers.native import Native
-from remat.solvers.verify import verify_graph
 
 # The optimum is items 1 and 2, worth 9; the relaxation says at most 9; greedy finds 0, worth 8.
 PROBLEM = KnapsackProblem((6, 5, 5, 9), (8, 5, 4, 1), 10)
@@ -44,10 +43,10 @@ class Exact(Heuristic):
         ([2, 1, 2], "returned index 2 twice"),
         (itertools.cycle([1]), "returned index 1 twice"),
         ([0, 1], "overweight choice: 11 over a capacity of 10, 1 too much"),
-        (Answer([0], value=9), "claims a value of 9, but its items are worth 8"),
+        (Answer([0], value=9), "claims a value of 9, but its own items are worth 8"),
         (Answer([0], value=8.0), "claims a value of 8.0, which is no integer"),
         (Answer([0], 7), "no choice is worth more than 7, but its own items are worth 8"),
-        (Answer([1], 6), "no choice is worth more than 6, but a greedy choice is worth 8"),
+        (Answer([1], 6), "no choice is worth more than 6, but a greedy choice reaches 8"),
         (Answer([0], 9.5), "claims a bound of 9.5, which is no integer"),
         (Answer([0], 9, status=Status.OPTIMAL), "claims OPTIMAL at 8 and, with it, a bound of 9"),
         (Answer([0], status=Status.OPTIMAL), "claims OPTIMAL without a bound"),
@@ -142,10 +141,10 @@ GRAPH = GraphProblem(
 
 
 def test_a_claim_about_a_graph_is_looked_into_too() -> None:
-    wrong = verify_graph(GRAPH, Heuristic(), Answer([0], status=Status.OPTIMAL))
+    wrong = verify(GRAPH, Heuristic(), Answer([0], status=Status.OPTIMAL))
     assert (wrong.cost, wrong.status, wrong.claimed_bound) == (5, Status.FEASIBLE, 5)
     assert wrong.bound <= 3
-    right = verify_graph(GRAPH, Heuristic(), Answer([1], status=Status.OPTIMAL))
+    right = verify(GRAPH, Heuristic(), Answer([1], status=Status.OPTIMAL))
     assert (right.cost, right.status, right.claimed_bound) == (3, Status.OPTIMAL, None)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+import time
 
 from remat.errors import BudgetError
 from remat.solvers.base import Solver
 from remat.solvers.native import Native
 from remat.solvers.solution import ScheduleAnswer
-from remat.solvers.step_core import step_core
 
 
 class SoundSteps(Solver):
@@ -18,11 +18,9 @@ class SoundSteps(Solver):
 
     name = "sound-steps"
 
-    def solve(self, problem, *, time_limit=None):
-        return []
-
     def solve_schedule(self, problem, *, time_limit=None):
-        return list(Native().solve_schedule(self.seen(problem)).sequence)
+        found = Native().solve_schedule(self.seen(problem), time_limit=time_limit)
+        return list(found.sequence)
 
     def seen(self, problem):
         return problem
@@ -34,8 +32,7 @@ class KeepsEverything(SoundSteps):
     name = "keeps-everything"
 
     def solve_schedule(self, problem, *, time_limit=None):
-        core = step_core(problem)
-        return core.lifted(core.start)
+        return problem.order
 
 
 class ForgetsExtra(SoundSteps):
@@ -150,5 +147,39 @@ class DrawsAnew(SoundSteps):
 
     def solve_schedule(self, problem, *, time_limit=None):
         found = super().solve_schedule(problem)
-        again = random.sample(found, 1 + random.randrange(3))
-        raise BudgetError(f"not found, after {again} and {random.random()}")
+        free = [i for i in range(len(found)) if not problem.inputs[found[i]]]
+        at = random.choice(free)
+        return [*found[:at], *[found[at]] * (1 + random.randrange(50)), *found[at + 1 :]]
+
+
+class StepsBySetOrder(SoundSteps):
+    """Walks a set of text, so the answer follows the hash seed."""
+
+    name = "steps-by-set-order"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        found = super().solve_schedule(problem)
+        labels = {str(v) for v in found if not problem.inputs[v]}
+        at = found.index(int(next(iter(labels))))
+        return [*found[: at + 1], *found[at:]]
+
+
+class StepsIgnoreTheClock(SoundSteps):
+    """Comes back when it is done."""
+
+    name = "steps-ignore-the-clock"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        if time_limit is not None and len(problem) > 100:
+            time.sleep(3_600.0)
+        return super().solve_schedule(problem)
+
+
+class ChattySteps(SoundSteps):
+    """Prints its progress."""
+
+    name = "chatty-steps"
+
+    def solve_schedule(self, problem, *, time_limit=None):
+        print("searching")
+        return super().solve_schedule(problem)

@@ -15,13 +15,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import graph_mutants
 import mutants
 import pytest
+import step_mutants
 
-from remat.errors import SolverError
-from remat.solvers import KnapsackProblem, Solver
+from remat.errors import BudgetError, SolverError
+from remat.solvers import Solver
 from remat.testing import test_solver as kit
 from remat.testing.cases import Case, cases
+from remat.testing.samples import HARD, PLAIN, ROOMY, SMALL, solved
 
 FOLDER = Path(__file__).parent
 
@@ -42,23 +45,70 @@ CAUGHT_BY = {
         "test_many_small_problems[uncorrelated]",
         "test_order_of_items_does_not_matter",
     ),
-    "HashOrder": ("test_hash_seed_does_not_matter",),
-    "Remembers": ("test_answers_repeat",),
+    "HashOrder": ("test_hash_seed_does_not_matter[knapsack]",),
+    "Remembers": ("test_answers_repeat[knapsack]",),
     "IgnoresTheClock": ("test_keeps_its_time_limit[circle]",),
-    "Chatty": ("test_leaves_standard_output_alone",),
+    "Chatty": ("test_leaves_standard_output_alone[knapsack]",),
     "Recursive": ("test_case[3000-equal-weights]", "test_case[20000-items]"),
     "RefusesEverything": ("test_takes_problems_at_all",),
     "LiesAboutItsLimit": ("test_numbers_up_to_its_limit",),
     "ChangesTheProblem": ("test_case[greedy-trap]",),
+    # of graphs
+    "OverweightGraphs": ("test_many_small_problems[graphs-0]",),
+    "SavesWhatCannotBeSaved": ("test_many_small_problems[graphs-1]",),
+    "SavesTheLeast": ("test_room_for_everything_is_enough[graph]",),
+    "OptimalGraphsByItsWord": ("test_many_small_problems[graphs-2]",),
+    "DrawsGraphsAnew": ("test_answers_repeat[graph]",),
+    "GraphsIgnoreTheClock": ("test_keeps_its_time_limit[wide-graph]",),
+    # of steps
+    "KeepsEverything": ("test_case[one-layer-again]", "test_many_small_problems[steps-0]"),
+    "ForgetsExtra": ("test_case[bytes-while-running]",),
+    "ForgetsResident": ("test_case[always-there]",),
+    "ForgetsOrder": ("test_case[fixed-order]",),
+    "ForgetsOnce": ("test_case[once-only]",),
+    "ForgetsTheEnd": ("test_case[stays-to-the-end]",),
+    "ForgetsTheBoundary": ("test_case[forward-listed-late]",),
+    "Backwards": ("test_case[no-capacity]", "test_room_for_everything_is_enough[schedule]"),
+    "LeavesOneOut": ("test_case[no-capacity]",),
+    "RunsForEver": ("test_case[no-capacity]",),
+    "OptimalByItsWord": ("test_case[no-capacity]", "test_many_small_problems[steps-1]"),
+    "FindsNothing": (
+        "test_many_small_problems[steps-0]",
+        "test_room_for_everything_is_enough[schedule]",
+    ),
+    "DrawsAnew": ("test_answers_repeat[schedule]",),
+    "StepsBySetOrder": ("test_hash_seed_does_not_matter[schedule]",),
+    "StepsIgnoreTheClock": ("test_keeps_its_time_limit[layered-step]",),
+    "ChattySteps": ("test_leaves_standard_output_alone[schedule]",),
+}
+#: By name, each mutant and each sound solver.
+PLANTED = {
+    name: kind
+    for module in (mutants, graph_mutants, step_mutants)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and kind.__module__ == module.__name__
+}
+#: The sound solver of each kind, and base classes.
+SOUND = {"knapsack": "Sound", "graph": "SoundGraphs", "schedule": "SoundSteps"}
+
+
+#: The tests of the kit that take a sample.
+SAMPLED = {
+    SMALL: ("test_many_small_problems",),
+    ROOMY: ("test_room_for_everything_is_enough",),
+    HARD: ("test_keeps_its_time_limit",),
+    PLAIN: (
+        "test_answers_repeat",
+        "test_hash_seed_does_not_matter",
+        "test_leaves_standard_output_alone",
+    ),
 }
 
 
 def fresh(name: str) -> Case:
     """A case of the kit with a problem of its own: a mutant may change what it is given."""
     case = next(case for case in cases() if case.name == name)
-    p = case.problem
-    problem = KnapsackProblem(p.weights, p.values, p.capacity)
-    return dataclasses.replace(case, problem=problem)
+    return dataclasses.replace(case, problem=dataclasses.replace(case.problem))
 
 
 def call(test: str, solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +118,10 @@ def call(test: str, solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
     given: dict[str, Any] = {"solver": solver, "capfd": capfd, "name": parameter}
     if name == "test_case":
         given["case"] = fresh(parameter)
-        given["solve_case"] = lambda case: kit.solved(solver, case.problem)
+        given["solve_case"] = lambda case: solved(solver, case.problem)
+    for samples, tests in SAMPLED.items():
+        if name in tests:
+            given["sample"] = next(sample for sample in samples if sample.name == parameter)
     function(**{wanted: given[wanted] for wanted in inspect.signature(function).parameters})
 
 
@@ -77,17 +130,22 @@ def call(test: str, solver: Solver, capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_the_kit_catches(mutant: str, test: str, capfd: pytest.CaptureFixture[str]) -> None:
     try:
-        call(test, getattr(mutants, mutant)(), capfd)
+        call(test, PLANTED[mutant](), capfd)
     except pytest.skip.Exception as skipped:
         pytest.fail(f"{test} does not look at {mutant}: {skipped}")
-    except (AssertionError, SolverError):
+    except (AssertionError, SolverError, BudgetError):
         return
     pytest.fail(f"{test} lets {mutant} pass")
 
 
-def test_a_sound_solver_passes_what_catches_the_mutants(capfd: pytest.CaptureFixture[str]) -> None:
-    for test in sorted({test for tests in CAUGHT_BY.values() for test in tests}):
-        call(test, mutants.Sound(), capfd)
+@pytest.mark.parametrize("kind", SOUND)
+def test_a_sound_solver_passes_what_catches_the_mutants(
+    kind: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sound = PLANTED[SOUND[kind]]
+    used = {t for m, tests in CAUGHT_BY.items() if kind in PLANTED[m].solves for t in tests}
+    for test in sorted(used):
+        call(test, sound(), capfd)
 
 
 def test_pytest_runs_the_kit_and_lets_a_sound_solver_pass() -> None:
@@ -110,10 +168,4 @@ def test_pytest_runs_the_kit_and_lets_a_sound_solver_pass() -> None:
 
 
 def test_every_mutant_is_tried() -> None:
-    planted = {
-        name
-        for name, kind in vars(mutants).items()
-        if isinstance(kind, type) and kind.__module__ == "mutants"
-    }
-    assert planted - {"FromTorch", "Sound"} == set(CAUGHT_BY)
-    assert len(CAUGHT_BY) >= 14
+    assert PLANTED.keys() - {"FromTorch", *SOUND.values()} == CAUGHT_BY.keys()

@@ -17,11 +17,10 @@ from remat.passes.decide.least_causes import least_causes
 from remat.passes.decide.min_cut import MinCut, RuntimeOptimalCut, find_cut, require_tangents
 from remat.solvers.auto import is_auto
 from remat.solvers.base import Solver
-from remat.solvers.completion import by_knapsack
 from remat.solvers.cut import CutSolver
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.hull import Hull
-from remat.solvers.run_graph import run_graph
+from remat.solvers.run import run
 from remat.solvers.solution import GraphSolution, Status
 from remat.units import Budget
 
@@ -93,12 +92,12 @@ class Budgeted(Pass):
         Raises:
             PlanError: no solver was given, or tags conflict.
             BudgetError: the capacity is below the least possible.
-            SolverError: as from `remat.solvers.run_graph.run_graph`.
+            SolverError: as from `remat.solvers.run.run`.
         """
         solver = self.asked()
         capacity, full = limits.capacity or 0, limits.full_bytes or 0
         problem = state.lowered(self.cost).problem.within(capacity)
-        by_items = self.knapsack or not solver.graph
+        by_items = self.knapsack or "graph" not in solver.solves
         cuts = self._cuts(
             state, every=by_items or isinstance(solver, CutSolver), full=full <= capacity
         )
@@ -121,8 +120,8 @@ class Budgeted(Pass):
         )
 
     def _solved(self, problem: GraphProblem) -> GraphSolution:
-        ask = by_knapsack if self.knapsack else run_graph
-        return ask(self.asked(), problem, time_limit=self.time_limit or None)
+        limit = self.time_limit or None
+        return run(self.asked(), problem, time_limit=limit, knapsack=self.knapsack)
 
     def _cuts(self, state: State, *, every: bool, full: bool) -> tuple[tuple[int, ...], ...]:
         """What the minimum cuts by the rules save, the strictest first.

@@ -19,7 +19,7 @@ from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.solvers.cut import CutSolver
 from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.run_graph import run_graph
+from remat.solvers.run import run
 from remat.units import Budget
 
 
@@ -90,7 +90,7 @@ class Forgetful(remat.Solver):
     def solve_graph(self, problem: GraphProblem, **kwargs: object) -> remat.Answer:
         assert problem.capacity is not None
         spare = 0 if problem.capacity % 3 == 0 else problem.capacity // 300
-        best = run_graph(registry().solver("auto"), problem.within(problem.capacity - spare))
+        best = run(registry().solver("auto"), problem.within(problem.capacity - spare))
         return remat.Answer(best.saved, min(best.cost, best.bound) * 995 // 1000)
 
 
@@ -120,7 +120,7 @@ def test_knapsack_solvers_decide_graphs_in_one_way(
     assert by_pass.saved == by_graph.saved
     assert choice.capacity == same.capacity
     problem = state.lowered(Roofline()).problem.within(choice.capacity)
-    bare = run_graph(asked, problem)
+    bare = run(asked, problem)
     assert evaluate(problem, by_pass.saved).recompute_cost <= bare.cost, "what is known only helps"
     row = remat.compare(joint, (solver,), (share,), cost="roofline").rows[0]
     assert (
@@ -132,10 +132,10 @@ def test_knapsack_solvers_decide_graphs_in_one_way(
 
 def test_a_cut_without_rules_recomputes_nothing_that_costs(state: State) -> None:
     problem = state.lowered(Roofline()).problem
-    bare = run_graph(CutSolver(), problem)
+    bare = run(CutSolver(), problem)
     assert bare.cost == 0
     assert bare.saved_bytes <= sum(problem.size)
-    least = run_graph(CutSolver(), problem.within(bare.saved_bytes - 1))
+    least = run(CutSolver(), problem.within(bare.saved_bytes - 1))
     assert least.saved_bytes < bare.saved_bytes
 
 

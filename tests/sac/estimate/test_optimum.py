@@ -14,7 +14,7 @@ from remat.sac.estimate.stats import SACStats, group
 from remat.sac.estimate.tradeoff import exact_frontier, greedy_order
 from remat.sac.solve.choices import optimal_checkpointing_policy
 
-SOLVERS = [n for n in registry().solver_names() if registry().solver_class(n).knapsack]
+SOLVERS = [n for n in registry().solver_names() if "knapsack" in registry().solver_class(n).solves]
 EXACT = [n for n in SOLVERS if registry().solver_class(n).exact]
 
 

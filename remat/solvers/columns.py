@@ -1,0 +1,137 @@
+"""Checks of the columns that problems are made of.
+
+Every fault is a `ProblemError` of one line: the place, what stands there, what is expected.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from remat.errors import ProblemError
+
+INT64_MAX = 2**63 - 1
+
+
+def as_integer(number: object) -> int | None:
+    """Return a true integer, NumPy's included, as an ``int``; None for anything else, bools too."""
+    if isinstance(number, bool):
+        return None
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def short(value: object) -> str:
+    """A value in a message: one line of sixty characters at most."""
+    if isinstance(value, (list, dict)):
+        return f"a {type(value).__name__} of {len(value)}"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an int of more digits than Python writes
+        return f"a {type(value).__name__} too long to show"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def sequence(
+    label: str, values: Any, length: int | None = None, *, each: str = "name"
+) -> tuple[Any, ...]:
+    """The entries of an ordered iterable; where a length is given, one for ``each`` of something."""
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, set, frozenset, dict)):
+        raise ProblemError(
+            f"{label} is {short(values)}; expected an ordered sequence: give a tuple or a list"
+        )
+    entries = tuple(values)
+    if length is not None and len(entries) != length:
+        raise ProblemError(
+            f"{label} has {len(entries)} entries; expected {length}, one for each {each}"
+        )
+    return entries
+
+
+def integer(label: str, value: object, low: int = 0, high: int = INT64_MAX) -> int:
+    """An integer within a range, as an ``int``."""
+    number = as_integer(value)
+    if number is None or not low <= number <= high:
+        limit = "2**63 - 1" if high == INT64_MAX else str(high)
+        do = ": convert or scale it first" if number is None else ""
+        raise ProblemError(
+            f"{label} is {short(value)}; expected an integer from {low} to {limit}{do}"
+        )
+    return number
+
+
+def capacity(label: str, value: object) -> int | None:
+    """Bytes, or None for as many as one likes."""
+    return None if value is None else integer(label, value)
+
+
+def integers(
+    label: str, values: Any, low: int = 0, high: int = INT64_MAX, *, names: Sequence[str] = ()
+) -> tuple[int, ...]:
+    """Integers within a range; a message gives the index, and the name where there are names."""
+    entries = sequence(label, values)
+    # Checking one after the other takes ten times as long.
+    if set(map(type, entries)) <= {int} and (
+        not entries or (low <= min(entries) and max(entries) <= high)
+    ):
+        return entries
+    return tuple(integer(place(label, i, names), x, low, high) for i, x in enumerate(entries))
+
+
+def amounts(label: str, values: Any, names: Sequence[str] | None = None) -> tuple[int, ...]:
+    """Integers from 0 whose sum fits 64 bits; where there are names, one for each."""
+    entries = sequence(label, values, None if names is None else len(names))
+    numbers = integers(label, entries, names=names or ())
+    if sum(numbers) > INT64_MAX:
+        raise ProblemError(
+            f"{label} sums to {short(sum(numbers))}; expected at most 2**63 - 1: use a coarser unit"
+        )
+    return numbers
+
+
+def flags(label: str, values: Any, names: Sequence[str]) -> tuple[bool, ...]:
+    """True or False for each name."""
+    entries = sequence(label, values, len(names))
+    if not set(map(type, entries)) <= {bool}:
+        i, bad = next((i, x) for i, x in enumerate(entries) if type(x) is not bool)
+        raise ProblemError(f"{place(label, i, names)} is {short(bad)}; expected True or False")
+    return entries
+
+
+def earlier_nodes(label: str, rows: Any, names: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """For each node the nodes that it reads, which stand before it."""
+    given = sequence(label, rows, len(names))
+    if set(map(type, given)) <= {tuple, list}:
+        given = tuple(map(tuple, given))
+        # Checking one after the other takes ten times as long.
+        if set(map(type, chain.from_iterable(given))) <= {int} and all(
+            min(row) >= 0 and max(row) < i for i, row in enumerate(given) if row
+        ):
+            return given
+    last = len(names) - 1
+    checked = tuple(integers(f"{label}[{i}]", row, 0, last) for i, row in enumerate(given))
+    for i, row in enumerate(checked):
+        if row and max(row) >= i:
+            raise ProblemError(
+                f"{place(label, i, names)} has node {max(row)}; expected earlier nodes only, so that "
+                "there is no cycle: list each node after its inputs"
+            )
+    return checked
+
+
+def texts(label: str, values: Any) -> tuple[str, ...]:
+    """Names."""
+    entries = sequence(label, values)
+    for i, name in enumerate(entries):
+        if type(name) is not str:
+            raise ProblemError(f"{label}[{i}] is {short(name)}; expected text")
+    return entries
+
+
+def place(label: str, index: int, names: Sequence[str] = ()) -> str:
+    """What messages call an entry."""
+    return f"{label}[{index}] ({short(names[index])})" if names else f"{label}[{index}]"

@@ -1,0 +1,151 @@
+"""Problems of every kind that the conformance suite draws, and how it has them solved."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from remat.errors import BudgetError
+from remat.solvers.base import Solver
+from remat.solvers.problem import KnapsackProblem, Problem
+from remat.solvers.run import run
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
+from remat.testing import graphs, steps
+from remat.testing.families import FAMILIES, family
+from remat.testing.oracle import decisions
+
+
+def refusal(solver: Solver, problem: Problem[Any]) -> str | None:
+    """Why a solver does not take a problem; of knapsacks only, others it has to take."""
+    return solver.refuses(problem) if isinstance(problem, KnapsackProblem) else None
+
+
+def solved(solver: Solver, problem: Problem[Any], *, time_limit: float | None = None) -> Any:
+    """The checked solution; None where no schedule was found within the capacity, which may be.
+
+    A problem that the solver refuses, with a reason, skips the test.
+    """
+    reason = refusal(solver, problem)
+    if reason is not None:
+        pytest.skip(f"solver '{solver.name}' refuses: {reason}")
+    try:
+        return run(solver, problem, time_limit=time_limit)
+    except BudgetError:
+        if isinstance(problem, ScheduleProblem):
+            return None
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Problems of one kind that are tried together.
+
+    Attributes:
+        name: test ids show it.
+        kind: the kind of its problems.
+        draw: draws them, always the same.
+    """
+
+    name: str
+    kind: str
+    draw: Callable[[], Iterable[Problem[Any]]]
+
+
+def _small_knapsacks(name: str) -> Iterator[Problem[Any]]:
+    """Of one family, at all capacities from tight to loose."""
+    for seed in range(20):
+        yield family(name, items=1 + seed % 10, span=30, share=5 * seed + 3, seed=seed)
+
+
+def _small_graphs(block: int) -> Iterator[Problem[Any]]:
+    """Each under a capacity for which there is a decision."""
+    draw = random.Random(block)
+    for seed in range(30 * block, 30 * block + 30):
+        problem = graphs.random_graph(seed, nodes=9)
+        sizes = [e.saved_bytes for e in decisions(problem)]
+        if sizes:
+            yield problem.within(draw.randint(min(sizes), max(sizes) + 1))
+
+
+def _small_steps(block: int) -> Iterator[Problem[Any]]:
+    """Each under a capacity that may or may not do."""
+    draw = random.Random(block)
+    for seed in range(25 * block, 25 * block + 25):
+        problem = steps.random_step(seed, nodes=5, plain=seed % 3 == 0)
+        yield problem.within(draw.randint(max(0, least_peak(problem)[0] - 1), _full(problem)))
+
+
+#: Small enough to try everything.
+SMALL = (
+    *(Sample(name, "knapsack", functools.partial(_small_knapsacks, name)) for name in FAMILIES),
+    *(Sample(f"graphs-{k}", "graph", functools.partial(_small_graphs, k)) for k in range(4)),
+    *(Sample(f"steps-{k}", "schedule", functools.partial(_small_steps, k)) for k in range(4)),
+)
+
+
+def _plain_knapsacks() -> Iterator[Problem[Any]]:
+    yield from (family(name, items=40, span=300, share=45, seed=7) for name in FAMILIES)
+    yield family("weakly-correlated", items=60, span=10**7, share=50, seed=6)
+    yield family("strongly-correlated", items=60, span=10_000, share=50, seed=5)
+
+
+def _plain_graphs() -> Iterator[Problem[Any]]:
+    graph = graphs.layers(10)
+    for share in (0.1, 0.3, 0.5, 0.8):
+        yield graph.within(int(share * sum(graph.size)))
+
+
+def _tight_step(nodes: int, seed: int) -> Iterator[Problem[Any]]:
+    step = steps.layered(nodes, width=0.3, seed=seed)
+    yield step.within(_full(step) * 9 // 10)
+
+
+#: Some milliseconds of work, at capacities that bind.
+PLAIN = (
+    Sample("knapsack", "knapsack", _plain_knapsacks),
+    Sample("graph", "graph", _plain_graphs),
+    Sample("schedule", "schedule", lambda: _tight_step(30, 2)),
+)
+
+
+def _hard_knapsack(name: str) -> Iterator[Problem[Any]]:
+    yield family(name, items=2_000, span=10**7, share=50, seed=8)
+
+
+def _wide_graph() -> Iterator[Problem[Any]]:
+    graph = graphs.wide(200)
+    yield graph.within(sum(graph.size) // 3)
+
+
+#: Work for minutes, unless a clock or a count ends it.
+HARD = (
+    *(
+        Sample(name, "knapsack", functools.partial(_hard_knapsack, name))
+        for name in ("strongly-correlated", "circle")
+    ),
+    Sample("wide-graph", "graph", _wide_graph),
+    Sample("layered-step", "schedule", lambda: _tight_step(250, 3)),
+)
+
+
+def _roomy_steps() -> Iterator[Problem[Any]]:
+    for seed in range(20):
+        step = steps.random_step(seed)
+        yield from (step.within(room) for room in (None, _full(step)))
+
+
+#: Room for everything: nothing has to run again.
+ROOMY = (
+    Sample("graph", "graph", lambda: (graphs.layers(5),)),
+    Sample("schedule", "schedule", _roomy_steps),
+)
+
+
+def _full(step: ScheduleProblem) -> int:
+    """The peak of a step in its own order."""
+    return evaluate_schedule(step, step.order).peak_bytes

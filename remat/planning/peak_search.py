@@ -25,7 +25,7 @@ from remat.planning.candidates import Candidate
 from remat.planning.order_search import OrderSearch
 from remat.solvers.flow import Network
 from remat.solvers.graph_problem import GraphProblem, evaluate
-from remat.solvers.schedule_problem import evaluate_schedule
+from remat.solvers.schedule_problem import ScheduleEvaluator
 
 #: Cuts that the prices take at most.
 _CUTS = 40
@@ -119,6 +119,10 @@ class PeakSearch:
         return [self.step.runs_of(node.name) for node in self._state.index.nodes]
 
     @cached_property
+    def _evaluator(self) -> ScheduleEvaluator:
+        return ScheduleEvaluator(self.step.problem)
+
+    @cached_property
     def _copies(self) -> list[int]:
         return self.step.copies
 
@@ -171,7 +175,7 @@ class PeakSearch:
                     placed[j] = 1
                     missing.append(j)
                     todo.extend(k for k in inputs[j] if not placed[k])
-            for j in sorted(missing):
+            for j in sorted(missing) if len(missing) > 1 else missing:
                 if runs_of[j]:
                     sequence.append(runs_of[j][-1])
                     moments.append(moment)
@@ -211,7 +215,7 @@ class PeakSearch:
         found = self._seen.get(done.saved)
         if found is None:
             sequence, moments, boundary = self.schedule(done.saved)
-            bytes_alive = evaluate_schedule(self.step.problem, sequence, boundary).bytes_alive
+            bytes_alive = self._evaluator.evaluate(sequence, boundary).bytes_alive
             most = {_SAVED: done.saved_bytes}
             for moment, nbytes in zip(moments, bytes_alive, strict=True):
                 if nbytes > most.get(moment, 0):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from remat.errors import BudgetError, ProblemError
@@ -291,6 +291,8 @@ class ScheduleProblem(Problem[Schedule]):
             )
 
 
+#: How `ScheduleEvaluator` tells nodes that may run once only, and those that have no runs of their own.
+_ONCE, _NEVER = 1, 2
 _SETS = ("once", "ordered", "at_start", "forward", "backward", "at_boundary", "to_end")
 
 
@@ -316,7 +318,7 @@ class ScheduleEvaluation:
 def evaluate_schedule(
     problem: ScheduleProblem, sequence: Sequence[int], boundary: int | None = None
 ) -> ScheduleEvaluation:
-    """Follows a schedule run by run.
+    """Follows a schedule run by run; `ScheduleEvaluator` follows many of one problem.
 
     Args:
         problem: the problem; its capacity plays no part.
@@ -326,93 +328,116 @@ def evaluate_schedule(
     Raises:
         ProblemError: the schedule cannot run: it names the first run that is wrong, and why.
     """
-    n, names, inputs = len(problem), problem.names, problem.inputs
-    made_by, given, used = problem.results, problem.given, problem.used
-    runs, once, idle = bytearray(n), set(problem.once), given | problem.parts
-    backward = set(problem.backward)
-    latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
-    if boundary is None:
-        boundary = latest
-    elif not 0 <= boundary <= latest:
-        raise ProblemError(
-            f"the boundary is at {boundary}, but the first run after it is at {latest}"
-        )
-    started = [-1] * n  # position at which the value of each node that is there now was made
-    ended = [-1] * n
-    change = [0] * (len(sequence) + 1)
-    size = problem.size
-    spans: list[tuple[int, int, int]] = []
-    for i in problem.at_start:
-        started[i] = ended[i] = 0
-    for position, v in enumerate(sequence):
-        if position == boundary:
-            for i in problem.at_boundary:
-                started[i] = ended[i] = boundary
-        if not 0 <= v < n:
-            raise ProblemError(f"run {position} is of node {v}, but the nodes are 0 to {n - 1}")
-        if v in idle:
-            raise ProblemError(f"run {position} is of '{names[v]}', which has no runs of its own")
-        if runs[v] and v in once:
+    return ScheduleEvaluator(problem).evaluate(sequence, boundary)
+
+
+class ScheduleEvaluator:
+    """Follows schedules of one problem run by run.
+
+    Args:
+        problem: the problem; its capacity plays no part.
+    """
+
+    def __init__(self, problem: ScheduleProblem) -> None:
+        self._problem, self._results = problem, problem.results
+        self._runnable = problem.runnable
+        self._backward, given, used = set(problem.backward), problem.given, problem.used
+        #: What is given takes memory only where it is used.
+        self._idle_bytes = sum(problem.size[i] for i in given & used)
+        self._held = [i for i in range(len(problem)) if i in used or i not in given]
+        #: Nodes that may not run, or not again.
+        self._special = bytearray(len(problem))
+        for i in problem.once:
+            self._special[i] = _ONCE
+        for i in given | problem.parts:
+            self._special[i] = _NEVER
+
+    def evaluate(self, sequence: Sequence[int], boundary: int | None = None) -> ScheduleEvaluation:
+        """What a schedule takes and costs; see `evaluate_schedule`."""
+        problem, backward = self._problem, self._backward
+        latest = next((p for p, v in enumerate(sequence) if v in backward), len(sequence))
+        if boundary is None:
+            boundary = latest
+        elif not 0 <= boundary <= latest:
             raise ProblemError(
-                f"run {position} is the second of '{names[v]}', which may run once only"
+                f"the boundary is at {boundary}, but the first run after it is at {latest}"
             )
-        for u in inputs[v]:
-            if started[u] < 0:
+        n, inputs, size, results = len(problem), problem.inputs, problem.size, self._results
+        special = self._special
+        started = [-1] * n  # position at which the value of each node that is there now was made
+        ended, first = [-1] * n, [-1] * n
+        change = [0] * (len(sequence) + 2)
+        for i in problem.at_start:
+            started[i] = ended[i] = 0
+        for position, v in enumerate(sequence):
+            if position == boundary:
+                for i in problem.at_boundary:
+                    started[i] = ended[i] = boundary
+            if not 0 <= v < n:
+                raise ProblemError(f"run {position} is of node {v}, but the nodes are 0 to {n - 1}")
+            if first[v] < 0:
+                first[v] = position
+                if special[v] == _NEVER:
+                    raise ProblemError(
+                        f"run {position} is of '{problem.names[v]}', which has no runs of its own"
+                    )
+            elif special[v]:
                 raise ProblemError(
-                    f"run {position} ('{names[v]}') comes before its input '{names[u]}' is there"
+                    f"run {position} is the second of '{problem.names[v]}', which may run once only"
                 )
-            ended[u] = position
-        runs[v] = 1
-        for made in made_by[v]:
-            if started[made] >= 0:
-                spans.append((started[made], ended[made], size[made]))
-            started[made] = ended[made] = position
-    if boundary >= len(sequence):
-        for i in problem.at_boundary:
-            started[i] = -1
-    for v in problem.runnable:
-        if not runs[v]:
-            raise ProblemError(f"'{names[v]}' never runs")
-    _check_order(problem, sequence, boundary)
-    last = max(0, len(sequence) - 1)
-    for i in problem.to_end:
-        ended[i] = last
-    there = (i for i in range(n) if started[i] >= 0 and (i in used or i not in given))
-    spans.extend((started[i], ended[i], size[i]) for i in there)
-    for start, end, nbytes in spans:
-        change[start] += nbytes
-        if end + 1 < len(change):
-            change[end + 1] -= nbytes
-    extra = problem.extra or (0,) * n
-    alive, now = [], problem.resident
-    for position, v in enumerate(sequence):
-        now += change[position]
-        alive.append(now + extra[v])
-    peak = max(alive, default=problem.resident + sum(size[i] for i in given & used))
-    return ScheduleEvaluation(
-        cost=sum(problem.cost[v] for v in sequence),
-        peak_bytes=peak,
-        peak_at=alive.index(peak) if alive else 0,
-        boundary=boundary,
-        bytes_alive=tuple(alive),
-    )
+            for u in inputs[v]:
+                if started[u] < 0:
+                    raise ProblemError(
+                        f"run {position} ('{problem.names[v]}') comes before its input "
+                        f"'{problem.names[u]}' is there"
+                    )
+                ended[u] = position
+            for made in results[v]:
+                if started[made] >= 0:
+                    change[started[made]] += size[made]
+                    change[ended[made] + 1] -= size[made]
+                started[made] = ended[made] = position
+        if boundary >= len(sequence):
+            for i in problem.at_boundary:
+                started[i] = -1
+        self._check_order(first, boundary)
+        last = max(0, len(sequence) - 1)
+        for i in problem.to_end:
+            ended[i] = last
+        for i in self._held:
+            if started[i] >= 0:
+                change[started[i]] += size[i]
+                change[ended[i] + 1] -= size[i]
+        change[0] += problem.resident
+        alive = list(accumulate(change[: len(sequence)]))
+        if problem.extra:
+            alive = [nbytes + problem.extra[v] for nbytes, v in zip(alive, sequence, strict=True)]
+        peak = max(alive, default=problem.resident + self._idle_bytes)
+        return ScheduleEvaluation(
+            cost=sum(problem.cost[v] for v in sequence),
+            peak_bytes=peak,
+            peak_at=alive.index(peak) if alive else 0,
+            boundary=boundary,
+            bytes_alive=tuple(alive),
+        )
 
-
-def _check_order(problem: ScheduleProblem, sequence: Sequence[int], boundary: int) -> None:
-    first: dict[int, int] = {}
-    for position, v in enumerate(sequence):
-        first.setdefault(v, position)
-    for one, other in pairwise(problem.ordered):
-        if first[one] > first[other]:
-            raise ProblemError(
-                f"'{problem.names[other]}' first runs at {first[other]}, before '{problem.names[one]}' at "
-                f"{first[one]}, but the order of the two is fixed"
-            )
-    for v in problem.forward:
-        if first[v] >= boundary:
-            raise ProblemError(
-                f"'{problem.names[v]}' first runs at {first[v]}, after the boundary at {boundary}, but belongs to forward"
-            )
+    def _check_order(self, first: Sequence[int], boundary: int) -> None:
+        """Refuses a schedule by the positions of first runs."""
+        problem, names = self._problem, self._problem.names
+        for v in self._runnable:
+            if first[v] < 0:
+                raise ProblemError(f"'{names[v]}' never runs")
+        for one, other in pairwise(problem.ordered):
+            if first[one] > first[other]:
+                raise ProblemError(
+                    f"'{names[other]}' first runs at {first[other]}, before '{names[one]}' at "
+                    f"{first[one]}, but the order of the two is fixed"
+                )
+        for v in problem.forward:
+            if first[v] >= boundary:
+                raise ProblemError(
+                    f"'{names[v]}' first runs at {first[v]}, after the boundary at {boundary}, but belongs to forward"
+                )
 
 
 def least_peak(problem: ScheduleProblem) -> tuple[int, int]:

@@ -501,10 +501,10 @@ class Annealer {
   // ---- edits --------------------------------------------------------------------------------------
   void step(double t) {
     const int kind = below(64);
-    const double room = -t * std::log(unit() + 1e-300);  // what an edit may be worse by
-    if (kind < 48)
-      move(room);
-    else if (kind < 55)
+    const double chance = unit() + 1e-300;
+    if (kind < 48) return move(t, chance);
+    const double room = -t * std::log(chance);  // what an edit may be worse by
+    if (kind < 55)
       add(room);
     else if (kind < 56)
       add_chain(room);
@@ -512,7 +512,7 @@ class Annealer {
       drop(room);
   }
 
-  void move(double room) {
+  void move(double t, double chance) {
     if (length() < 4) return;
     const int i = 1 + below(length() - 2), v = sequence_[i];
     int low = 1, high = length() - 2;
@@ -532,7 +532,8 @@ class Annealer {
     int j = low + below(high - low);
     if (j >= i) ++j;
     const Edit e{Kind::move, v, i, j};
-    if (price_ * judge(e) <= room) apply(e);
+    const double worse = price_ * judge(e);
+    if (worse <= 0 || worse <= -t * std::log(chance)) apply(e);
   }
 
   // The last position before q that makes or reads value x.

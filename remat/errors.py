@@ -36,7 +36,10 @@ class SolverError(RematError):
         solver: name of the solver, as registered.
         problem: the problem at which it crashed or that it answered wrongly; None where it was not
             run.
+        refused: whether the solver itself raised it instead of answering.
     """
+
+    refused = False
 
     def __init__(self, solver: str, message: str, problem: object = None) -> None:
         super().__init__(message)

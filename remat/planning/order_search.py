@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from remat.errors import BudgetError, SolverError
 from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.lowering import Decision, Lowered, SavedKind
@@ -16,8 +17,10 @@ from remat.passes.core.state import Costs, State
 from remat.passes.split.arrangement import arrange
 from remat.planning.candidates import Candidate
 from remat.solvers.annealing import improve
+from remat.solvers.base import Solver
 from remat.solvers.copies import Copy, with_copies
 from remat.solvers.kernel import kernel
+from remat.solvers.run import run
 from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
 
 #: Edits of a schedule that are tried in one turn, for each run, and at most.
@@ -82,13 +85,18 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether there is a kernel, and a schedule can be carried out whatever order it has.
+        """Whether there is a kernel, and its schedules can be carried out."""
+        return kernel() is not None and self.can_be_ordered
+
+    @cached_property
+    def can_be_ordered(self) -> bool:
+        """Whether a schedule can be carried out whatever order it has.
 
         Not where memory is written to, unless by forward to an input and nobody reads it afterwards, nor
         where something must not be kept.
         """
         state, problem, index = self._state, self._problem, self._state.index
-        if state.storages.rewritten or kernel() is None:
+        if state.storages.rewritten:
             return False
         writing = [
             i for i, p in enumerate(index.plain) if not p and ops.is_mutating(index.nodes[i])
@@ -120,6 +128,41 @@ class OrderSearch:
         """
         found = self.improved(sequence, boundary, peak_bytes)
         return found and self._decided(*found)
+
+    def solved(
+        self,
+        solver: Solver,
+        sequence: Sequence[int],
+        peak_bytes: int,
+        time_limit: float | None = None,
+    ) -> Candidate | None:
+        """A solver's own schedule within a peak; None where it finds none, refuses, or none can be carried out.
+
+        Args:
+            solver: has `solve_schedule`.
+            sequence: a schedule that it may start from, also one above the peak.
+            peak_bytes: the peak.
+            time_limit: seconds for the solver.
+
+        Raises:
+            SolverError: it answers wrongly, or raises.
+        """
+        if not self.can_be_ordered:
+            return None
+        problem = self._free.within(peak_bytes).knowing([sequence])
+        try:
+            found = run(solver, problem, time_limit=time_limit)
+        except BudgetError:
+            return None
+        except SolverError as error:
+            if error.refused:  # cpsat takes no large ones
+                return None
+            raise
+        made = self._decided(found.sequence, found.boundary)
+        if made is None:
+            return None
+        choice = replace(made.choice, deterministic=found.deterministic)
+        return replace(made, choice=choice)
 
     def lowest(self, sequence: Sequence[int], boundary: int) -> Candidate | None:
         """The schedule of the least peak found from another one; None as in `within`."""

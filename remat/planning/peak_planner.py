@@ -229,10 +229,10 @@ class PeakPlanner(Prepared):
             raise self._none_within(asked, possible, infeasible=True)
         self.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
         if self.is_alone:
-            alone = self.swept(peak_bytes)
-            if alone is None:
+            own = [d for d in (self.swept(peak_bytes), self._scheduled(peak_bytes)) if d]
+            if not own:
                 raise self._none_within(asked, possible)
-            return self._bounded(alone, peak_bytes)
+            return self._bounded(min(own, key=lambda d: (d.cost, self.peak(d))), peak_bytes)
         found = self.searched(peak_bytes)
         others = (self.allowed_full, *((self.least_peak,) if budget.peak_bytes is None else ()))
         known: list[Candidate] = [d for d in (found, *others) if d and self.peak(d) <= peak_bytes]
@@ -253,6 +253,19 @@ class PeakPlanner(Prepared):
         if better is not None and better.cost < best.cost:
             return better
         return self._bounded(best, peak_bytes)
+
+    def _scheduled(self, peak_bytes: int) -> Candidate | None:
+        """The schedule of the named solver within a peak; None where it has none, or the passes make a higher one."""
+        solver = self.request.solver
+        if "schedule" not in solver.solves or self.request.hooks:
+            return None
+        self.on_step(f"asking '{solver.name}' for a schedule")
+        start, _, _ = self.search.schedule(self.least_peak.saved)
+        found = self.search.orders.solved(solver, start, peak_bytes, self.request.time_limit)
+        if found is None or not self._may_save(found):
+            return None
+        made = self.informed(found)
+        return made if self.peak(made) <= peak_bytes else None
 
     def _none_within(self, asked: str, possible: int, *, infeasible: bool = False) -> BudgetError:
         """The error of a peak without a plan: the proven bound, the least peak found, and the budget to give."""
@@ -373,7 +386,7 @@ class PeakPlanner(Prepared):
             solver=self.deciding.asked().name,
             items=len(self.lowered.problem),
             elapsed_s=sum(c.elapsed_s for c in asked),
-            deterministic=all(c.deterministic for c in asked),
+            deterministic=found.choice.deterministic and all(c.deterministic for c in asked),
         )
         return replace(found, choice=choice)
 

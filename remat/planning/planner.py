@@ -6,7 +6,7 @@ The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, eac
     planning/request.py         every option, read and checked once
     units.py                    text to bytes of peak, saved bytes, or a ratio
     planning/planner.py         a ratio, bytes or a peak to a capacity in saved bytes
-    planning/decider.py         the prepared graph, and whose turn it is
+    planning/prepared.py        the prepared graph, and whose turn it is
     passes/decide/budgeted.py   the graph problem within the capacity, and who is asked
     solvers/run.py              one solver, whose answer is not believed
     solvers/auto.py             who looks at the problem, and for how long

@@ -119,6 +119,7 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
         raise
     except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
         if isinstance(error, SolverError) and error.solver == solver.name:
+            error.refused = True
             raise  # its own account, such as why its process died
         raise SolverError(
             solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"

@@ -11,9 +11,12 @@ from torch.nn import functional as F
 
 import remat
 from benchmarks.models import build
+from remat.errors import SolverError
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
+from remat.solvers.greedy import Greedy
 from remat.solvers.kernel import kernel
+from remat.solvers.native import Native
 from tests.graphs import joint_of, weight
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not compiled here")
@@ -109,3 +112,63 @@ def test_a_draw_that_backward_makes_before_it_reads_a_gradient_runs() -> None:
         draw.meta = {"val": torch.randn(8, 8), "partitioner_tag": "is_backward"}
     plan = remat.plan(joint, remat.Peak(0.0))
     assert "randn_default" in [n.name for n in plan.backward.graph.nodes]
+
+
+class Scheduler(remat.Solver):
+    """A stranger's solver: greedy within bytes, with schedules of its own."""
+
+    name = "scheduler"
+
+    def solve(self, problem: remat.KnapsackProblem, *, time_limit: float | None = None) -> object:
+        return Greedy().solve(problem)
+
+    def solve_schedule(
+        self, problem: remat.ScheduleProblem, *, time_limit: float | None = None
+    ) -> object:
+        return Native().solve_schedule(problem)
+
+
+class Refusing(Scheduler):
+    name = "refusing"
+
+    def solve_schedule(
+        self, problem: remat.ScheduleProblem, *, time_limit: float | None = None
+    ) -> object:
+        raise SolverError(self.name, "takes no such step")
+
+
+class Wrong(Scheduler):
+    name = "wrong"
+
+    def solve_schedule(
+        self, problem: remat.ScheduleProblem, *, time_limit: float | None = None
+    ) -> object:
+        return problem.known[0][1:]
+
+
+def test_a_named_solvers_schedule_decides_the_plan_where_it_is_cheaper() -> None:
+    step = build("randn_like")
+    joint = remat.capture(step.model, step.args, step.kwargs, lower="inductor")
+    by_bytes = remat.plan(joint, remat.Peak(0.3), solver="greedy", cost="roofline:h100")
+    assert not by_bytes.forward_order
+    budget = remat.Peak(0.3)
+    plan = remat.plan(joint, budget, solver=Scheduler(), cost="roofline:h100")
+    assert plan.solver == "scheduler"
+    assert plan.forward_order
+    assert plan.recompute_cost < by_bytes.recompute_cost
+    trial = Trial.of(joint)
+    n = joint.num_fwd_outputs
+    assert (
+        first_difference(trial.run_joint(joint), trial.run_halves(plan.forward, plan.backward, n))
+        is None
+    )
+    rows = remat.compare(
+        joint, solvers=["greedy", Scheduler()], budgets=[budget], cost="roofline:h100"
+    ).rows
+    assert "no plan was found within it by 'greedy'" in rows[0].reason
+    assert rows[1].reason is None
+    assert rows[1].decided_by == "scheduler"
+    refused = remat.plan(joint, budget, solver=Refusing(), cost="roofline:h100")
+    assert refused.recompute_cost == by_bytes.recompute_cost
+    with pytest.raises(SolverError, match="solver 'wrong' returned a schedule that cannot run"):
+        remat.plan(joint, budget, solver=Wrong(), cost="roofline:h100")

@@ -563,7 +563,7 @@ except MemoryError:
         (200, 384, True),
         (200, 128, True),
         # Two stacks take 512 MiB of these: what is left runs out early or late in the searches.
-        *((400_000, room, False) for room in (525, 543, 560, 576)),
+        *((400_000, room, False) for room in (520, 535, 550)),
     ],
 )
 def test_a_search_short_of_threads_or_memory_is_answered_or_refused(

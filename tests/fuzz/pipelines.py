@@ -62,7 +62,7 @@ def _able(kind: str) -> list[str]:
     """Solvers of knapsacks, or of whole graphs."""
     known = registry()
     wanted = "knapsack" if kind == "knapsack" else "graph"
-    return [s for s in SOLVERS if getattr(known.solver_class(s), wanted)]
+    return [s for s in SOLVERS if wanted in known.solver_class(s).solves]
 
 
 @st.composite

@@ -53,7 +53,7 @@ def test_a_longer_batch_in_the_middle_of_training_runs_at_the_least_peak(lower: 
 
 
 def test_what_takes_far_more_than_was_warned_of_is_warned_of_again() -> None:
-    first, second = steps("1100KiB", "eager", 64, 512, 520, 1024, 480, 1040)
+    first, second = steps("1100KiB", "eager", 64, 512, 520, 1024, 480, 960)
     figures = [
         int(re.findall(r"which takes .*\((\d+) bytes\)", text)[0]) for text in (first, second)
     ]

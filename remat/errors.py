@@ -36,15 +36,16 @@ class SolverError(RematError):
         solver: name of the solver, as registered.
         problem: the problem at which it crashed or that it answered wrongly; None where it was not
             run.
-        refused: whether the solver itself raised it instead of answering.
     """
-
-    refused = False
 
     def __init__(self, solver: str, message: str, problem: object = None) -> None:
         super().__init__(message)
         self.solver = solver
         self.problem = problem
+
+
+class RefusalError(SolverError):
+    """A solver does not take a problem: it has too many nodes for it, or larger sums than it can hold."""
 
 
 class PluginError(RematError):

@@ -67,8 +67,8 @@ def writing(
     try:
         yield
     except OSError as wrong:
-        told = f"{what} '{os.fspath(path)}'".lstrip()
-        raise error(f"{told} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
+        subject = f"{what} '{os.fspath(path)}'".lstrip()
+        raise error(f"{subject} cannot be written: {wrong.strerror or wrong}{hint}") from wrong
 
 
 def resolved(path: Path) -> Path:

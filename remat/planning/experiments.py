@@ -219,11 +219,11 @@ def _check_solvers(names: Iterable[str | Solver]) -> None:
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
     """What a row depends on besides model, cost model, budget and solver."""
     if isinstance(model, JointGraph):
-        told = model.fingerprint[:16]
+        identity = model.fingerprint[:16]
     else:
         name = getattr(model, "__qualname__", None) or re.sub(r" at 0x[0-9a-f]+", "", repr(model))
-        told = f"{name} for {lower}"
-    return told if time_limit is None else f"{told}, at most {time_limit:g} s"
+        identity = f"{name} for {lower}"
+    return identity if time_limit is None else f"{identity}, at most {time_limit:g} s"
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
@@ -374,8 +374,8 @@ def answer(question: _Question) -> ExperimentRow:
     try:
         return question.row(**_prepared(question).figures(question))
     except (Exception, SystemExit) as error:  # whatever the user's code raises is this row's reason
-        told = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
-        return question.row(reason=told)
+        reason = str(error) if isinstance(error, RematError) else f"{type(error).__name__}: {error}"
+        return question.row(reason=reason)
 
 
 def _prepared(question: _Question) -> _Prepared:

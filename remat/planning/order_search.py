@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from remat.errors import BudgetError, SolverError
+from remat.errors import BudgetError, RefusalError
 from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.lowering import Decision, Lowered, SavedKind
@@ -152,12 +152,8 @@ class OrderSearch:
         problem = self._free.within(peak_bytes).knowing([sequence])
         try:
             found = run(solver, problem, time_limit=time_limit)
-        except BudgetError:
+        except (BudgetError, RefusalError):
             return None
-        except SolverError as error:
-            if error.refused:  # cpsat takes no large ones
-                return None
-            raise
         made = self._decided(found.sequence, found.boundary)
         if made is None:
             return None

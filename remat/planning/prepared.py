@@ -29,6 +29,8 @@ from remat.units import format_bytes
 STEPS = 24
 #: Vertices of the hull that it looks at, at most.
 VERTICES = 16
+#: Nodes of all partitioned graphs that stay in memory, unless two have more.
+_SPLIT_NODES = 20_000
 
 
 #: A decision with its saved bytes, its cost, how it came about, and its simulated peak.
@@ -219,13 +221,13 @@ class Prepared:
         return self._expected[key]
 
     def split_of(self, decided: Candidate) -> State:
-        """The two modules of a decision; those of the last two decisions stay in memory."""
+        """The two modules of a decision; those of the last few decisions stay in memory."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
             with unwarned():  # it may be no plan
                 done = self.split(decided)
         self._splits[decided.decision] = done
-        while len(self._splits) > 2:
+        while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):
             del self._splits[next(iter(self._splits))]
         return done
 

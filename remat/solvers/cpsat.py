@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from remat.errors import SolverError
+from remat.errors import RefusalError
 from remat.solvers.bounds import relax, repair
 from remat.solvers.eviction import evicting
 from remat.solvers.problem import KnapsackProblem
@@ -86,12 +86,12 @@ class CpSat(CoreSolver):
 
         started = time.monotonic()
         if len(problem) > MOST_NODES:
-            raise SolverError(
+            raise RefusalError(
                 self.name,
                 f"solver 'cpsat' takes step problems of at most {MOST_NODES} nodes, got {len(problem)}",
             )
         if max(sum(problem.cost), sum(problem.size), problem.capacity or 0) > _SUM_LIMIT // 8:
-            raise SolverError(
+            raise RefusalError(
                 self.name, f"solver 'cpsat' holds sums up to {_SUM_LIMIT // 8}: use a coarser unit"
             )
         order = problem.order

@@ -25,7 +25,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any, BinaryIO, ClassVar, NoReturn
 
-from remat.errors import BudgetError, ProblemError, SolverError
+from remat.errors import BudgetError, ProblemError, RefusalError, SolverError
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem
 from remat.solvers.problem import KnapsackProblem, Problem
@@ -222,7 +222,7 @@ class Isolated(Solver):
         if "over" in reply:
             raise BudgetError(reply["over"])
         if "error" in reply:
-            failure = SolverError(self.name, reply["error"])
+            failure = (RefusalError if reply["refused"] else SolverError)(self.name, reply["error"])
             for note in reply["notes"]:
                 failure.add_note(note)
             raise failure

@@ -18,7 +18,7 @@ from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from typing import Any
 
-from remat.errors import BudgetError, SolverError
+from remat.errors import BudgetError, RefusalError, SolverError
 from remat.solvers.base import Solver
 from remat.solvers.run import solver_errors
 from remat.solvers.verify import read
@@ -102,10 +102,11 @@ def _answer(solver: Solver, message: bytes) -> bytes:
     except (SolverError, MemoryError) as error:
         cause = error.__cause__ or error
         if not isinstance(cause, MemoryError):
-            return _fault(str(error), ["".join(traceback.format_exception(cause))])
+            notes = ["".join(traceback.format_exception(cause))]
+            return _fault(str(error), notes, refused=isinstance(error, RefusalError))
     gc.collect()
     return _EXHAUSTED
 
 
-def _fault(error: str, notes: list[str]) -> bytes:
-    return json.dumps({"error": error, "notes": notes}).encode()
+def _fault(error: str, notes: list[str], *, refused: bool = False) -> bytes:
+    return json.dumps({"error": error, "notes": notes, "refused": refused}).encode()

@@ -12,7 +12,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from remat.errors import BudgetError, ProblemError, SolverError
+from remat.errors import BudgetError, ProblemError, RefusalError, SolverError
 from remat.solvers.base import Solver, unavailable
 from remat.solvers.completion import by_knapsack
 from remat.solvers.graph_problem import GraphProblem
@@ -66,7 +66,9 @@ def run(
             with solver_errors(solver):
                 reason = solver.refuses(problem)  # type: ignore[arg-type]
             if reason is not None:
-                refuse(solver, f"refuses the problem: {reason}")
+                raise RefusalError(
+                    solver.name, f"solver '{solver.name}' refuses the problem: {reason}"
+                )
         given = _contents(problem)
         with solver_errors(solver) as elapsed:
             answer = getattr(solver, problem.method)(problem, time_limit=time_limit)
@@ -119,7 +121,6 @@ def solver_errors(solver: Solver) -> Iterator[Callable[[], float]]:
         raise
     except (Exception, SystemExit) as error:  # the plugin border: anything may come out of it
         if isinstance(error, SolverError) and error.solver == solver.name:
-            error.refused = True
             raise  # its own account, such as why its process died
         raise SolverError(
             solver.name, f"solver '{solver.name}' raised {type(error).__name__}: {error}"

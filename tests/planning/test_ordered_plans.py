@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import remat
 from benchmarks.models import build
-from remat.errors import SolverError
+from remat.errors import RefusalError, SolverError
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
 from remat.solvers.greedy import Greedy
@@ -134,7 +134,7 @@ class Refusing(Scheduler):
     def solve_schedule(
         self, problem: remat.ScheduleProblem, *, time_limit: float | None = None
     ) -> object:
-        raise SolverError(self.name, "takes no such step")
+        raise RefusalError(self.name, "takes no such step")
 
 
 class Wrong(Scheduler):
@@ -146,29 +146,56 @@ class Wrong(Scheduler):
         return problem.known[0][1:]
 
 
-def test_a_named_solvers_schedule_decides_the_plan_where_it_is_cheaper() -> None:
+class Malformed(Scheduler):
+    name = "malformed"
+
+    def solve_schedule(
+        self, problem: remat.ScheduleProblem, *, time_limit: float | None = None
+    ) -> object:
+        return "abc"
+
+
+@pytest.fixture(scope="module")
+def noisy() -> remat.JointGraph:
     step = build("randn_like")
-    joint = remat.capture(step.model, step.args, step.kwargs, lower="inductor")
-    by_bytes = remat.plan(joint, remat.Peak(0.3), solver="greedy", cost="roofline:h100")
+    return remat.capture(step.model, step.args, step.kwargs, lower="inductor")
+
+
+def within(joint: remat.JointGraph, solver: str | remat.Solver) -> remat.Plan:
+    return remat.plan(joint, remat.Peak(0.3), solver=solver, cost="roofline:h100")
+
+
+def test_a_named_solvers_schedule_decides_the_plan_if_it_is_cheaper(
+    noisy: remat.JointGraph,
+) -> None:
+    by_bytes, plan = within(noisy, "greedy"), within(noisy, Scheduler())
     assert not by_bytes.forward_order
-    budget = remat.Peak(0.3)
-    plan = remat.plan(joint, budget, solver=Scheduler(), cost="roofline:h100")
     assert plan.solver == "scheduler"
     assert plan.forward_order
     assert plan.recompute_cost < by_bytes.recompute_cost
-    trial = Trial.of(joint)
-    n = joint.num_fwd_outputs
-    assert (
-        first_difference(trial.run_joint(joint), trial.run_halves(plan.forward, plan.backward, n))
-        is None
-    )
+    trial = Trial.of(noisy)
+    wanted, n = trial.run_joint(noisy), noisy.num_fwd_outputs
+    assert first_difference(wanted, trial.run_halves(plan.forward, plan.backward, n)) is None
     rows = remat.compare(
-        joint, solvers=["greedy", Scheduler()], budgets=[budget], cost="roofline:h100"
+        noisy, solvers=["greedy", Scheduler()], budgets=[remat.Peak(0.3)], cost="roofline:h100"
     ).rows
     assert "no plan was found within it by 'greedy'" in rows[0].reason
-    assert rows[1].reason is None
-    assert rows[1].decided_by == "scheduler"
-    refused = remat.plan(joint, budget, solver=Refusing(), cost="roofline:h100")
-    assert refused.recompute_cost == by_bytes.recompute_cost
-    with pytest.raises(SolverError, match="solver 'wrong' returned a schedule that cannot run"):
-        remat.plan(joint, budget, solver=Wrong(), cost="roofline:h100")
+    assert (rows[1].reason, rows[1].decided_by) == (None, "scheduler")
+
+
+def test_a_solver_that_refuses_a_step_decides_by_bytes_alone(noisy: remat.JointGraph) -> None:
+    assert within(noisy, Refusing()).recompute_cost == within(noisy, "greedy").recompute_cost
+
+
+@pytest.mark.parametrize(
+    ("solver", "fault"),
+    [
+        (Wrong(), "solver 'wrong' returned a schedule that cannot run"),
+        (Malformed(), "solver 'malformed' returned 'a' as run 0"),
+    ],
+)
+def test_a_wrong_schedule_is_refused_by_name(
+    noisy: remat.JointGraph, solver: remat.Solver, fault: str
+) -> None:
+    with pytest.raises(SolverError, match=fault):
+        within(noisy, solver)

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from remat.errors import RefusalError
 from remat.solvers import Answer, Solver, Status
 
 
@@ -151,6 +152,13 @@ class Mask(Honest):
 
     def solve(self, problem, **kwargs):
         return [True, False, True]
+
+
+class Declines(Honest):
+    name = "declines"
+
+    def solve(self, problem, **kwargs):
+        raise RefusalError(self.name, "too small for me")
 
 
 class FailsToLoad(Honest):

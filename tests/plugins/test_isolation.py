@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import foreign_solvers as foreign
 import pytest
 
-from remat.errors import ProblemError, SolverError
+from remat.errors import ProblemError, RefusalError, SolverError
 from remat.plugins import isolated, registry
 from remat.solvers import KnapsackProblem, Solver, Status, run
 from remat.solvers.dp import DynamicProgram
@@ -51,6 +51,15 @@ def test_the_same_answer_and_the_same_capabilities() -> None:
         here, there = run(inner, PROBLEM), run(wrapped, PROBLEM)
         assert (here.saved, here.bound, here.status) == (there.saved, there.bound, there.status)
         assert there.deterministic
+
+
+def test_a_refusal_crosses_over_and_a_death_is_none() -> None:
+    for solver in (foreign.Declines(), isolated(foreign.Declines())):
+        with pytest.raises(RefusalError, match="too small for me"):
+            run(solver, PROBLEM)
+    with pytest.raises(SolverError) as died:
+        run(isolated(foreign.Exits()), PROBLEM)
+    assert not isinstance(died.value, RefusalError)
 
 
 def test_numbers_of_any_size_and_options_cross_over() -> None:

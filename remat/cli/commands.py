@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import json
 import logging
 import os
@@ -11,7 +11,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +30,6 @@ from remat.version import __version__
 if TYPE_CHECKING:
     from remat.cli.example import Example
     from remat.graph.joint import JointGraph
-    from remat.planning.plans import PlanSet
     from remat.planning.request import PlanRequest
 
 
@@ -202,168 +200,42 @@ capture_options = options(model_arguments, cost_option, tracing_options, json_op
 model_options = options(capture_options, time_limit_option, reread_option)
 
 
-@main.command()
-@model_options
-@budget_option
-@solver_option
-@click.option(
-    "--save",
-    type=params.OutputFile(),
-    help="write the plan to this file, to be reused with options={'plan': FILE}",
+#: Options of commands that `takes_request` reads.
+REQUEST_OPTIONS = (
+    "budget",
+    "solver",
+    "cost",
+    "time_limit",
+    "hooks",
+    "reread_inputs",
+    "offload",
 )
-@click.option(
-    "--hooks",
-    metavar="PAIR",
-    help="pair of saved-tensor hooks that what is saved passes through: bf16, float8, int8, cpu-offload",
-)
-@offload_option
-@click.option(
-    "--no-fullgraph",
-    "fullgraph",
-    is_flag=True,
-    flag_value=False,
-    default=True,
-    help="plan all graphs of a model with graph breaks together, under one budget",
-)
-@click.option(
-    "--run",
-    is_flag=True,
-    help="with --no-fullgraph: run forward once on real tensors, to take branches that depend on numbers",
-)
-@click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
-@click.option(
-    "--plot",
-    type=params.PictureFile(),
-    help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
-)
-@click.option(
-    "--graph-breaks",
-    "only_breaks",
-    is_flag=True,
-    help="plan nothing: list where the model breaks into graphs, each with the reason and the line",
-)
-def plan(
-    model: str,
-    overrides: tuple[str, ...],
-    budget: str,
-    solver: str,
-    cost: str,
-    time_limit: float | None,
-    reread_inputs: bool,
-    save: Path | None,
-    hooks: str | None,
-    offload: str | None,
-    explain: bool,
-    plot: Path | None,
-    only_breaks: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
-    """Plan one training step of MODEL under a memory budget."""
-    from remat.cli import tables
-    from remat.planning.plan import Plan
-    from remat.planning.plan_set import plan_graphs
-    from remat.planning.planner import plan_graph
-    from remat.units import format_bytes
-
-    request = plan_request(
-        budget=budget,
-        solver=solver,
-        cost=cost,
-        time_limit=time_limit,
-        hooks=hooks,
-        reread_inputs=reread_inputs,
-        offload=offload,
-    )
-    if only_breaks:
-        _tell_breaks(model, overrides, as_json=as_json, **options)
-        return
-    if options["run"] and options["fullgraph"]:
-        raise click.UsageError(
-            "'--run' goes together with '--no-fullgraph' or '--graph-breaks' only"
-        )
-    if plot is not None and not options["fullgraph"]:
-        raise click.UsageError(
-            "'--plot' draws the step of one graph; leave '--no-fullgraph' out, or draw the plans from Python"
-        )
-    with Progress() as progress:
-        example, joints, captured = capture_graphs(progress, model, overrides, **options)
-        progress.step("planning")
-        made: Plan | PlanSet = (
-            plan_graph(joints[0], request, on_step=progress.detail)
-            if len(joints) == 1
-            else plan_graphs(joints, request)
-        )
-        if plot is not None and isinstance(made, Plan):
-            progress.step("drawing")
-            made.plot(plot)
-    if save is not None:
-        params.write(save, made.to_json(), "plan")
-    if as_json:
-        click.echo(made.to_json(), nl=False)
-        return
-    for joint, one in zip(joints, [made] if isinstance(made, Plan) else made, strict=True):
-        tables.show(tables.plan_table(one, title_of(example, joint, captured)))
-    if not isinstance(made, Plan):
-        click.echo(made.explain().partition("\n")[0])
-    elif request.budget.on_peak and options["lower"] == "inductor":
-        click.echo(
-            f"as compiled    {format_bytes(made.predicted_peak_bytes)} is expected once Inductor has fused this plan; "
-            'torch.compile(backend="remat") plans by such peaks, this command by those of the graph as it is'
-        )
-    if explain:
-        click.echo("\n" + made.explain())
-    for what, path in (("drawn:", plot), ("plan written to", save)):
-        if path is not None:
-            click.echo(f"{what} {path}")
 
 
-def _tell_breaks(
-    model: str,
-    overrides: tuple[str, ...],
-    *,
-    as_json: bool,
-    run: bool,
-    device: str | None,
-    lower: str,
-    fullgraph: bool,
-    **options: Any,
-) -> None:
-    """Lists where MODEL breaks into graphs."""
-    from remat.cli.models import load
-    from remat.graph.graph_breaks import graph_breaks
+def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Passes the `REQUEST_OPTIONS` of a command as one argument ``request``, read and checked.
 
-    with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
-        progress.step(f"building {model}")
-        example = load(model, overrides, **options)
-        progress.step("looking for graph breaks")
-        try:
-            found = graph_breaks(
-                example.model, example.args, example.kwargs, device=device, run=run
-            )
-        except CaptureError as error:
-            if "run=True" not in error.remedies:
-                raise
-            raise CaptureError(
-                f"{error.reason}. Such branches are found by running forward once: remat plan {model} "
-                "--graph-breaks --run, with a MODEL of real tensors"
-            ) from error
-    if as_json:
-        echo_json(dataclasses.asdict(found))
-        return
-    click.echo(f"{example.title}: {found.summary}")
-    for k, one in enumerate(found.breaks, 1):
-        click.echo(f"{k:>3}  {one.source or 'unknown line'}\n     {one.reason}")
+    Apply it directly above the function, below its options. A ``budget`` of None counts as left out.
+    """
+
+    @functools.wraps(command)
+    def read(**options: Any) -> Any:
+        given = {name: options.pop(name) for name in REQUEST_OPTIONS if name in options}
+        if given.get("budget", "") is None:
+            del given["budget"]
+        return command(request=plan_request(**given), **options)
+
+    return read
 
 
 def plan_request(**options: Any) -> PlanRequest:
-    """The request of the running command, from options as they were typed; a bad one is wrong usage.
+    """The request of the running command, from options as they were typed.
 
     Args:
-        options: those of `remat.planning.request.PlanRequest.of`; without a budget, of what has none of its own.
+        options: those of `remat.planning.request.PlanRequest.of`, or without a budget, of `without_budget`.
 
     Raises:
-        click.BadParameter: an option cannot be meant; the option of the command is named.
+        click.BadParameter: an option is refused; the message names the option of the command.
     """
     from remat.planning.request import PlanRequest
 
@@ -389,6 +261,22 @@ def wrong_usage(option: str = "") -> Iterator[None]:
         about = option or error.option
         param = called.get(about) or called.get(f"{about}s")
         raise click.BadParameter(params.one_line(error), context, param) from None
+
+
+@contextlib.contextmanager
+def users_output() -> Iterator[None]:
+    """Sends what a model's code prints to standard error, and keeps PyTorch's error logs quiet.
+
+    The errors that PyTorch logs are in the error that remat raises. ``TORCH_LOGS`` keeps the logs.
+    """
+    before = logging.root.manager.disable
+    if "TORCH_LOGS" not in os.environ:
+        logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def capture_model(
@@ -422,9 +310,7 @@ def capture_graphs(
     from remat.cli.models import load
     from remat.graph.capture import capture
 
-    if "TORCH_LOGS" not in os.environ:
-        logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
-    with contextlib.redirect_stdout(sys.stderr):
+    with users_output():
         progress.step(f"building {model}")
         example = load(model, overrides, **options)
         progress.step(f"capturing {model}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,12 +15,15 @@ from remat.cli.commands import (
     main,
     model_options,
     offload_option,
-    plan_request,
     solver_option,
+    takes_request,
     title_of,
     wrong_usage,
 )
 from remat.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from remat.planning.request import PlanRequest
 
 
 @main.command()
@@ -48,15 +51,11 @@ from remat.cli.progress import Progress
     metavar="FORMAT",
     help="format of the exports, whatever their names: memory-viewer, chrome, model-explorer, csv",
 )
+@takes_request
 def explain(
     model: str,
     overrides: tuple[str, ...],
-    budget: str,
-    solver: str,
-    cost: str,
-    time_limit: float | None,
-    reread_inputs: bool,
-    offload: str | None,
+    request: PlanRequest,
     html: Path | None,
     by: str | None,
     exports: tuple[Path, ...],
@@ -74,14 +73,6 @@ def explain(
     from remat.report.exports import export, format_of
     from remat.report.page import require_bokeh
 
-    request = plan_request(
-        budget=budget,
-        solver=solver,
-        cost=cost,
-        time_limit=time_limit,
-        reread_inputs=reread_inputs,
-        offload=offload,
-    )
     by = by or ("peak" if request.offload is not None or request.budget.on_peak else "saved")
     if html is not None and by not in ("peak", "none") and request.offload is not None:
         raise click.UsageError("'--offload' goes together with '--by peak' or '--by none' only")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-import os
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,10 +15,11 @@ from remat.cli.commands import (
     main,
     model_arguments,
     offload_option,
-    plan_request,
     seq_option,
     solver_option,
+    takes_request,
     time_limit_option,
+    users_output,
     wrong_usage,
 )
 from remat.cli.errors import fail
@@ -30,6 +27,9 @@ from remat.cli.example import Example
 from remat.cli.models import called, function_of, is_hf, load, takes_batch
 from remat.cli.progress import Progress
 from remat.errors import ProblemError, RematError
+
+if TYPE_CHECKING:
+    from remat.planning.request import PlanRequest
 
 
 def _memory(text: str) -> int:
@@ -113,14 +113,12 @@ def _optimizer(text: str) -> str:
 @time_limit_option
 @offload_option
 @json_option
+@takes_request
 def fit(
     model: str,
     overrides: tuple[str, ...],
     seq: int | None,
-    cost: str,
-    solver: str,
-    time_limit: float | None,
-    offload: str | None,
+    request: PlanRequest,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -133,15 +131,7 @@ def fit(
     """
     from remat.planning.fit import fit_calls
 
-    request = plan_request(
-        cost=cost,
-        solver=solver,
-        time_limit=time_limit,
-        offload=offload,
-    )
-    if "TORCH_LOGS" not in os.environ:
-        logging.disable(logging.ERROR)  # what goes wrong is in our error, without a log of it
-    with Progress() as progress, contextlib.redirect_stdout(sys.stderr):
+    with Progress() as progress, users_output():
         progress.step(f"building {model}")
         try:
             made = fit_calls(

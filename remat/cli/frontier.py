@@ -16,9 +16,10 @@ from remat.cli.commands import (
     echo_json,
     main,
     offload_option,
-    plan_request,
     reread_option,
+    takes_request,
     time_limit_option,
+    wrong_usage,
 )
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
+    from remat.planning.request import PlanRequest
 
 #: Rows of points that are shown, over all solvers.
 ROWS = 20
@@ -63,17 +65,14 @@ ROWS = 20
     type=params.PictureFile(),
     help="draw the frontiers to this file, .svg or .png",
 )
+@takes_request
 def frontier(
     model: str,
     overrides: tuple[str, ...],
     solvers: tuple[str, ...],
     by: str,
-    budget: str | None,
+    request: PlanRequest,
     plot: Path | None,
-    cost: str,
-    time_limit: float | None,
-    reread_inputs: bool,
-    offload: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -87,36 +86,32 @@ def frontier(
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph
 
-    if offload is not None and by != "peak":
+    if request.offload is not None and by != "peak":
         raise click.UsageError("'--offload' goes together with '--by peak' only")
-    given: dict[str, Any] = {} if budget is None else {"budget": budget}
-    given |= {"cost": cost, "time_limit": time_limit, "reread_inputs": reread_inputs}
-    requests = [plan_request(solver=s, **given) for s in dict.fromkeys(solvers)]
-    if offload is not None:
+    is_marked = click.get_current_context().params["budget"] is not None
+    plain = dataclasses.replace(request, offload=None)
+    with wrong_usage():
+        requests = [plain.by(solver) for solver in dict.fromkeys(solvers)]
+    if request.offload is not None:
         # First, so that a plan at a budget may offload; those without stand beside them.
-        given["offload"] = offload
-        requests = [plan_request(solver=requests[0].solver, **given), *requests]
+        requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         made: list[Frontier] = []
         failed: dict[str, str] = {}
-        for request in requests:
-            link = request.offload
-            name = request.solver.name + ("" if link is None else f", offload {link}")
+        for each in requests:
+            link = each.offload
+            name = each.solver.name + ("" if link is None else f", offload {link}")
             progress.step(f"planning at all budgets with {name}")
             try:
-                planner = Planner.of(
-                    joint,
-                    request,
-                    on_step=progress.detail,
-                )
+                planner = Planner.of(joint, each, on_step=progress.detail)
                 made.append(Frontier.of(planner, by))
             except RematError as error:
                 if len(requests) == 1:
                     raise
                 failed[name] = params.one_line(error)
         chosen = None
-        if budget is not None and made:
+        if is_marked and made:
             progress.step(f"planning at {requests[0].budget.label}")
             chosen = plan_graph(joint, requests[0])
         if plot is not None and made:

@@ -17,9 +17,9 @@ from remat.cli.commands import (
     echo_json,
     json_option,
     main,
-    plan_request,
     reread_option,
     solver_option,
+    takes_request,
     time_limit_option,
     wrong_usage,
 )
@@ -28,6 +28,7 @@ from remat.errors import BudgetError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
+    from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
     from remat.solvers.solution import Checked, GraphSolution, Solution
@@ -45,13 +46,13 @@ if TYPE_CHECKING:
     help="write to this file; one that ends with .joint is written as graph text, for `remat opt`",
 )
 @click.option("--name", help="what to call it [default: the file's name]")
+@takes_request
 def capture(
     model: str,
     overrides: tuple[str, ...],
     output: Path,
     name: str | None,
-    cost: str,
-    reread_inputs: bool,
+    request: PlanRequest,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -64,7 +65,6 @@ def capture(
     from remat.graph.text import SUFFIX
     from remat.solvers.instances import save_instance
 
-    request = plan_request(cost=cost, reread_inputs=reread_inputs)
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
         if output.suffix == SUFFIX:
@@ -79,7 +79,7 @@ def capture(
             request.cost,
             name=name or output.stem,
             source=source,
-            reread_inputs=reread_inputs,
+            reread_inputs=request.reread_inputs,
         )
         save_instance(output, made)
     if as_json:

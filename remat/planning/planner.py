@@ -2,7 +2,7 @@
 
 The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, each entered once::
 
-    cli/commands.py             the option, as text
+    cli/plan.py                 the option, as text
     planning/request.py         every option, read and checked once
     units.py                    text to bytes of peak, saved bytes, or a ratio
     planning/planner.py         a ratio, bytes or a peak to a capacity in saved bytes

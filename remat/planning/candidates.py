@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self, TypeVar
@@ -27,6 +27,7 @@ class Candidate:
         cost: cost of what runs twice, and exposed transfer time, in the unit of the cost model.
         choice: how it came about.
         ordered: the decision, where it has orders or offloads.
+        schedule: the schedule behind its orders: runs of the step problem, and the position of backward's first.
         alive: bytes at each moment of its schedule, where a search looked at that.
         peak_bytes: peak of its step, in bytes: simulated where that was asked for, else of its schedule; 0 where
             nobody looked.
@@ -38,6 +39,7 @@ class Candidate:
     cost: int
     choice: DecisionInfo = _UNKNOWN
     ordered: Decision | None = None
+    schedule: tuple[Sequence[int], int] | None = field(default=None, repr=False)
     alive: Mapping[int, int] = field(default_factory=dict, repr=False)
     peak_bytes: int = 0
 

@@ -2,12 +2,13 @@
 
 What is searched and proven is the peak of the graphs as they are. The peak that a compiler is expected to come
 to (`remat.graph.fused_liveness`) is off from it by about as much for one plan as for the next, so the search is
-repeated with the peak moved by what the last plan was off. What was compiled is known, and no longer expected.
+repeated with the peak moved by what the last plan was off: a short search from the last schedule, where orders can
+be searched. What was compiled is known, and no longer estimated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -34,6 +35,8 @@ _OFFLOADED = 5, 150
 _FAR = 10
 #: Room below the peak, as a share of it, that is not worth another search.
 _NEAR = 0.005
+#: Searches from an offset, most of them short: each with this share of the usual edits, from the schedule of the last.
+_REFINED, _REFINED_SHARE = 6, 0.5
 
 
 def within_fused_peak(
@@ -68,51 +71,129 @@ def within_fused_peak(
         BudgetError: parameters and inputs alone take more.
     """
     _refuse_less_than_inputs(planner, budget)
-    known, expected = compiled or {}, planner.expected
-    found: list[Candidate] = []
-
-    def tried(decided: Candidate) -> int:
-        found.append(decided)
-        return expected(decided)
-
-    most_saved = planner.most_saved
-    vertices = [n for n, _ in planner.cuts(VERTICES) if most_saved is None or n <= most_saved]
-    at = {nbytes: tried(planner.at(nbytes)) for nbytes in without_gaps(vertices)}
+    known, limit = compiled or {}, budget.peak_bytes
+    search = _FusedSearch(planner)
+    vertices = planner.allowed_vertices(VERTICES)
+    if limit is not None and not last and planner.request.offload is None:
+        search.try_saved(vertices)
+        if search.aim(limit - excess, known):
+            return _unproven(_best(search, known, budget, limit, excess, last))
+    at = search.try_saved(without_gaps(vertices))
     for _ in range(_HALVINGS):
-        for nbytes in beside_least(at):
-            at[nbytes] = tried(planner.at(nbytes))
-    full = planner.full
-    most = tried(full)
+        at |= search.try_saved(beside_least(at))
+    most = search.expect(planner.full)
     lowest = planner.within_peak(Budget(peak_share=0.0), offload=False)  # what shares are of
-    off = planner.peak(lowest) - tried(lowest)
-    least = min(map(expected, found))
-    limit = budget.peak_bytes
+    off = planner.peak(lowest) - search.expect(lowest)
     if limit is None:
+        least = min(map(planner.expected, search.found))
         limit = least + bytes_of_share(budget.peak_share or 0.0, max(0, most - least))
-    wanted = limit - excess
-    feasible = planner.peak(lowest)
-    searches, step = _SEARCHES, feasible // _STEP
-    if planner.request.offload is not None:
-        searches, step = _OFFLOADED[0], -(feasible // _OFFLOADED[1])
-    aim = wanted + off
-    for _ in range(searches):
-        if aim < feasible:
-            # Too low. Plans a little above the least simulated peak may be expected to take less than that; with
-            # offloads, plans a little below the least peak without them.
-            feasible += step
-            aim = feasible
-        try:
-            decided = planner.decide(Budget(peak_bytes=aim))
-        except BudgetError:
-            aim, step = 0, abs(step)
-            continue
-        room = wanted - tried(decided)
-        if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
-            break
-        aim += room
-    best = _best(planner, found, known, budget, limit, excess, last)
+    search.aim_above(lowest, off, limit - excess)
+    best = _unproven(_best(search, known, budget, limit, excess, last))
     share = limit if budget.peak_bytes is None else 0
-    return replace(best, choice=replace(best.choice, recompute_bound=0, peak_limit=share))
+    return replace(best, choice=replace(best.choice, peak_limit=share))
+
+
+class _FusedSearch:
+    """Collects candidates of one graph for a budget on the peak of fused code.
+
+    Args:
+        planner: decides the graph.
+
+    Attributes:
+        planner: the same.
+        found: all candidates so far.
+    """
+
+    def __init__(self, planner: Planner) -> None:
+        self.planner = planner
+        self.found: list[Candidate] = []
+
+    def expect(self, decided: Candidate) -> int:
+        """Adds a candidate; returns its estimated peak in bytes."""
+        self.found.append(decided)
+        return self.planner.expected(decided)
+
+    def try_saved(self, capacities: Iterable[int]) -> dict[int, int]:
+        """Adds the decisions within numbers of saved bytes; returns the estimated peak of each."""
+        return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
+
+    def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
+        """Searches near an estimated peak, from the offset of the nearest candidate between both peaks.
+
+        Args:
+            wanted: the estimated peak to come to, in bytes.
+            known: decisions that were compiled.
+
+        Returns:
+            Whether a candidate that was not compiled is expected to be within it.
+        """
+        planner = self.planner
+        self.expect(planner.allowed_full)
+        nearest = min(self.found, key=lambda d: abs(planner.expected(d) - wanted))
+        aim = wanted + planner.peak(nearest) - planner.expected(nearest)
+        last, fits = None, False
+        for _ in range(_REFINED):
+            last = self._near(last, aim)
+            if last is None:
+                break
+            room = wanted - self.expect(last)
+            fits = fits or (room >= 0 and last.decision not in known)
+            if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
+                break
+            aim += room
+        return fits
+
+    def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:
+        """A candidate within a simulated peak: by a short search from the last one, or by a whole one.
+
+        None where the peak is that low that only `aim_above` may come to it, which takes several times as long.
+        """
+        planner = self.planner
+        if peak_bytes < planner.search.least_possible:
+            return None
+        if last is not None and not planner.is_alone:
+            refined = planner.refined(last, peak_bytes, share=_REFINED_SHARE)
+            if refined is not None:
+                return refined
+        try:
+            return planner.within_peak(Budget(peak_bytes=peak_bytes))
+        except BudgetError:
+            return None
+
+    def aim_above(self, lowest: Candidate, off: int, wanted: int) -> None:
+        """Searches near an estimated peak, at the least simulated peak or above.
+
+        Args:
+            lowest: the candidate of the least simulated peak.
+            off: bytes by which its simulated peak is above the estimated one.
+            wanted: the estimated peak to come to, in bytes.
+        """
+        planner = self.planner
+        feasible = planner.peak(lowest)
+        searches, step = _SEARCHES, feasible // _STEP
+        if planner.request.offload is not None:
+            searches, step = _OFFLOADED[0], -(feasible // _OFFLOADED[1])
+        aim = wanted + off
+        for _ in range(searches):
+            if aim < feasible:
+                # Too low. Plans a little above the least simulated peak may be expected to take less than that;
+                # with offloads, plans a little below the least peak without them.
+                feasible += step
+                aim = feasible
+            try:
+                decided = planner.decide(Budget(peak_bytes=aim))
+            except BudgetError:
+                aim, step = 0, abs(step)
+                continue
+            room = wanted - self.expect(decided)
+            if 0 <= room <= _NEAR * wanted or (room > 0 and not decided.cost):
+                break
+            aim += room
+
+
+def _unproven(decided: Candidate) -> Candidate:
+    """A candidate without a bound: none is proven for the peaks of fused code."""
+    return replace(decided, choice=replace(decided.choice, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
@@ -149,14 +230,14 @@ def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
 
 
 def _best(
-    planner: Planner,
-    found: Sequence[Candidate],
+    search: _FusedSearch,
     known: Mapping[Decision, int],
     budget: Budget,
     limit: int,
     excess: int,
     last: bool,
 ) -> Candidate:
+    planner, found = search.planner, search.found
     expected, full = planner.expected, planner.allowed_full
     new = [d for d in found if d.decision not in known]
     lowest = min(known.values(), default=0)

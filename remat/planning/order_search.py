@@ -115,18 +115,21 @@ class OrderSearch:
             if self._lowered.kind[i] is SavedKind.VALUE and at not in writing
         )
 
-    def within(self, sequence: Sequence[int], boundary: int, peak_bytes: int) -> Candidate | None:
+    def within(
+        self, sequence: Sequence[int], boundary: int, peak_bytes: int, *, share: float = 1.0
+    ) -> Candidate | None:
         """The cheapest schedule found within a peak, or the lowest one above it.
 
         Args:
             sequence: a schedule to start from, also one above the peak.
             boundary: position of its first run of backward.
             peak_bytes: the peak.
+            share: of the usual number of edits.
 
         Returns:
             None where that cannot be carried out, or none can.
         """
-        found = self.improved(sequence, boundary, peak_bytes)
+        found = self.improved(sequence, boundary, peak_bytes, share=share)
         return found and self._decided(*found)
 
     def solved(
@@ -218,7 +221,7 @@ class OrderSearch:
         if decision is None:
             return None
         made = Candidate.of(self._lowered, decision, cost)
-        return replace(made, peak_bytes=done.peak_bytes)
+        return replace(made, peak_bytes=done.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
         """A schedule of the step problem as a decision; None where it cannot be carried out."""

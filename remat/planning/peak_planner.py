@@ -199,6 +199,11 @@ class PeakPlanner(Prepared):
             return None
         return Budget(share=own).capacity(full=self.full_bytes, least=self.least_bytes)
 
+    def allowed_vertices(self, most: int) -> list[int]:
+        """Saved bytes at vertices of the hull, about ``most`` of them, within what the code allows its region."""
+        limit = self.most_saved
+        return [n for n, _ in self.cuts(most) if limit is None or n <= limit]
+
     def _may_save(self, decided: Candidate) -> bool:
         """Whether the budget that the code sets for its region allows a decision."""
         return self.most_saved is None or decided.saved_bytes <= self.most_saved
@@ -333,6 +338,22 @@ class PeakPlanner(Prepared):
         cheapest = sorted((d for d in found if d.saved_bytes <= most), key=lambda d: d.cost)
         best = next((d for d in cheapest if self.peak(d) <= peak_bytes), None)
         return None if best is None else self._bounded(best, peak_bytes, tried)
+
+    def refined(self, decided: Candidate, peak_bytes: int, *, share: float) -> Candidate | None:
+        """The cheapest schedule found within a peak from that of a candidate; None where none is.
+
+        Args:
+            decided: the candidate; its own peak may be above.
+            peak_bytes: the peak.
+            share: of the usual number of edits.
+        """
+        schedule = decided.schedule
+        if schedule is None:
+            sequence, _, boundary = self.search.schedule(decided.saved)
+            schedule = sequence, boundary
+        found = self.search.orders.within(*schedule, peak_bytes, share=share)
+        made = None if found is None else self.informed(found)
+        return made if made is not None and self._may_save(made) else None
 
     def _bounded(
         self, decided: Candidate, peak_bytes: int, tried: Candidate | None = None

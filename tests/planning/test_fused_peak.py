@@ -54,3 +54,11 @@ def test_the_last_plan_is_unlike_those_that_are_far_above_what_was_expected(
     )
     assert planner.expected(near) <= planner.expected(far) <= limit
     assert far.saved_bytes < near.saved_bytes
+
+
+def test_a_peak_in_bytes_is_found_without_the_search_for_the_least_peak(planner: Planner) -> None:
+    limit = within_fused_peak(planner, Budget(peak_share=0.5)).choice.peak_limit
+    fresh = Planner.of(planner.state.joint, planner.request)
+    found = within_fused_peak(fresh, Budget(peak_bytes=limit))
+    assert 0.95 * limit <= fresh.expected(found) <= limit
+    assert "least_peak" not in vars(fresh)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
+    from torch._functorch._activation_checkpointing.graph_info_provider import GraphInfoProvider
+    from torch._functorch._activation_checkpointing.knapsack_evaluator import KnapsackEvaluator
     from torch._functorch._aot_autograd import descriptors
     from torch._functorch._aot_autograd.descriptors import (
         SavedForBackwardsAOTOutput,

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from remat.errors import ProblemError, RematError
 from remat.files import write_whole, writing
 from remat.graph.joint import JointGraph, Role, output_node, role_of
-from remat.graph.structure import attribute_of
+from remat.graph.ops import attribute_of
 from remat.graph.text.annotations import (
     PARTS,
     number_regions,

@@ -1,4 +1,4 @@
-"""Symbolic sizes as Python expressions: ``s77//2 + 1`` out of SymPy, and back without evaluating."""
+"""Symbolic sizes as Python expressions: ``(s77//2) + 1`` out of SymPy, and back without evaluating."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import sympy
+from sympy.core.relational import Relational
+from sympy.printing.precedence import PRECEDENCE
+from sympy.printing.str import StrPrinter
 
 from remat.errors import ProblemError
 from remat.graph.text.syntax import Source
@@ -27,15 +31,14 @@ _NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
 
 _INFINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, int_oo, -int_oo)
 
-_COMPARISONS: dict[type[ast.cmpop], tuple[str, type[sympy.Basic]]] = {
-    ast.Eq: ("==", sympy.Eq),
-    ast.NotEq: ("!=", sympy.Ne),
-    ast.Lt: ("<", sympy.Lt),
-    ast.LtE: ("<=", sympy.Le),
-    ast.Gt: (">", sympy.Gt),
-    ast.GtE: (">=", sympy.Ge),
+_COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
+    ast.Eq: sympy.Eq,
+    ast.NotEq: sympy.Ne,
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
 }
-_COMPARISON_SIGNS = {kind: sign for sign, kind in _COMPARISONS.values()}
 _OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -101,50 +104,58 @@ def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
     Raises:
         ProblemError: something in it has no text form.
     """
-    return str(expression) if type(expression) is int else _write(expression, used)[0]
+    if type(expression) is int:
+        return str(expression)
+    value = sympy.sympify(expression)
+    for part in sympy.preorder_traversal(value):
+        if not _has_text(part):
+            name = type(part).__name__
+            raise ProblemError(f"the expression {value} has a {name} in it, which has no text form")
+    used |= value.free_symbols
+    text: str = _PRINTER.doprint(value)
+    return text
 
 
-#: How tightly the outermost operator of a text binds.
-_COMPARED, _ADDED, _DIVIDED, _MULTIPLIED, _POWERED, _WHOLE = range(6)
+def _has_text(part: Any) -> bool:
+    """Whether a part of an expression can be read again, given its own parts."""
+    if isinstance(part, sympy.Symbol):
+        return SYMBOL.fullmatch(part.name) is not None
+    if isinstance(part, sympy.Pow):
+        return isinstance(part.exp, sympy.Integer)
+    return isinstance(part, _PLAIN_KINDS) or _functions().get(type(part).__name__) is type(part)
 
 
-def _write(e: Any, used: set[sympy.Symbol]) -> tuple[str, int]:
-    """The text of an expression, and how tightly its outermost operator binds."""
+class _Printer(StrPrinter):  # type: ignore[misc]
+    """SymPy's printer, with quotients of integers as Python has them, and floats by all their digits."""
 
-    def inside(x: Any, least: int) -> str:
-        text, tightness = _write(x, used)
-        return text if tightness >= least else f"({text})"
+    def _print(self, expr: Any, **kwargs: Any) -> str:
+        kind = type(expr)
+        if kind is functions.FloorDiv:
+            return "//".join(
+                self.parenthesize(x, PRECEDENCE["Atom"], strict=True) for x in expr.args
+            )
+        if isinstance(expr, sympy.Float):
+            return repr(float(expr))
+        if isinstance(expr, Relational):
+            sides = [self.parenthesize(x, PRECEDENCE["Relational"]) for x in expr.args]
+            return f" {expr.rel_op} ".join(sides)
+        if _functions().get(kind.__name__) is kind:
+            return f"{kind.__name__}({', '.join(map(self._print, expr.args))})"
+        text: str = super()._print(expr, **kwargs)
+        return text
 
-    if isinstance(e, (bool, sympy.logic.boolalg.BooleanAtom)):
-        return str(bool(e)), _WHOLE
-    if isinstance(e, (int, sympy.Integer)):
-        return str(int(e)), _WHOLE if e >= 0 else _MULTIPLIED
-    if isinstance(e, (float, sympy.Float)):
-        return repr(float(e)), _WHOLE if e >= 0 else _MULTIPLIED
-    if isinstance(e, sympy.Symbol) and SYMBOL.fullmatch(e.name):
-        used.add(e)
-        return e.name, _WHOLE
-    if isinstance(e, sympy.Rational):
-        return f"Rational({e.p}, {e.q})", _WHOLE
-    if isinstance(e, sympy.Add):
-        terms = [inside(x, _ADDED) for x in e.as_ordered_terms()]
-        return " + ".join(terms).replace("+ -", "- "), _ADDED
-    if isinstance(e, sympy.Mul):
-        factors = list(e.as_ordered_factors())
-        if factors[0] == -1 and factors[1].is_Rational:  # it takes -4 apart
-            factors[:2] = [-factors[1]]
-        return "*".join(inside(x, _MULTIPLIED) for x in factors), _MULTIPLIED
-    if isinstance(e, sympy.Pow) and isinstance(e.exp, sympy.Integer):
-        return f"{inside(e.base, _WHOLE)}**{int(e.exp)}", _POWERED
-    if type(e) is functions.FloorDiv:
-        return f"{inside(e.args[0], _WHOLE)}//{inside(e.args[1], _WHOLE)}", _DIVIDED
-    if type(e) in _COMPARISON_SIGNS:
-        sides = [inside(x, _ADDED) for x in e.args]
-        return f" {_COMPARISON_SIGNS[type(e)]} ".join(sides), _COMPARED
-    name = type(e).__name__
-    if _functions().get(name) is not type(e):
-        raise ProblemError(f"the expression {e} has a {name} in it, which has no text form")
-    return f"{name}({', '.join(inside(x, _COMPARED) for x in e.args)})", _WHOLE
+
+_PRINTER = _Printer()
+#: Numbers, truth values, sums, products, quotients and comparisons.
+_PLAIN_KINDS = (
+    sympy.Rational,
+    sympy.Float,
+    sympy.logic.boolalg.BooleanAtom,
+    sympy.Add,
+    sympy.Mul,
+    functions.FloorDiv,
+    Relational,
+)
 
 
 class Expressions:
@@ -186,20 +197,19 @@ class Expressions:
                 raise self._source.error(
                     node, "one that symbols(…) declares", f"the symbol {name[:60]!r}"
                 )
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return self._apply(node, operator.neg, operand)
-            case ast.BinOp(op=ast.Mult()):
-                return self._apply(node, sympy.Mul, *_factors(node))
+            case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.UnaryOp(op=ast.USub()):
+                over, under = _factors(node)
+                return self._apply(node, partial(_product, len(over)), *over, *under)
             case ast.BinOp(op=ast.Pow()):
                 power = self._source.integer(node.right)
                 return self._apply(node, lambda x: x**power, node.left)
             case ast.BinOp(left=left, op=op, right=right):
                 if type(op) in _OPERATORS:
                     return self._apply(node, _OPERATORS[type(op)], left, right)
-                raise self._refusal(node, "one of + - * // ** between symbols")
+                raise self._refusal(node, "one of + - * / // ** between symbols")
             case ast.Compare(left=left, ops=[sign], comparators=[right]):
                 if type(sign) in _COMPARISONS:
-                    return self._apply(node, _COMPARISONS[type(sign)][1], left, right)
+                    return self._apply(node, _COMPARISONS[type(sign)], left, right)
             case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
                 return self._call(node, name, args)
         raise self._refusal(node, "sums, products, comparisons and functions of symbols")
@@ -230,8 +240,21 @@ class Expressions:
         return self._source.error(node, expected, "the expression {}")
 
 
-def _factors(node: ast.expr) -> list[ast.expr]:
-    """All factors of a product: two by two, SymPy would multiply numbers into sums."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return [*_factors(node.left), node.right]
-    return [node]
+def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
+    """All factors and divisors of a product: two by two, SymPy would multiply numbers into sums."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            over, under = _factors(operand)
+            return [ast.Constant(-1), *over], under
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            over, under = _factors(left)
+            return [*over, right], under
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            over, under = _factors(left)
+            return over, [*under, right]
+    return [node], []
+
+
+def _product(factors: int, *values: Any) -> Any:
+    """The product of the first values, divided by the others."""
+    return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))

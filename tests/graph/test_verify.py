@@ -272,7 +272,7 @@ def read_what_was_overwritten(s: Split) -> None:
 
 def refill_what_is_read(s: Split) -> Split:
     """The user may refill an input that backward reads."""
-    return replace(s, refilled=frozenset({"primals_1"}))
+    return replace(s, user_mutated=frozenset({"primals_1"}))
 
 
 def recompute_against_its_tag(s: Split) -> None:

@@ -182,6 +182,13 @@ def look_up(homes: tuple[str, ...]) -> Any:
     )
 
 
+def is_tested() -> bool:
+    """Whether the whole suite of tests passes on this minor version of PyTorch."""
+    import torch
+
+    return _minor(torch.__version__) in map(_minor, TESTED)
+
+
 @functools.cache
 def check_version() -> None:
     """Warns, once in a process, of a PyTorch that is newer than those tested.

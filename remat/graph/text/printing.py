@@ -26,7 +26,7 @@ from remat.graph.text.annotations import (
     write_marks,
 )
 from remat.graph.text.literals import SYMBOLIC, ArgumentWriter, write_opaque, write_target
-from remat.graph.text.symbols import Symbol, symbols_of, write_symbol
+from remat.graph.text.sizes import Symbol, symbols_of, write_symbol
 from remat.graph.text.syntax import check_size, quoted, written_call
 from remat.graph.text.values import ValueWriter, write_numbers
 from remat.torch_compat import pytree

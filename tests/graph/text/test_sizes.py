@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils._sympy import functions as f
 
 from remat.errors import ProblemError
-from remat.graph.text.expressions import Expressions, write_expression
+from remat.graph.text.sizes import Expressions, write_expression
 from remat.graph.text.syntax import Source
 
 s0 = sympy.Symbol("s0", positive=True, integer=True)

@@ -22,8 +22,7 @@ from torch._functorch._activation_checkpointing import graph_info_provider, knap
 from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
 
 import remat
-from remat.graph.knapsack_evaluator import KnapsackEvaluator
-from remat.graph.knapsack_info import GraphInfoProvider
+from remat.graph.knapsack_evaluator import GraphInfoProvider, KnapsackEvaluator
 from remat.solvers.frontier import knapsack_frontier
 
 ROOT = Path(__file__).parent

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from remat.errors import RematError as RematError
     from remat.graph.capture import capture as capture
     from remat.graph.joint import JointGraph as JointGraph
+    from remat.graph.knapsack_evaluator import GraphInfoProvider as GraphInfoProvider
     from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
-    from remat.graph.knapsack_info import GraphInfoProvider as GraphInfoProvider
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
     from remat.integrations.listed_plans import plans as plans
@@ -86,7 +86,7 @@ _HOME = {
     "JointGraph": "remat.graph.joint",
     "declare_pure": "remat.graph.purity",
     "undeclare_pure": "remat.graph.purity",
-    "GraphInfoProvider": "remat.graph.knapsack_info",
+    "GraphInfoProvider": "remat.graph.knapsack_evaluator",
     "KnapsackEvaluator": "remat.graph.knapsack_evaluator",
     "Pass": "remat.passes.core.base",
     "SavedTensorHooks": "remat.passes.packing.pairs",

@@ -6,8 +6,9 @@ And the one way in which it warns.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 
 
@@ -120,6 +121,18 @@ def append_message(error: BaseException, text: str) -> None:
         error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
     else:
         error.add_note(text)
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """``; did you mean 'adam'?`` with the known name that is nearest to a mistyped one; empty if none is near.
+
+    Args:
+        name: what was typed.
+        known: the names that there are.
+        prefix: what stands before a name where it is typed.
+    """
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{prefix}{near[0]}'?" if near else ""
 
 
 #: A warning as it was given: its text and its class.

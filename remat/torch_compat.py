@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from torch._dynamo.exc import TorchDynamoException
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
+    from torch._functorch._activation_checkpointing.graph_info_provider import GraphInfoProvider
+    from torch._functorch._activation_checkpointing.knapsack_evaluator import KnapsackEvaluator
     from torch._functorch._aot_autograd import descriptors
     from torch._functorch._aot_autograd.descriptors import (
         SavedForBackwardsAOTOutput,
@@ -178,6 +180,13 @@ def look_up(homes: tuple[str, ...]) -> Any:
         f"PyTorch {torch.__version__} has no {expected}, which remat needs here: install a PyTorch "
         f"that remat is tested with ({', '.join(TESTED)}), or a newer remat"
     )
+
+
+def is_tested() -> bool:
+    """Whether the whole suite of tests passes on this minor version of PyTorch."""
+    import torch
+
+    return _minor(torch.__version__) in map(_minor, TESTED)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import click
 
 from remat.cli.example import Example
 from remat.cli.hf_recipes import draw, recipe_for
-from remat.errors import CaptureError
+from remat.errors import CaptureError, did_you_mean
 
 BATCH = 4
 SEQ = 512
@@ -87,8 +86,7 @@ def _known_type(kind: str) -> str:
     for candidate in (kind, kind.lower(), kind.lower().replace("-", "_")):
         if candidate in names:
             return candidate
-    near = difflib.get_close_matches(kind.lower(), names, n=1)
-    meant = f"; did you mean 'hf:{near[0]}'?" if near else ""
+    meant = did_you_mean(kind.lower(), names, prefix="hf:")
     raise click.UsageError(
         f"MODEL is 'hf:{kind}', but transformers has no model type '{kind}'{meant}"
     )
@@ -105,9 +103,9 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
             raise click.UsageError(f"'{text}' is no override; expected key=value")
         if not hasattr(default, key):
             known = [k for k in (*vars(default), *default.attribute_map) if not k.startswith("_")]
-            near = difflib.get_close_matches(key, known, n=1)
-            meant = f"; did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"the config of hf:{kind} has no '{key}'{meant}")
+            raise click.UsageError(
+                f"the config of hf:{kind} has no '{key}'{did_you_mean(key, known)}"
+            )
         values[key] = _literal(value)
     try:
         config = AutoConfig.for_model(kind, **values)

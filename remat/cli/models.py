@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -18,7 +17,7 @@ import click
 
 from remat.cli import params
 from remat.cli.example import Example
-from remat.errors import CaptureError, RematError
+from remat.errors import CaptureError, RematError, did_you_mean
 
 #: Bytes of weights from which it is said that a model of the user's allocates them.
 LARGE = 1 << 30
@@ -145,10 +144,8 @@ def _find(where: str, name: str, spec: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             public = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-            near = difflib.get_close_matches(name, public, n=1)
-            meant = f"; did you mean '{near[0]}'?" if near else ""
             raise click.UsageError(
-                f"MODEL is '{spec}', but {where} has no '{name}'{meant}"
+                f"MODEL is '{spec}', but {where} has no '{name}'{did_you_mean(name, public)}"
             ) from None
     if not callable(found):
         raise click.UsageError(

@@ -168,3 +168,5 @@ def _tell_breaks(
     click.echo(f"{example.title}: {found.summary}")
     for k, one in enumerate(found.breaks, 1):
         click.echo(f"{k:>3}  {one.source or 'unknown line'}\n     {one.reason}")
+        if one.hint:
+            click.echo(f"     {one.hint}")

@@ -25,7 +25,7 @@ from remat.errors import RematError
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.instruments.repro_folder import Recorded
+    from remat.passes.instruments.reproducer import Recorded
 
 #: Exit codes by which a shell says that a command did not even start.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
@@ -69,7 +69,7 @@ def reduce_(
     130).
     """
     from remat.graph.text import SUFFIX, print_joint, read_joint
-    from remat.passes.instruments.repro_folder import read_reproducer
+    from remat.passes.instruments.reproducer import read_reproducer
     from remat.reduction import reduce
 
     params.check_there(source, "file or folder")
@@ -183,7 +183,7 @@ def _write_folder(
     source: Path, target: Path, recorded: Recorded, joint: JointGraph, text: str
 ) -> None:
     """Writes a reproducer for the smaller graph, whole or not at all."""
-    from remat.passes.instruments.repro_folder import Failure, files_of
+    from remat.passes.instruments.reproducer import Failure, files_of
 
     error = replay(joint.copy(), recorded)
     draft: Path | None = None

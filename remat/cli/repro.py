@@ -13,7 +13,7 @@ from remat.cli.progress import Progress
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
-    from remat.passes.instruments.repro_folder import Recorded
+    from remat.passes.instruments.reproducer import Recorded
     from remat.planning.pipelines import PassManager
 
 #: Exit codes, besides those of all commands: 2 for wrong usage.
@@ -32,7 +32,7 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
     Exit code: 0 it does not fail any more; 1 it fails as recorded; 3 it fails in another way.
     """
     from remat.graph.text import read_joint
-    from remat.passes.instruments.repro_folder import read_reproducer
+    from remat.passes.instruments.reproducer import read_reproducer
 
     params.check_there(folder, "folder", "expected a folder that a Reproducer wrote")
     with Progress() as progress:

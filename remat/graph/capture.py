@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
 from torch import fx
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat import torch_compat
 from remat.errors import CaptureError
@@ -163,10 +164,11 @@ class _Backend:
         self._lower = lower
         self._name = name
         self._stop = stop
-        self._made: dict[int, tuple[int, int]] = {}  # by id: which run's which output
-        self._given: dict[int, tuple[int, int]] = {}  # by id: which run's which input, at first
+        # Which run's which output a tensor is, and which input it was at first. A tensor that the step drops is
+        # dropped here, too: in a run all activations would be alive else.
+        self._made: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
+        self._given: MutableMapping[torch.Tensor, tuple[int, int]] = WeakTensorKeyDictionary()
         self._turns: list[tuple[int, Turn]] = []  # the runs so far, each with its graph
-        self._kept: list[Any] = []  # ids are only good while their objects live
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         before = len(self._sink)
@@ -179,24 +181,23 @@ class _Backend:
         """Notes at each call which inputs are outputs of earlier runs, or inputs of theirs."""
 
         def run(*args: Any) -> Any:
-            received = [(i, *self._made[id(a)]) for i, a in enumerate(args) if id(a) in self._made]
-            shared = [(i, *self._given[id(a)]) for i, a in enumerate(args) if id(a) in self._given]
+            tensors = [(i, a) for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+            received = [(i, *self._made[a]) for i, a in tensors if a in self._made]
+            shared = [(i, *self._given[a]) for i, a in tensors if a in self._given]
             nodes = self._sink[graph].graph.find_nodes(op="placeholder")
             turn = Turn(at=len(self._turns))
             if sum(role_of(n) is Role.PRIMAL for n in nodes) == len(args):
                 turn = turn._replace(received=tuple(received), shared=tuple(shared))
             self._turns.append((graph, turn))
-            for i, value in enumerate(args):
-                if isinstance(value, torch.Tensor) and id(value) not in self._made:
-                    self._given.setdefault(id(value), (turn.at, i))
-                    self._kept.append(value)
+            for i, value in tensors:
+                if value not in self._made:
+                    self._given.setdefault(value, (turn.at, i))
             nothing_kept = torch.autograd.graph.saved_tensors_hooks(_dropped, _never)
             with nothing_kept if self._really else contextlib.nullcontext():
                 out = compiled(*args)
             for k, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
                 if isinstance(value, torch.Tensor):
-                    self._made[id(value)] = (turn.at, k)
-                    self._kept.append(value)
+                    self._made[value] = (turn.at, k)
             return out
 
         return run
@@ -204,8 +205,8 @@ class _Backend:
     def finish(self, result: Any) -> None:
         """Notes what graphs hand to one another, given what the step returns."""
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        leaves = pytree.tree_leaves(result)
-        found = {self._made[id(v)] for v in leaves if id(v) in self._made}
+        leaves = [v for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
+        found = {self._made[v] for v in leaves if v in self._made}
         turns: list[list[Turn]] = [[] for _ in self._sink]
         for graph, turn in self._turns:
             returned = tuple(k for at, k in sorted(found & received) if at == turn.at)

@@ -15,6 +15,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import CaptureError, RematError, append_message
 from remat.graph.joint import JointGraph
+from remat.graph.source import frames_of, user_frame
 
 
 class CapturedError(Exception):
@@ -143,18 +144,17 @@ def _asks_for_numbers(error: BaseException | None) -> bool:
 
 
 def _raised_at(error: BaseException) -> str:
-    """The innermost line outside of PyTorch and of this folder that an error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """The innermost line outside of PyTorch and of this folder that an error came through, as `` at file:line``."""
     ours = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
-    found = [f for f in frames if not f.filename.startswith((*ours, "<"))]
-    return f" at {found[-1].filename}:{found[-1].lineno}" if found else ""
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return _at(user_frame(f for f in frames if not f.filename.startswith(ours)))
 
 
 def _user_line(text: str) -> str:
     """The innermost line that Dynamo names, as `` at file:line``: of the user's, where PyTorch's follow."""
     tail = text.split("from user code:")[-1] if "from user code:" in text else ""
-    found = re.findall(r'File "([^"]+)", line (\d+)', tail)
-    theirs = str(Path(torch.__file__).parent)
-    own = [place for place in found if not place[0].startswith((theirs, "<"))]
-    place = (own or found or [None])[-1]
-    return "" if place is None else f" at {place[0]}:{place[1]}"
+    return _at(user_frame(frames_of(tail)))
+
+
+def _at(frame: traceback.FrameSummary | None) -> str:
+    return "" if frame is None else f" at {frame.filename}:{frame.lineno}"

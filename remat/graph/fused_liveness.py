@@ -18,7 +18,7 @@ from remat.graph import ops
 from remat.graph.costs.fused import is_passed_on, may_fuse, producer_of, readers_of
 from remat.graph.index import inputs_of
 from remat.graph.joint import outputs_of
-from remat.graph.liveness import PeakMoment, StepWalk, peak_of, sums_of
+from remat.graph.liveness import PeakMoment, StepWalk
 from remat.graph.storages import Memories, hint, tensor_bytes
 
 #: How many times the bytes of one argument an operator takes while it runs on a CPU: its name, the argument,
@@ -49,9 +49,7 @@ def predict_peak(
     memories: Memories | None = None,
 ) -> PeakMoment:
     """The peak of a step as a fusing compiler is expected to run it; arguments as of `simulate_peak`."""
-    walk = FusedWalk(forward, backward, num_fwd_outputs, memories)
-    sums = sums_of((x[2:] for x in walk.lifetimes()), len(walk.moments))
-    return peak_of(sums, walk.moments, walk.boundary)
+    return FusedWalk(forward, backward, num_fwd_outputs, memories).peak()
 
 
 class FusedWalk(StepWalk):

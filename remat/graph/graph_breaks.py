@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import linecache
-import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +13,7 @@ from remat.errors import CaptureError
 from remat.graph.calling import read_call, why_no_instance, why_not_callable
 from remat.graph.capture_errors import explain
 from remat.graph.fakes_of_models import as_fakes
-
-#: How Dynamo calls a break at what a model logs, and what makes it go on.
-_LOGS = "logging.Logger method not supported"
-_PAST_LOGGING = (
-    "To go past it: torch._dynamo.config.ignore_logging_functions.add(logging.Logger.warning), or another "
-    "method of it that is called there, before the model is compiled"
-)
+from remat.graph.source import user_frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +23,12 @@ class GraphBreak:
     Attributes:
         source: the user's line, ``file.py:7 y = x.item()``; empty where unknown.
         reason: why Dynamo ends the graph there.
-        captured: whether `remat.capture` has the break too; it goes past what a model logs.
+        hint: what Dynamo says may be done about it; empty where it says nothing.
     """
 
     source: str
     reason: str
-    captured: bool = True
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +50,7 @@ class GraphBreaks:
         if not self.breaks:
             return f"{graphs}, no graph break"
         places = "1 graph break" if len(self.breaks) == 1 else f"{len(self.breaks)} graph breaks"
-        only = sum(not b.captured for b in self.breaks)
-        ours = f", {only} of them under torch.compile only: remat's capture goes past logging"
-        return f"{graphs}, {places}{ours if only else ''}"
+        return f"{graphs}, {places}"
 
 
 def graph_breaks(
@@ -93,43 +82,27 @@ def graph_breaks(
     )
     with faked as (fake_model, fake_args, fake_kwargs):
         try:
-            told = torch_compat.explain(fake_model)(*fake_args, **fake_kwargs)
+            explained = torch_compat.explain(fake_model)(*fake_args, **fake_kwargs)
         except Exception as error:
             explain(error, name, [], False, why_not_callable(model, args, kwargs))
             raise
-    found = [_break(reason) for reason in told.break_reasons if reason.graph_break]
-    return GraphBreaks(graphs=told.graph_count, breaks=tuple(dict.fromkeys(found)))
+    breaks = [_break(reason) for reason in explained.break_reasons if reason.graph_break]
+    return GraphBreaks(graphs=explained.graph_count, breaks=tuple(dict.fromkeys(breaks)))
 
 
 def _break(reason: Any) -> GraphBreak:
-    text = str(reason.reason)
-    first = text.split("\n\n")[0]
-    logs = first.startswith(_LOGS)
-    told = _explained(text, first)
-    return GraphBreak(
-        source=_source(reason.user_stack),
-        reason=f"{told}. {_PAST_LOGGING}" if logs else told,
-        captured=not logs,
+    """A break out of Dynamo's text: a headline, then an explanation and hints, each on a line of its own."""
+    lines = [line.strip() for line in str(reason.reason).splitlines()] or [""]
+    explanations, hints = (
+        [line.removeprefix(head).strip() for line in lines if line.startswith(head)]
+        for head in ("Explanation:", "Hint:")
     )
-
-
-def _explained(text: str, first: str) -> str:
-    """The reason in one line: what Dynamo calls it, and its explanation."""
-    lines = [line.strip() for line in text.splitlines()]
-    told = [line.partition(":")[2].strip() for line in lines if line.startswith("Explanation:")]
-    if text.startswith("generic_jump"):
-        return f"a branch that depends on the numbers in a tensor ({text.splitlines()[0]})"
-    head = " ".join(first.splitlines()[0].split()) if first else "no reason is given"
-    return f"{head}: {told[0].rstrip('.')}" if told else head
-
-
-def _source(stack: Iterable[traceback.FrameSummary]) -> str:
-    """The innermost line outside of PyTorch, with its text."""
-    theirs = str(Path(torch.__file__).parent)
-    frames = list(stack)
-    own = [f for f in frames if not f.filename.startswith((theirs, "<"))]
-    if not (own or frames):
-        return ""
-    frame = (own or frames)[-1]
-    line = frame.line or linecache.getline(frame.filename, frame.lineno or 0)
-    return f"{frame.filename}:{frame.lineno} {line.strip()}".rstrip()
+    headline = " ".join(lines[0].split()) or "no reason is given"
+    if headline.startswith("generic_jump"):
+        headline = f"a branch that depends on the numbers in a tensor ({headline})"
+    frame = user_frame(reversed(reason.user_stack))
+    return GraphBreak(
+        source="" if frame is None else f"{frame.filename}:{frame.lineno} {frame.line}".rstrip(),
+        reason=": ".join([headline, *(text.rstrip(".") for text in explanations[:1])]),
+        hint=" ".join(hints),
+    )

@@ -135,6 +135,31 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
         return torch_compat.make_graph_module(owner, graph)
 
 
+def check_structure(module: fx.GraphModule) -> str | None:
+    """The first fault in the structure of a graph, in words; None where it is whole.
+
+    The words are those of `torch.fx.Graph.lint`, which does not ask whether placeholders come first, whether
+    one output node ends the graph, and whether what reads a node is in the graph.
+    """
+    try:
+        module.graph.lint()
+    except (RuntimeError, ValueError) as error:
+        return str(error).splitlines()[0]
+    nodes = list(module.graph.nodes)
+    kinds = [n.op for n in nodes]
+    if kinds.count("output") != 1 or kinds[-1] != "output":
+        return "it has no output node at its end, or nodes behind it"
+    inputs = kinds.count("placeholder")
+    late = next((n for n in nodes[inputs:] if n.op == "placeholder"), None)
+    if late is not None:
+        return f"placeholder '{late.name}' stands behind a node that is none"
+    there = set(nodes)
+    for node in nodes:
+        if not there.issuperset(node.users):
+            return f"'{node.name}' has a user that is not in the graph"
+    return None
+
+
 def primal_place(name: str) -> int | None:
     """The place of a primal among all, by the name that AOTAutograd gives it; None: it is something else."""
     head, _, number = name.partition("primals_")

@@ -148,8 +148,7 @@ def memory_curve(
 ) -> MemoryCurve:
     """What is alive over a step, as `simulate_peak` finds it."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
-    sums = sums_of((x[2:] for x in step.lifetimes()), len(step.moments))
-    return MemoryCurve(nbytes=array("q", sums), boundary=step.boundary)
+    return MemoryCurve(nbytes=array("q", step.alive()), boundary=step.boundary)
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
@@ -201,10 +200,7 @@ def simulate_peak(
         memories: the memory behind the fake values, as far as it is known.
         workspaces: count what operators take while they run. What is left without them is the same on every machine.
     """
-    step = StepWalk(forward, backward, num_fwd_outputs, memories)
-    lifetimes = step.lifetimes() if workspaces else step.storages()
-    sums = sums_of((x[2:] for x in lifetimes), len(step.moments))
-    return peak_of(sums, step.moments, step.boundary)
+    return StepWalk(forward, backward, num_fwd_outputs, memories).peak(workspaces=workspaces)
 
 
 def saved_storages(
@@ -309,6 +305,15 @@ class StepWalk:
         """The nodes that run, each with its moment."""
         yield from enumerate(self._forward)
         yield from enumerate(self._backward, self.boundary)
+
+    def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
+        """Bytes of the device that are alive at each moment."""
+        lifetimes = self.lifetimes() if workspaces else self.storages()
+        return sums_of((x[2:] for x in lifetimes), len(self.moments))
+
+    def peak(self, *, workspaces: bool = True) -> PeakMoment:
+        """The first moment with the most bytes alive."""
+        return peak_of(self.alive(workspaces=workspaces), self.moments, self.boundary)
 
     def lifetimes(self) -> Iterator[tuple[int, fx.Node, int, int, int]]:
         """Memory of the device: its key, the node that takes it, its bytes, first and last moment.

@@ -2,7 +2,7 @@
 
 The problem has a node for every value that can be computed from the primals, and two kinds of nodes
 that the graph does not have: the *generator state* that a replayed random operator needs, and the
-*snapshot* of an input that forward mutates later, or that the user may refill. Both can only be
+*snapshot* of an input that forward mutates later, or that the user may write to. Both can only be
 saved, at their bytes.
 """
 
@@ -21,7 +21,7 @@ from remat.errors import PlanError
 from remat.graph import ops, purity
 from remat.graph.index import GraphIndex
 from remat.graph.ownership import Storages
-from remat.graph.replays import Replays, is_element, is_read_uninitialised, state_bytes
+from remat.graph.replays import Replays, is_element, state_bytes
 from remat.graph.roles import Roles
 from remat.graph.source import located
 from remat.graph.storages import tensor_bytes
@@ -173,7 +173,7 @@ def lower(
         if roles.tangent_closure[i]:
             continue
         gone = i in storages.mutated and i not in storages.rewritten
-        if gone or (node.op == "placeholder" and i in storages.refilled):
+        if gone or (node.op == "placeholder" and i in storages.user_mutated):
             # As a destination of backward's own writes the input is handed over as it is.
             writes = _backward_uses(index, roles, i)[1]
             of_position[i] = add(_Row(node.name, i, SavedKind.VALUE, save=writes))
@@ -189,7 +189,7 @@ def lower(
             nbytes, name = state_bytes(node), f"{node.name}:state"
             reads += (add(_Row(name, i, SavedKind.GENERATOR_STATE, nbytes=nbytes, save=True)),)
         save, nbytes = _may_save(index, storages, tied, replays, i)
-        again = _may_recompute(index, storages, tied, replays, i, random=random)
+        again = _may_recompute(index, storages, tied, replays, i)
         forward = roles.required_forward[i]
         of_position[i] = add(
             _Row(node.name, i, SavedKind.VALUE, reads, costs[i], nbytes, save, again, forward)
@@ -328,9 +328,8 @@ def _may_recompute(
     tags: dict[int, CheckpointPolicy],
     replays: Replays,
     i: int,
-    *,
-    random: bool,
 ) -> bool:
+    """Whether a node may run again."""
     node = index.nodes[i]
     if node.op == "placeholder":
         return False
@@ -338,7 +337,7 @@ def _may_recompute(
         return True
     if tags.get(i) is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
         return False
-    if not index.plain[i] and _runs_once(node, replays, random=random):
+    if not index.plain[i] and (replays.forbid(node) or _needs_all_ranks(node)):
         return False
     owner, rewritten = storages.owner, storages.rewritten
     if not rewritten:
@@ -351,12 +350,6 @@ def _may_recompute(
     return not early or ops.ignores_content(node)
 
 
-def _runs_once(node: fx.Node, replays: Replays, *, random: bool) -> bool:
-    """Whether what the operator does, and not where it stands, forbids a second run."""
-    if random and not replays(node):
-        return True
-    if ops.is_effectful(node) or ops.is_opaque(node):
-        return True
-    if is_read_uninitialised(node):
-        return True
+def _needs_all_ranks(node: fx.Node) -> bool:
+    """Whether a node is a collective, which every rank would have to run again; a tag says that all do."""
     return ops.is_collective(node) and not must_recompute(node)

@@ -18,7 +18,6 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import purity
-from remat.graph.structure import attribute_of
 from remat.graph.writes import written_places
 
 Target = Any
@@ -303,6 +302,14 @@ def _is_impure(target: Target) -> bool:
     if packet(target) is getattr(torch.ops._c10d_functional, "wait_tensor", None):
         return False
     return bool(torch_compat.is_impure(target, impure_random=False))
+
+
+def attribute_of(module: object, target: object) -> Any:
+    """What a module holds under a name, dotted or not; None where there is no such thing."""
+    try:
+        return operator.attrgetter(str(target))(module)
+    except AttributeError:
+        return None
 
 
 def subgraphs(node: fx.Node) -> list[fx.GraphModule]:

@@ -32,7 +32,7 @@ class Storages:
         rewritten: of those, what is read again behind the last write, with the position of that
             write: backward is handed what forward made of it. (AOTAutograd writes to primals when all
             is done, and to nothing else, unless it was told not to make functions of writes.)
-        refilled: primals that the user may refill before backward, by position; where they may not
+        user_mutated: primals that the user may write to before backward, by position; where they may not
             be read again either.
     """
 
@@ -41,7 +41,7 @@ class Storages:
     alive: tuple[bool, ...]
     mutated: frozenset[int]
     rewritten: Mapping[int, int] = field(default_factory=dict)
-    refilled: frozenset[int] = frozenset()
+    user_mutated: frozenset[int] = frozenset()
 
 
 def find_storages(
@@ -50,7 +50,7 @@ def find_storages(
     roles: Roles,
     *,
     count_outputs: bool = False,
-    refilled: Iterable[str] = (),
+    user_mutated: Iterable[str] = (),
 ) -> Storages:
     """Groups the nodes of a joint graph by storage.
 
@@ -62,7 +62,7 @@ def find_storages(
         index: its positions.
         roles: its classification.
         count_outputs: count forward's outputs at their bytes instead of as free.
-        refilled: names of primals that backward may not read again: the user may refill them.
+        user_mutated: names of primals that backward may not read again: the user may write to them.
     """
     n = len(index)
     owner = list(range(n))
@@ -83,7 +83,7 @@ def find_storages(
             owner[i] = owner[at]
     mutated = _mutated(joint, index, owner)
     rewritten = _rewritten(index, owner, mutated)
-    gone = mutated.keys() | {index.by_name[name] for name in refilled if name in index.by_name}
+    gone = mutated.keys() | {index.by_name[name] for name in user_mutated if name in index.by_name}
     alive = [False] * n
     for i, role in roles.placeholders.items():
         if role in (Role.PRIMAL, Role.FORWARD_SEED) and i not in gone:
@@ -103,7 +103,7 @@ def find_storages(
         alive=tuple(alive),
         mutated=frozenset(mutated),
         rewritten=rewritten,
-        refilled=frozenset(gone - mutated.keys()),
+        user_mutated=frozenset(gone - mutated.keys()),
     )
 
 

@@ -3,37 +3,58 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from traceback import FrameSummary
 
 import torch
 from torch import fx
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)')
-_TORCH = str(Path(torch.__file__).parent)
+#: What the files of frames that are not the user's begin with: PyTorch, and code that is generated or frozen.
+_NOT_USERS = (str(Path(torch.__file__).parent), "<eval_with_key>", "<frozen ")
+
+
+def user_frame(frames: Iterable[FrameSummary]) -> FrameSummary | None:
+    """The user's innermost frame; the innermost one if none is the user's; None if there is no frame.
+
+    Args:
+        frames: the frames, innermost first.
+    """
+    first: FrameSummary | None = None
+    for frame in frames:
+        if not frame.filename.startswith(_NOT_USERS):
+            return frame
+        first = first or frame
+    return first
+
+
+def frames_of(trace: str) -> Iterator[FrameSummary]:
+    """The frames in the text of a stack trace, innermost first."""
+    lines = trace.splitlines()
+    code = ""
+    for line in reversed(lines):
+        match = _FRAME.match(line)
+        if match is None:
+            code = line.strip()
+            continue
+        yield FrameSummary(match["file"], int(match["line"]), "", lookup_line=False, line=code)
+        code = ""
 
 
 def source_line(node: fx.Node) -> str:
     """The line that made a node, as ``"file.py:12 code"``; empty where nothing is recorded.
 
-    The innermost frame outside of PyTorch; the innermost one where all are inside. Where no frame is
-    recorded, as for an ``nn.Sequential`` by itself, the modules: ``"Sequential / Linear"``.
+    It is that of `user_frame`. Where no frame is recorded, as for an ``nn.Sequential`` by itself, the modules:
+    ``"Sequential / Linear"``.
     """
     trace = node.meta.get("stack_trace")
     if not trace:
         return _modules(node)
-    found = ""
-    lines = trace.splitlines()
-    for i in range(len(lines) - 1, -1, -1):
-        match = _FRAME.match(lines[i])
-        if match is None:
-            continue
-        code = lines[i + 1].strip() if i + 1 < len(lines) else ""
-        name = f"{Path(match['file']).name}:{match['line']}"
-        line = f"{name} {code}" if code and not _FRAME.match(lines[i + 1]) else name
-        if not match["file"].startswith(_TORCH):
-            return line
-        found = found or line
-    return found
+    frame = user_frame(frames_of(trace))
+    if frame is None:
+        return ""
+    return f"{Path(frame.filename).name}:{frame.lineno} {frame.line}".rstrip()
 
 
 def located(node: fx.Node) -> str:

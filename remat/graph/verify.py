@@ -60,7 +60,7 @@ RULES: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
     ("random draws and effects must keep their order", runs.order_is_kept),
     ("what runs in both halves must be the same in both", runs.copies_are_alike),
     ("nothing may be read after it was overwritten", memory.nothing_overwritten_is_read),
-    ("inputs that may be refilled must not be read again", memory.nothing_refilled_is_read),
+    ("inputs that may be refilled must not be read again", memory.nothing_user_mutated_is_read),
     ("tags must hold", memory.tags_hold),
     ("every value must have a fake value", memory.values_are_known),
     ("the budget must hold", memory.the_budget_holds),

@@ -25,8 +25,7 @@ from remat.graph.host_copies import OFFLOAD
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import Lifetime, StorageKind, Timeline, own_outputs
 from remat.graph.storages import expression_of, hint, planned_sizes
-from remat.graph.text.expressions import read_size, size_of, write_expression
-from remat.graph.text.symbols import Fakes, symbols_of
+from remat.graph.text.sizes import Fakes, read_size, size_of, symbols_of, write_expression
 from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 

@@ -47,7 +47,7 @@ from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
 from remat.integrations.unwatched import plan_unwatched
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
-from remat.passes.instruments.crash_reports import folder_for, report
+from remat.passes.instruments.reproducer import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks

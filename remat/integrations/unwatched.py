@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from remat.graph.joint import JointGraph
-from remat.graph.refills import copy_outputs, unwatched_outputs
+from remat.graph.user_mutations import copy_outputs, unwatched_outputs
 from remat.passes.core.base import Pass
 from remat.planning.pipelines import with_copies
 from remat.planning.plan import Plan

@@ -9,7 +9,7 @@ from functools import cached_property
 from remat.errors import PlanError
 from remat.graph.costs.links import Link
 from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED
-from remat.graph.liveness import StepWalk, sums_of
+from remat.graph.liveness import StepWalk
 from remat.graph.lowering import Offload
 from remat.passes.core.state import State
 from remat.planning.offload_costs import Times
@@ -64,7 +64,7 @@ class Copies:
         if not self._has_room:
             return self._offloads, 0, 0
         nodes, moments = self._nodes, self._moments
-        alive = sums_of([x[2:] for x in self._walk.lifetimes()], len(moments))
+        alive = self._walk.alive()
         found = place(self._times, self._boundary, alive, self._transfers, peak_bytes)
         named = []
         for k, (value, transfer) in enumerate(zip(self._offloads, self._transfers, strict=True)):

@@ -11,8 +11,8 @@ from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph, operators_digest
-from remat.graph.refills import copy_outputs, refillable_inputs
 from remat.graph.regions import separate_calls
+from remat.graph.user_mutations import copy_outputs, user_mutable_inputs
 from remat.passes.core import pipeline_text
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
@@ -122,7 +122,7 @@ def shaped(
     state = State(
         joint=joint if in_place else joint.copy(),
         count_outputs=count_outputs,
-        refillable=refillable_inputs(joint),
+        user_mutable=user_mutable_inputs(joint),
         reread_inputs=reread_inputs,
         operators=operators_digest(joint),
     )

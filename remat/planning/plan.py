@@ -16,9 +16,9 @@ from remat.files import Form, Record
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.liveness import MemoryCurve, Timeline, own_outputs, timeline
 from remat.graph.lowering import Decision, Offload
-from remat.graph.refills import told
 from remat.graph.source import source_line
 from remat.graph.storages import sizes_at
+from remat.graph.user_mutations import describe_input
 from remat.planning.plan_text import offload_lines, rows_of
 from remat.report.before_after import BeforeAfter
 from remat.report.explanation import explain
@@ -366,7 +366,7 @@ class Plan(Record):
         )
 
     def _input_told(self, name: str) -> str:
-        return name if self._modules is None else told(self._modules[0].graph, name)
+        return name if self._modules is None else describe_input(self._modules[0].graph, name)
 
     def plot(self, path: str | Path) -> None:
         """Draws memory over the step, beside that without remat, and what fills its peak.

@@ -31,8 +31,8 @@ from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import SavedKind
-from remat.graph.refills import reread_outputs
 from remat.graph.storages import has_symbols, planned_sizes
+from remat.graph.user_mutations import reread_outputs
 from remat.graph.verify import Split, verify
 from remat.passes.core.base import Pass
 from remat.passes.core.choice import DecisionInfo
@@ -320,7 +320,7 @@ def finish(
             capacity=capacity,
             count_outputs=state.count_outputs,
             saved_bytes=saved_bytes,
-            refilled=frozenset() if state.reread_inputs else state.refillable,
+            user_mutated=frozenset() if state.reread_inputs else state.user_mutable,
         )
     )
     state.forward.recompile()
@@ -367,7 +367,7 @@ def finish(
         fingerprint=fingerprint,
         fallbacks=tuple(cost.fallbacks(priced)),
         reread_inputs=state.reread_inputs,
-        reread=tuple(name for name in saved if state.reread_inputs and name in state.refillable),
+        reread=tuple(name for name in saved if state.reread_inputs and name in state.user_mutable),
         symbolic=has_symbols(state.index.values),
         reread_outputs=reread_outputs(
             state.joint, outputs_of(state.forward.graph)[state.joint.num_fwd_outputs :]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pluggy
 
-from remat.errors import PluginError, ProblemError, SolverError
+from remat.errors import PluginError, ProblemError, SolverError, did_you_mean
 from remat.plugins import builtin, hooks
 from remat.plugins.checks import CHECKS, check_solver
 from remat.solvers.base import Solver, unavailable
@@ -333,8 +332,7 @@ def registry() -> Registry:
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Say that a name is unknown, which are known, and which was probably meant."""
     names = list(known)
-    close = difflib.get_close_matches(name.lower(), names, n=1)
-    meant = f"; did you mean '{close[0]}'?" if close else ""
+    meant = did_you_mean(name.lower(), names)
     return f"unknown {what} '{name}': known are {', '.join(names)}{meant}"
 
 

@@ -14,8 +14,15 @@ import torch
 from torch import fx
 
 from remat.graph.fake import repair_aliases
-from remat.graph.joint import JointGraph, Role, output_node, outputs_of, primals_of, role_of
-from remat.graph.structure import check_structure
+from remat.graph.joint import (
+    JointGraph,
+    Role,
+    check_structure,
+    output_node,
+    outputs_of,
+    primals_of,
+    role_of,
+)
 
 #: What an edit works on: positions of outputs, or names of nodes.
 Item = int | str

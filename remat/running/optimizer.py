@@ -8,7 +8,6 @@ allocates for itself is not seen.
 from __future__ import annotations
 
 import ast
-import difflib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from remat import torch_compat
-from remat.errors import ProblemError
+from remat.errors import ProblemError, did_you_mean
 from remat.running.measure import StorageTracker
 from remat.torch_compat import pytree
 
@@ -73,10 +72,9 @@ def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
     del known["optimizer"]  # the base of all
     kind = known.get(name.strip().lower())
     if kind is None:
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        meant = f"did you mean '{near[0]}'? " if near else ""
+        meant = did_you_mean(name.lower(), known) or ";"
         raise ProblemError(
-            f"optimizer is '{optimizer}', but torch.optim has no '{name}'; {meant}{_EXAMPLES}"
+            f"optimizer is '{optimizer}', but torch.optim has no '{name}'{meant} {_EXAMPLES}"
         )
     given = _arguments(optimizer, text)
     return optimizer, lambda parameters: kind(parameters, **given)

@@ -7,6 +7,7 @@ A large call does not run. Its workspace is extrapolated from two smaller batche
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -47,6 +48,8 @@ _TAKE_NOTHING = ("mm", "addmm", "bmm", "clone", "copy", "copy_", "empty", "full"
     "full_like", "zeros_like", "ones_like", "new_empty", "new_empty_strided", "new_full", "new_zeros", "new_ones",
 )  # fmt: skip
 _CACHE: dict[Any, int] = {}
+#: Held while a call is measured: PyTorch has one profiler, and a second measurement beside it would fail.
+_LOCK = threading.Lock()
 
 
 def may_allocate(op: Any, dtype: torch.dtype) -> bool:
@@ -96,12 +99,13 @@ def _cached(op: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) ->
     if any(t.device.type != "cpu" for t in tensors):
         return 0
     key = repr((str(op), pytree.tree_map(_described, (args, kwargs)), torch.get_num_threads()))
-    if key not in _CACHE:
-        try:
-            _CACHE[key] = _estimated(op, args, kwargs, sum(map(tensor_bytes, tensors)))
-        except Exception:  # no kernel for such tensors, or somebody else is profiling
-            _CACHE[key] = 0
-    return _CACHE[key]
+    with _LOCK:
+        if key not in _CACHE:
+            try:
+                _CACHE[key] = _estimated(op, args, kwargs, sum(map(tensor_bytes, tensors)))
+            except Exception:  # no kernel for such tensors, or somebody else is profiling
+                _CACHE[key] = 0
+        return _CACHE[key]
 
 
 def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
@@ -110,18 +114,32 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
         batches = _batches(op, args, kwargs, together)
         if batches is not None:
             few, more, samples, of = batches
-            taken = [_measured(op, *of(n)) for n in (few, more)]
-            return max(0, taken[1] + (taken[1] - taken[0]) * (samples - more) // (more - few))
-        if together > _MOST_AT_ONCE:
-            warn(
-                f"what {op} takes beside its results is not counted in peaks: its inputs and results have "
-                f"{format_bytes(together)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
-                "is planned. Leave that much of the memory out of the budget",
-                PeakWarning,
-                stacklevel=2,
-            )
-            return 0
+            if _allocated(of(more)) <= _MOST_AT_ONCE:
+                taken = [_measured(op, *of(n)) for n in (few, more)]
+                return max(0, taken[1] + (taken[1] - taken[0]) * (samples - more) // (more - few))
+    # Arguments with gaps between their elements take more memory than they have elements.
+    together = max(together, _allocated((args, kwargs)))
+    if together > _MOST_AT_ONCE:
+        warn(
+            f"what {op} takes beside its results is not counted in peaks: its inputs and results have "
+            f"{format_bytes(together)}, and it is not run on more than {format_bytes(_MOST_AT_ONCE)} while a step "
+            "is planned. Leave that much of the memory out of the budget",
+            PeakWarning,
+            stacklevel=2,
+        )
+        return 0
     return _measured(op, args, kwargs)
+
+
+def _allocated(arguments: Any) -> int:
+    """Bytes that `_measured` allocates for the tensors among some arguments."""
+    nbytes = 0
+    for value in filter(_is_tensor, pytree.tree_leaves(arguments)):
+        sizes, strides = map(_numbers, (value.size(), value.stride()))
+        if 0 not in sizes:
+            reach = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
+            nbytes += reach * value.element_size()
+    return nbytes
 
 
 def _batches(

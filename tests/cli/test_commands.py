@@ -480,9 +480,10 @@ def test_graph_breaks_are_listed_and_nothing_is_planned() -> None:
     assert "2 graphs, 1 graph break" in done.stdout
     assert "some_models.py:" in done.stdout
     assert "torch._dynamo.graph_break()" in done.stdout
+    assert "Remove the `torch._dynamo.graph_break()` call." in done.stdout  # Dynamo's hint
     found = json.loads(run("plan", "some_models.py:breaks", "--graph-breaks", "--json").stdout)
     assert found["graphs"] == 2
-    assert set(found["breaks"][0]) == {"source", "reason", "captured"}
+    assert set(found["breaks"][0]) == {"source", "reason", "hint"}
     refused = run("plan", "some_models.py:numbers", "--graph-breaks")
     assert refused.exit_code == 1
     assert "--graph-breaks --run" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -170,3 +171,27 @@ def breaks_in_a_loop(net: Net, x: T) -> T:
         if x.mean() > k:
             break
     return net.two(x)
+
+
+def test_what_a_run_drops_is_dropped() -> None:
+    alive: list[int] = []
+    seen: list[weakref.ref[T]] = []
+
+    @torch.compiler.disable
+    def note(value: T) -> None:
+        seen.append(weakref.ref(value.untyped_storage()))
+        alive.append(sum(ref() is not None for ref in seen))
+
+    def layer(net: Net, x: T) -> T:
+        return net.one(x).sin()
+
+    def chain(net: Net, x: T) -> T:
+        for _ in range(4):  # a graph break in a loop: each layer is a graph
+            x = layer(net, x)
+            note(x)
+        return x.sum()
+
+    graphs = remat.capture(Net(chain), (torch.ones(2, 8),), fullgraph=False, run=True)
+    assert sum(graph.runs for graph in graphs) == 4
+    assert len(alive) == 4
+    assert max(alive) <= 2

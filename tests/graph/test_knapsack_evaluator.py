@@ -8,8 +8,7 @@ from itertools import pairwise
 import pytest
 
 from remat.errors import ProblemError
-from remat.graph.knapsack_evaluator import KnapsackEvaluator
-from remat.graph.knapsack_info import GraphInfoProvider
+from remat.graph.knapsack_evaluator import GraphInfoProvider, KnapsackEvaluator
 
 NODES = ["node1", "node2", "node3", "node4", "node5", "output"]
 EDGES = [

@@ -272,7 +272,7 @@ def read_what_was_overwritten(s: Split) -> None:
 
 def refill_what_is_read(s: Split) -> Split:
     """The user may refill an input that backward reads."""
-    return replace(s, refilled=frozenset({"primals_1"}))
+    return replace(s, user_mutated=frozenset({"primals_1"}))
 
 
 def recompute_against_its_tag(s: Split) -> None:
@@ -295,8 +295,8 @@ def spend_more(s: Split) -> Split:
 WHOLE, GIVEN = "both halves must be whole", "backward must take just what forward hands over"
 SAVED, REPLAYED = {"budget": 1}, {"program": drops, "budget": 0}
 BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]] = {
-    read_too_early: (SAVED, WHOLE, "forward: 'exp' reads 'mm' before it is computed"),
-    read_another_graph: ({"budget": 0}, WHOLE, "'exp' reads 'mm' of another graph"),
+    read_too_early: (SAVED, WHOLE, "forward: Argument 'mm' of Node 'exp' was used before it has been defined"),
+    read_another_graph: ({"budget": 0}, WHOLE, "Argument 'mm' of Node 'exp' does not belong to this Graph"),
     lose_an_input: (SAVED, "forward must take the inputs", "input 1 of forward is None"),
     take_a_tangent: (SAVED, "forward must take the inputs", "is 'tangents_1', expected None"),
     return_another_output: (SAVED, "forward must return", "output 0 is 'exp', expected 'sum_1'"),

@@ -261,4 +261,4 @@ def test_the_verifier_knows_the_rule() -> None:
     halves = {"joint": joint, "forward": plan.forward, "backward": plan.backward}
     verify(Split(**halves))  # type: ignore[arg-type]
     with pytest.raises(VerifyError, match=r"must not be read again.*'primals_1'"):
-        verify(Split(**halves, refilled=frozenset(["primals_1"])))  # type: ignore[arg-type]
+        verify(Split(**halves, user_mutated=frozenset(["primals_1"])))  # type: ignore[arg-type]

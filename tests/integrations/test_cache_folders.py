@@ -22,7 +22,7 @@ from remat.graph.costs import store as stores
 from remat.integrations import kept_steps
 from remat.integrations.kept_steps import Kept
 from remat.integrations.partitioner import Partitioner
-from remat.passes.instruments.crash_reports import folder_for
+from remat.passes.instruments.reproducer import folder_for
 from remat.planning.experiment_table import Sweep
 
 NAME = "profile-v2.sqlite"

@@ -14,7 +14,7 @@ from remat.cli import main
 from remat.errors import BudgetError, PassError, ProblemError, VerifyError
 from remat.integrations.partitioner import Partitioner
 from remat.passes.core.state import PassResult, State
-from remat.passes.instruments.crash_reports import folder_for
+from remat.passes.instruments.reproducer import folder_for
 from remat.passes.split.partition import Partition
 from remat.passes.split.reorder_backward import ReorderBackward
 from remat.planning import planner

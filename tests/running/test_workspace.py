@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import remat
@@ -214,6 +218,40 @@ def test_what_is_too_large_does_not_run_and_is_said(monkeypatch: pytest.MonkeyPa
         x, w = torch.empty(x.shape), torch.empty(w.shape)
     with pytest.warns(PeakWarning, match="it is not run on more than"):
         assert workspace_bytes(_CONVOLUTION, (x, w, None, *_PADDED), {}, x) == 0
+
+
+def test_gaps_between_elements_count_to_what_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "_CACHE", {})
+    monkeypatch.setattr(workspace, "_measured", lambda *_: pytest.fail("it ran"))
+    # 8 rows of 64 bytes that lie 256 MiB apart, as a slice of a wide matrix: 2 GiB to be allocated.
+    with FakeTensorMode():
+        rows = torch.empty_strided((8, 16), (2**26, 1))
+        weight, results = torch.empty(4, 16), torch.empty(8, 4)
+    with pytest.warns(PeakWarning, match="is not run on more than 256 MiB"):
+        assert workspace_bytes(torch.ops.aten.linear.default, (rows, weight), {}, results) == 0
+
+
+def test_threads_measure_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = threading.Lock()
+    calls: list[Any] = []
+
+    def measured(*call: Any) -> int:
+        assert running.acquire(blocking=False), "two measurements at once: one profiler fails"
+        calls.append(call)
+        time.sleep(0.05)  # long enough that the other threads come here if they may
+        running.release()
+        return 77
+
+    monkeypatch.setattr(workspace, "_CACHE", {})
+    monkeypatch.setattr(workspace, "_measured", measured)
+    x, weight = torch.zeros(8, 16), torch.zeros(4, 16)
+
+    def ask(_: int) -> int:
+        return workspace_bytes(torch.ops.aten.linear.default, (x, weight), {}, torch.zeros(8, 4))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == [77] * 4
+    assert len(calls) == 1
 
 
 def test_a_profile_of_the_user_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ class Split:
         capacity: bytes that may be saved; None without a limit.
         count_outputs: whether forward's outputs count as saved.
         saved_bytes: `saved_storages` of forward, summed up; counted where None.
-        refilled: names of inputs that backward may not read: the user may have refilled them.
+        user_mutated: names of inputs that backward may not read: the user may have written to them.
     """
 
     joint: JointGraph
@@ -33,7 +33,7 @@ class Split:
     capacity: int | None = None
     count_outputs: bool = False
     saved_bytes: int | None = None
-    refilled: frozenset[str] = frozenset()
+    user_mutated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,12 +121,12 @@ def _last_writes(facts: Facts, writes: Mapping[fx.Node, set[Any]]) -> dict[Any, 
     return last
 
 
-def nothing_refilled_is_read(facts: Facts) -> Iterator[Fault]:
-    refilled = facts.split.refilled
-    if not refilled:
+def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
+    user_mutated = facts.split.user_mutated
+    if not user_mutated:
         return
     key = _memory(facts)
-    gone = {key(n): n for n in facts.placeholders[0] if n.name in refilled}
+    gone = {key(n): n for n in facts.placeholders[0] if n.name in user_mutated}
     for node in facts.halves[1]:
         for read in inputs_of(node) if node.op == "call_function" else ():
             if key(read) in gone and not is_destination(read, node):

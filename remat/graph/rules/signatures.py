@@ -10,9 +10,8 @@ from typing import Any
 from torch import fx
 
 from remat.graph.index import inputs_of
-from remat.graph.joint import Role, output_node, outputs_of, role_of, split_outputs
+from remat.graph.joint import Role, check_structure, output_node, outputs_of, role_of, split_outputs
 from remat.graph.rules.facts import Facts, Fault, described, kind_of, nodes_of, shown
-from remat.graph.structure import check_structure
 
 #: Inputs of forward, and what backward takes behind all that forward hands over, in that order.
 _FORWARD_INPUTS = (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)

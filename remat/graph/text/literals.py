@@ -22,7 +22,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.purity import overload_names
-from remat.graph.text.expressions import expression_of, write_expression
+from remat.graph.text.sizes import expression_of, write_expression
 from remat.graph.text.syntax import (
     IDENTIFIER,
     Source,

@@ -16,10 +16,9 @@ from remat.errors import ProblemError
 from remat.files import read_as
 from remat.graph.joint import JointGraph, Turn, make_module, role_of
 from remat.graph.text.annotations import PARTS, read_comment, read_descriptor, read_mark
-from remat.graph.text.expressions import Expressions
 from remat.graph.text.literals import ArgumentReader, read_opaque
 from remat.graph.text.printing import FIELDS, ROLES, VERSION
-from remat.graph.text.symbols import Fakes, read_symbols
+from remat.graph.text.sizes import Expressions, Fakes, read_symbols
 from remat.graph.text.syntax import (
     IDENTIFIER,
     MAX_BYTES,

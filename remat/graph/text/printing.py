@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from remat.errors import ProblemError, RematError
 from remat.files import write_whole, writing
 from remat.graph.joint import JointGraph, Role, output_node, role_of
-from remat.graph.structure import attribute_of
+from remat.graph.ops import attribute_of
 from remat.graph.text.annotations import (
     PARTS,
     number_regions,
@@ -26,7 +26,7 @@ from remat.graph.text.annotations import (
     write_marks,
 )
 from remat.graph.text.literals import SYMBOLIC, ArgumentWriter, write_opaque, write_target
-from remat.graph.text.symbols import Symbol, symbols_of, write_symbol
+from remat.graph.text.sizes import Symbol, symbols_of, write_symbol
 from remat.graph.text.syntax import check_size, quoted, written_call
 from remat.graph.text.values import ValueWriter, write_numbers
 from remat.torch_compat import pytree

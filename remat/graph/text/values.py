@@ -19,7 +19,6 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.storages import storage_key
-from remat.graph.text.expressions import Expressions, Size, size_of, write_expression
 from remat.graph.text.literals import (
     CONSTANTS,
     SYMBOLIC,
@@ -28,7 +27,7 @@ from remat.graph.text.literals import (
     read_opaque,
     write_opaque,
 )
-from remat.graph.text.symbols import Fakes
+from remat.graph.text.sizes import Expressions, Fakes, Size, size_of, write_expression
 from remat.graph.text.syntax import Source, arguments, call_name, written_call
 from remat.graph.writes import aliased_places
 from remat.torch_compat import dtype_abbrs

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import fx
 
 from remat.errors import PassError, ProblemError, RematError
-from remat.graph.joint import JointGraph
-from remat.graph.structure import check_structure
+from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
 from remat.passes.core.ordering import check_halves, check_order, flat

@@ -10,7 +10,6 @@ read as the type that the field of the option is declared with.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import re
@@ -20,7 +19,7 @@ from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, TypeVar
 
-from remat.errors import ProblemError, RematError
+from remat.errors import ProblemError, RematError, did_you_mean
 
 T = TypeVar("T")
 
@@ -150,9 +149,9 @@ class _Reader:
             raise self.fault(column, "expected the name of a pass")
         known = self._known
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'? Known" if near else "known"
-            raise self.fault(column, f"no pass is called '{name}'; {hint} are {', '.join(known)}")
+            meant = did_you_mean(name, known)
+            hint = f"{meant} Known" if meant else "; known"
+            raise self.fault(column, f"no pass is called '{name}'{hint} are {', '.join(known)}")
         kind = known[name]
         values = self._arguments(name, kind)
         missing = [

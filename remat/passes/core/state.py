@@ -140,7 +140,7 @@ class State:
         backward: backward module, after partitioning.
         count_outputs: whether forward's outputs count as saved bytes.
         hooks: what saved tensors are to pass through once the graph is split.
-        refillable: names of the inputs that eager autograd lets the user refill before backward.
+        user_mutable: names of the inputs that eager autograd lets the user write to before backward.
         reread_inputs: whether backward may read those nevertheless.
         operators: digest of the operators of the graph as it was captured; empty where not known.
     """
@@ -153,7 +153,7 @@ class State:
     backward: fx.GraphModule | None = None
     count_outputs: bool = False
     hooks: SavedTensorHooks | None = None
-    refillable: frozenset[str] = frozenset()
+    user_mutable: frozenset[str] = frozenset()
     reread_inputs: bool = True
     operators: str = ""
     _of_joint: Known = field(default=Known(()), repr=False)
@@ -351,7 +351,7 @@ class Memory(Analysis[Storages]):
             state.index,
             state.roles,
             count_outputs=state.count_outputs,
-            refilled=() if state.reread_inputs else sorted(state.refillable),
+            user_mutated=() if state.reread_inputs else sorted(state.user_mutable),
         )
 
 

@@ -35,7 +35,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
         maker = maker_of(state.index.nodes[at])
         if lowered.kind[i] is SavedKind.GENERATOR_STATE:
             reasons["random operators need the state of their generator"] = ""
-        elif lowered.kind[i] is SavedKind.SNAPSHOT and at in state.storages.refilled:
+        elif lowered.kind[i] is SavedKind.SNAPSHOT and at in state.storages.user_mutated:
             reasons["reread_inputs=False keeps backward from reading inputs"] = (
                 "leave reread_inputs at True where nobody refills them"
             )

@@ -80,16 +80,20 @@ class Weights(Analysis[tuple[int, ...]]):
     summary: ClassVar[str] = "what saving each node costs the minimum cut"
 
     def compute(self, state: State) -> tuple[int, ...]:
-        lowered, refilled = state.lowered(), state.storages.refilled
+        lowered, user_mutated = state.lowered(), state.storages.user_mutated
         size = [0] * len(state.index)
         rows = list(zip(lowered.kind, lowered.position, lowered.problem.size, strict=True))
         for kind, at, nbytes in rows:
-            if kind is SavedKind.VALUE or (kind is SavedKind.SNAPSHOT and at in refilled):
+            if kind is SavedKind.VALUE or (kind is SavedKind.SNAPSHOT and at in user_mutated):
                 size[at] = nbytes
         scaled = cut_weights(state, state.get(Fusibility()), size)
         # The copy of an input is written for backward alone, like a value that would fuse.
         return tuple(
-            scaled[at] if kind is SavedKind.VALUE else 2 * scaled[at] if at in refilled else nbytes
+            scaled[at]
+            if kind is SavedKind.VALUE
+            else 2 * scaled[at]
+            if at in user_mutated
+            else nbytes
             for kind, at, nbytes in rows
         )
 

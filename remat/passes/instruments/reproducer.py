@@ -1,23 +1,183 @@
-"""A reproducer for every pass that fails."""
+"""Reproducers: folders with what it takes to see a failure again, elsewhere and later.
+
+The folder holds text only: the joint graph (operators and shapes, no weights, no data), the pipeline,
+versions, the traceback and, where a solver failed, the problem that it failed at. No environment is
+written down. An instrument writes one for every pass that fails, and a compilation that crashes leaves one
+without being asked.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import tempfile
+import textwrap
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from remat.errors import (
+    PassError,
+    ProblemError,
+    RematError,
+    SolverError,
+    VerifyError,
+    append_message,
+)
+from remat.files import Form, read_as, read_record
 from remat.passes.core.pipeline import Instrument
+from remat.passes.core.state import State
 from remat.passes.decide.budgeted import Budgeted, full_and_least
-from remat.passes.instruments.repro_folder import Failure, leave_reproducer
+from remat.passes.decide.knapsack import Knapsack
+from remat.passes.decide.solve_graph import SolveGraph
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.instances import Instance
+from remat.solvers.instances import Instance, save_instance
 from remat.solvers.problem import KnapsackProblem
 
 if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.core.base import Pass
     from remat.passes.core.pipeline import Pipeline
-    from remat.passes.core.state import State
+
+#: Names the folder that reproducers of crashed compilations go to where none is given; empty for none at all.
+VARIABLE = "REMAT_REPRO_DIR"
+#: Bytes of a file of a reproducer that are read, at most; the graph has a limit of its own.
+MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A run that failed.
+
+    Attributes:
+        graph: text of the joint graph.
+        pipeline: text of the pipeline; empty where `options` say how the graph was planned.
+        options: arguments of `remat.plan` by name; empty where a pipeline was run by itself.
+        path: the pass that failed, with those that it is inside of before it; empty if it was none.
+        error: what was raised.
+        instance: the problem that a solver failed at.
+        note: what else to know about the graph.
+    """
+
+    graph: str
+    pipeline: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+    error: BaseException
+    instance: Instance | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A failure as it was written down; what is not named here is as in `Failure`.
+
+    Attributes:
+        graph: file of the joint graph.
+        checks: what `VerifyEach` was checking when it found the failure, or empty.
+        type: class of the error.
+        message: its message.
+    """
+
+    form: ClassVar[Form] = Form("reproducer", "remat_repro", 1)
+
+    graph: Path
+    pipeline: str
+    options: Mapping[str, str]
+    path: tuple[str, ...]
+    checks: str
+    type: str
+    message: str
+    note: str
+
+    def is_same(self, error: BaseException) -> bool:
+        """Whether an error is the recorded one: of the same class, and with the same message.
+
+        Addresses and the passes that had run before do not count.
+        """
+        return type(error).__name__ == self.type and _plain(str(error)) == _plain(self.message)
+
+
+def write_reproducer(folder: Path, failure: Failure) -> Path:
+    """Writes a folder ``remat-repro-<pass>-<digest>`` inside of ``folder``, whole or not at all.
+
+    The digest is of the graph, the pipeline and the error: the same failure gets the same folder.
+
+    Returns:
+        The folder.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    what = failure.path[-1] if failure.path else "plan"
+    target = folder / f"remat-repro-{re.sub(r'[^A-Za-z0-9._-]', '_', what)}-{_digest(failure)}"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=folder))
+    try:
+        for name, text in files_of(failure, target.name).items():
+            (draft / name).write_text(text, encoding="utf-8")
+        if failure.instance is not None:
+            with contextlib.suppress(RematError):  # one that is too large to be read again
+                save_instance(draft / "problem.json", failure.instance)
+        draft.rename(target)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        if target.is_dir():  # somebody else was faster
+            return target
+        raise
+    return target
+
+
+def read_reproducer(folder: Path) -> Recorded:
+    """Reads what `write_reproducer` wrote; the graph itself is left to `remat.graph.text`.
+
+    Raises:
+        ProblemError: the folder holds no reproducer; the message says what is missing or wrong.
+    """
+    expected = "expected a folder that a Reproducer wrote, such as remat-repro-cse-1a2b3c4d"
+    if not folder.is_dir():
+        raise ProblemError(f"there is no folder '{folder}'; {expected}")
+    graph = folder / "graph.joint"
+    recorded = read_as(
+        "reproducer",
+        folder / "failure.json",
+        lambda text: read_record(Recorded, text, graph=graph),
+        MAX_BYTES,
+    )
+    if not graph.is_file():
+        raise ProblemError(f"'{folder}' has no file graph.joint; {expected}")
+    return recorded
+
+
+def leave_reproducer(
+    folder: Path, error: BaseException, describe: Callable[[], Failure]
+) -> Path | None:
+    """Writes a reproducer, and says in the error where it is or why there is none.
+
+    The error itself is never replaced, whatever goes wrong here.
+
+    Returns:
+        The folder; None where none could be written.
+    """
+    try:
+        written = write_reproducer(folder, describe())
+    except Exception as other:
+        append_message(error, f"no reproducer was written to '{folder}': {other}")
+        return None
+    append_message(error, f"reproducer: {written} (see it again with: remat repro FOLDER)")
+    return written
 
 
 class Reproducer(Instrument):
@@ -104,3 +264,189 @@ def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> In
         unit=problem.unit,
         source=source,
     )
+
+
+def is_unexpected(error: BaseException) -> bool:
+    """Whether a failure is not the user's: a pass or a solver that crashed, or was found wrong.
+
+    A budget that cannot be met, invalid options, tags in conflict and a missing solver are the
+    user's; their messages say all there is to know.
+    """
+    if isinstance(error, SolverError):
+        return error.problem is not None
+    if isinstance(error, RematError):
+        return isinstance(error, (PassError, VerifyError))
+    return isinstance(error, Exception)
+
+
+def folder_for(given: object) -> Path | None:
+    """The folder for reproducers: as given, by the environment, or one for temporary files; None for none.
+
+    Args:
+        given: a path; None for the default; False for none.
+
+    Raises:
+        ProblemError: it is something else.
+    """
+    if given is None or given is True:
+        named = os.environ.get(VARIABLE)
+        if named is not None:
+            return Path(named) if named else None
+        try:
+            return Path(tempfile.gettempdir()) / f"remat-repro-of-{_user()}"
+        except OSError:  # no folder can be written, or the disk is full
+            return None
+    if given is False:
+        return None
+    if isinstance(given, (str, Path)) and str(given):
+        return Path(given)
+    raise ProblemError(f"repro is {given!r}; expected the path of a folder, or False for none")
+
+
+def report(
+    error: Exception,
+    joint: JointGraph,
+    folder: Path | None,
+    describe: Callable[[], tuple[str, Mapping[str, str], str]],
+) -> None:
+    """Writes a reproducer where a failure is unexpected, and says in the error where it is.
+
+    Nothing is done before something fails, so the graph is written as it is by then.
+
+    Args:
+        error: what was raised.
+        joint: the graph that was being planned.
+        folder: where to put it; None for nowhere.
+        describe: tells the pipeline, the arguments of `remat.plan`, and a note.
+    """
+    if folder is None or not is_unexpected(error):
+        return
+    from remat.graph.text import print_joint
+
+    def as_failure() -> Failure:
+        pipeline, options, note = describe()
+        return Failure(
+            graph=print_joint(joint),
+            pipeline=pipeline,
+            options=options,
+            path=_path(error),
+            error=error,
+            instance=instance_of(error, State(joint=joint), options.get("cost", "")),
+            note=" ".join((_NOTE, note)).strip(),
+        )
+
+    leave_reproducer(folder, error, as_failure)
+
+
+_NOTE = (
+    "The graph is as it was when the failure was noticed: passes that come before the decision, such "
+    "as dce and cse, had changed it already, and one of them that fails leaves it half-way."
+)
+
+
+def _path(error: Exception) -> tuple[str, ...]:
+    """The pass that failed, as far as the error tells."""
+    if isinstance(error, PassError):
+        return tuple(error.pass_name.split(" > "))
+    if isinstance(error, SolverError):
+        of_graph = isinstance(error.problem, GraphProblem)
+        return (SolveGraph.name if of_graph else Knapsack.name,)
+    return ()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # an id without an entry in the table of users
+        return str(os.getuid()) if hasattr(os, "getuid") else "somebody"
+
+
+def versions() -> dict[str, Any]:
+    """What a failure may depend on: remat, PyTorch, Python, the platform, and plugins."""
+    import torch
+
+    plugins: dict[str, str] = {}
+    for entry in importlib.metadata.entry_points(group="remat"):
+        dist = entry.dist
+        plugins[dist.name if dist else entry.name] = dist.version if dist else ""
+    return {
+        "remat": importlib.metadata.version("remat"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "plugins": dict(sorted(plugins.items())),
+    }
+
+
+def files_of(failure: Failure, name: str) -> dict[str, str]:
+    """The files of a reproducer's folder, by name; ``name`` is that of the folder."""
+    error = failure.error
+    record = {
+        Recorded.form.key: Recorded.form.version,
+        "path": list(failure.path),
+        "checks": getattr(error, "found_by", ""),
+        "type": type(error).__name__,
+        "message": str(error),
+        "pipeline": failure.pipeline,
+        "options": dict(failure.options),
+        "note": failure.note,
+    }
+    files = {
+        "graph.joint": failure.graph,
+        "failure.json": json.dumps(record, indent=2) + "\n",
+        "versions.json": json.dumps(versions(), indent=2) + "\n",
+        "traceback.txt": "".join(traceback.format_exception(error)),
+        "README.txt": _readme(failure, name),
+    }
+    if failure.pipeline:
+        files["pipeline.txt"] = failure.pipeline + "\n"
+    return files
+
+
+def _readme(failure: Failure, name: str) -> str:
+    error = failure.error
+    where = f"Pass '{' > '.join(failure.path)}'" if failure.path else "Planning"
+    parts = [
+        f"{where} failed:",
+        textwrap.indent(f"{type(error).__name__}: {error}", "    "),
+        "See it again:",
+        f"    remat repro {name}",
+        "or first make it small:",
+        f"    remat reduce {name}",
+    ]
+    if failure.pipeline:
+        checks = getattr(error, "found_by", "") or "structure"
+        passes = f"--passes {shlex.quote(failure.pipeline)}"
+        parts += [
+            "or step by step, inside of this folder:",
+            f"    remat opt graph.joint {passes} --verify-each={checks} --print-changed",
+        ]
+    if failure.instance is not None:
+        parts += [
+            "The solver failed at the problem in problem.json:",
+            "    remat solve problem.json --solver NAME",
+        ]
+    if failure.note:
+        parts.append(failure.note)
+    parts.append(
+        "graph.joint holds operators, shapes and tags, and names lines of the model's source;\n"
+        "traceback.txt names files. No file here holds weights, data, or the environment."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def _digest(failure: Failure) -> str:
+    parts = (
+        failure.graph,
+        failure.pipeline,
+        json.dumps(dict(failure.options), sort_keys=True),
+        type(failure.error).__name__,
+        _plain(str(failure.error)),
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:8]
+
+
+def _plain(message: str) -> str:
+    """A message without what may differ from run to run: addresses in memory, what ran before."""
+    without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
+    return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

@@ -113,7 +113,7 @@ class Extraction:
         storages = self._state.storages
         for gone, why in (
             (storages.mutated, "forward mutated it"),
-            (storages.refilled, "the user may have refilled it"),
+            (storages.user_mutated, "the user may have written to it"),
         ):
             lost = {i for i in read & gone if not self._is_destination(i)}
             if lost:

@@ -15,7 +15,7 @@ from remat.errors import PassError, ProblemError, SolverError, append_message
 from remat.graph.text import read_joint
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.instruments import Reproducer, VerifyEach
-from remat.passes.instruments.repro_folder import read_reproducer
+from remat.passes.instruments.reproducer import read_reproducer
 from remat.passes.joint.dce import DeadCode
 from remat.solvers.graph_problem import GraphProblem
 from tests.passes.instruments.passes import Breaks, Raises, Twice, Wrong, run

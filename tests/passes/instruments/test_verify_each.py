@@ -28,7 +28,7 @@ from tests.passes.instruments.sample import REPLAY, TEXT, WHOLE, step
         (bad.Sneak(), "it changed the graph outside of `with state.edit()`: the recompute tag of 'sin' was None"),
         (bad.Hoarder(), "it preserves the analysis 'count', which comes out differently"),
         (bad.Swaps(), "it says modified=False, but returns another graph"),
-        (bad.Breaks(), "it left a broken joint graph: 'sin' reads 'mm' before it is computed"),
+        (bad.Breaks(), "it left a broken joint graph: Argument 'mm' of Node 'sin' was used before it has been defined"),
     ],
 )  # fmt: skip
 def test_a_pass_that_breaks_a_rule_is_named(wrong: Pass, message: str) -> None:

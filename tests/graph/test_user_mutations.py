@@ -12,7 +12,7 @@ from torch._functorch._aot_autograd.descriptors import ParamAOTInput
 from torch.nn import functional as F
 
 import remat
-from remat.graph.refills import refillable_inputs
+from remat.graph.user_mutations import user_mutable_inputs
 from tests.graphs import node
 
 T = torch.Tensor
@@ -108,7 +108,7 @@ def test_it_is_what_eager_autograd_does_not_save(name: str, lower: str) -> None:
         if k not in joint.static_inputs and "tangents" not in n.name
     ]
     assert len(inputs) == len(args)
-    assert [n in refillable_inputs(joint) for n in inputs] == [not m for m in minded]
+    assert [n in user_mutable_inputs(joint) for n in inputs] == [not m for m in minded]
 
 
 def test_parameters_and_buffers_are_none() -> None:
@@ -124,12 +124,12 @@ def test_parameters_and_buffers_are_none() -> None:
 
     torch._dynamo.reset()
     joint = remat.capture(Model(), (floats(),), lower="eager")
-    assert refillable_inputs(joint) == {"primals_1"}
+    assert user_mutable_inputs(joint) == {"primals_1"}
     # Where a trace does not list them as static, it may say so of each.
     unlisted = replace(joint, static_inputs=())
-    (bias,) = refillable_inputs(unlisted) - {"primals_1", "primals_3"}
+    (bias,) = user_mutable_inputs(unlisted) - {"primals_1", "primals_3"}
     node(joint, bias).meta["desc"] = ParamAOTInput(target="bias")
-    assert refillable_inputs(unlisted) == {"primals_1", "primals_3"}
+    assert user_mutable_inputs(unlisted) == {"primals_1", "primals_3"}
 
 
 def test_it_is_asked_of_the_graph_as_it_was_traced() -> None:
@@ -138,4 +138,4 @@ def test_it_is_asked_of_the_graph_as_it_was_traced() -> None:
     joint = remat.capture(
         lambda x: (x.sgn() * W).sum() + (x * W.abs()).sum(), (floats(),), lower="eager"
     )
-    assert refillable_inputs(joint) == frozenset()
+    assert user_mutable_inputs(joint) == frozenset()

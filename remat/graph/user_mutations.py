@@ -33,7 +33,7 @@ from remat.graph.storages import Sizes, storage_key
 from remat.graph.writes import aliased_argument
 
 
-def refillable_inputs(joint: JointGraph) -> frozenset[str]:
+def user_mutable_inputs(joint: JointGraph) -> frozenset[str]:
     """Names of the inputs that eager autograd leaves to the user between forward and backward.
 
     Parameters and buffers are none of them, nor is what autograd saves, itself or as a view.
@@ -47,7 +47,7 @@ def refillable_inputs(joint: JointGraph) -> frozenset[str]:
     saved = _saved_by_autograd(joint, root)
     saved.update(root[o] for o in split_outputs(joint)[1] if isinstance(o, fx.Node))
     found = (n for n in inputs if role_of(n) is Role.PRIMAL and n not in static)
-    return frozenset(n.name for n in found if _is_refillable(n) and n not in saved)
+    return frozenset(n.name for n in found if _is_user_mutable(n) and n not in saved)
 
 
 def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> None:
@@ -222,12 +222,12 @@ def _saved_by_autograd(joint: JointGraph, root: _Roots) -> set[fx.Node]:
                 late.add(node)
         elif belongs_to_backward(node) or not late.isdisjoint(read):
             late.add(node)
-            if not ops.name_of(node.target).startswith("sym_"):  # sizes are not what is refilled
+            if not ops.name_of(node.target).startswith("sym_"):  # nobody writes to sizes
                 saved.update(root[n] for n in read if n not in late)
     return saved
 
 
-def told(graph: fx.Graph, name: str) -> str:
+def describe_input(graph: fx.Graph, name: str) -> str:
     """An input for people: its name, its type and shape, and the first line that reads it."""
     for node in graph.find_nodes(op="placeholder"):
         if node.name == name:
@@ -238,7 +238,7 @@ def told(graph: fx.Graph, name: str) -> str:
     return name
 
 
-def _is_refillable(node: fx.Node) -> bool:
+def _is_user_mutable(node: fx.Node) -> bool:
     """Whether an input is a tensor that no module owns."""
     desc = node.meta.get("desc")
     owned = desc is not None and (desc.is_param() or desc.is_buffer())

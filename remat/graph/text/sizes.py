@@ -1,0 +1,487 @@
+"""Sizes as text and back: expressions such as ``(s77//2) + 1``, the symbols in them, and fake values made of them.
+
+SymPy prints expressions. They are read by walking the syntax tree; nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import sympy
+import torch
+from sympy.core.relational import Relational
+from sympy.printing.precedence import PRECEDENCE
+from sympy.printing.str import StrPrinter
+from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, ValueRangesSLoc
+
+from remat import torch_compat
+from remat.errors import ProblemError
+from remat.graph.text.syntax import Source, call_name
+from remat.torch_compat import int_oo
+from remat.torch_compat import sympy_functions as functions
+
+#: A size: a number, or an expression over symbols.
+Size = Any
+
+#: Names that ShapeEnv gives to symbols: sizes, floats, and their unbacked kin.
+SYMBOL = re.compile(r"(s|u|zf|zuf)\d{1,9}", re.ASCII)
+
+_NAMES = re.compile(r"\b[su]\d{1,9}\b", re.ASCII)
+
+_INFINITE = (sympy.nan, sympy.zoo, sympy.oo, -sympy.oo, int_oo, -int_oo)
+
+_COMPARISONS: dict[type[ast.cmpop], type[sympy.Basic]] = {
+    ast.Eq: sympy.Eq,
+    ast.NotEq: sympy.Ne,
+    ast.Lt: sympy.Lt,
+    ast.LtE: sympy.Le,
+    ast.Gt: sympy.Gt,
+    ast.GtE: sympy.Ge,
+}
+_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.FloorDiv: functions.FloorDiv,
+}
+#: Functions of PyTorch's own that stand as calls.
+_PLAIN = (
+    "ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow "
+    "FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity "
+    "IsNonOverlappingAndDenseIndicator LShift PowByNatural RShift"
+)
+
+
+@functools.cache
+def _functions() -> dict[str, Any]:
+    """Functions that stand as calls, by name."""
+    opaque = [n for n in vars(functions) if n.startswith(("OpaqueUnaryFn_", "BitwiseFn_"))]
+    found = {n: getattr(functions, n) for n in (*_PLAIN.split(), *opaque)}
+    return {**found, "And": sympy.And, "Or": sympy.Or, "Not": sympy.Not}
+
+
+def size_of(value: Any) -> Size:
+    """A size, stride or number of bytes as an int or an expression."""
+    if type(value) is int:
+        return value
+    expression = expression_of(value) if hasattr(value, "node") else value
+    return int(expression) if isinstance(expression, (int, sympy.Integer)) else expression
+
+
+def expression_of(value: Any) -> Any:
+    """The expression of a symbolic number.
+
+    Raises:
+        ProblemError: it has none, as the sizes of nested tensors.
+    """
+    expression = getattr(value.node, "expr", None)
+    if expression is None:
+        raise ProblemError(f"the number {value} has no text form: it is no expression of symbols")
+    return expression
+
+
+def read_size(text: str) -> Size:
+    """A size of symbols that `write_expression` wrote, by their names.
+
+    Raises:
+        ProblemError: the text is none.
+    """
+    source = Source(text)
+    if len(source.body) != 1 or not isinstance(source.body[0], ast.Expr):
+        raise ProblemError(f"{text[:60]!r} is no expression of sizes")
+    names = set(_NAMES.findall(text))
+    symbols = {n: sympy.Symbol(n, integer=True, positive=n.startswith("s")) for n in names}
+    return Expressions(source, symbols).size(source.body[0].value)
+
+
+def write_expression(expression: Size, used: set[sympy.Symbol]) -> str:
+    """The text of an expression.
+
+    Args:
+        expression: an int, or what SymPy made of sizes.
+        used: takes up the symbols in it.
+
+    Raises:
+        ProblemError: something in it has no text form.
+    """
+    if type(expression) is int:
+        return str(expression)
+    value = sympy.sympify(expression)
+    for part in sympy.preorder_traversal(value):
+        if not _has_text(part):
+            name = type(part).__name__
+            raise ProblemError(f"the expression {value} has a {name} in it, which has no text form")
+    used |= value.free_symbols
+    text: str = _PRINTER.doprint(value)
+    return text
+
+
+def _has_text(part: Any) -> bool:
+    """Whether a part of an expression can be read again, given its own parts."""
+    if isinstance(part, sympy.Symbol):
+        return SYMBOL.fullmatch(part.name) is not None
+    if isinstance(part, sympy.Pow):
+        return isinstance(part.exp, sympy.Integer)
+    return isinstance(part, _PLAIN_KINDS) or _functions().get(type(part).__name__) is type(part)
+
+
+class _Printer(StrPrinter):  # type: ignore[misc]
+    """SymPy's printer, with quotients of integers as Python has them, and floats by all their digits."""
+
+    def _print(self, expr: Any, **kwargs: Any) -> str:
+        kind = type(expr)
+        if kind is functions.FloorDiv:
+            return "//".join(
+                self.parenthesize(x, PRECEDENCE["Atom"], strict=True) for x in expr.args
+            )
+        if isinstance(expr, sympy.Float):
+            return repr(float(expr))
+        if isinstance(expr, Relational):
+            sides = [self.parenthesize(x, PRECEDENCE["Relational"]) for x in expr.args]
+            return f" {expr.rel_op} ".join(sides)
+        if _functions().get(kind.__name__) is kind:
+            return f"{kind.__name__}({', '.join(map(self._print, expr.args))})"
+        text: str = super()._print(expr, **kwargs)
+        return text
+
+
+_PRINTER = _Printer()
+#: Numbers, truth values, sums, products, quotients and comparisons.
+_PLAIN_KINDS = (
+    sympy.Rational,
+    sympy.Float,
+    sympy.logic.boolalg.BooleanAtom,
+    sympy.Add,
+    sympy.Mul,
+    functions.FloorDiv,
+    Relational,
+)
+
+
+class Expressions:
+    """Reads expressions over declared symbols."""
+
+    def __init__(self, source: Source, symbols: Mapping[str, sympy.Symbol]) -> None:
+        self._source = source
+        self._symbols = symbols
+        self._known: dict[str, Any] = {}
+
+    def size(self, node: ast.expr) -> Size:
+        """An int, or an expression with whole values."""
+        if isinstance(node, ast.Constant):
+            return self._source.integer(node)
+        found = self.read(node)
+        if isinstance(found, sympy.Integer):
+            return int(found)
+        if getattr(found, "is_integer", None) is False or not isinstance(found, sympy.Expr):
+            raise self._source.error(node, "a whole number of things")
+        return found
+
+    def read(self, node: ast.expr) -> Any:
+        """An expression of any kind, in SymPy's form."""
+        key = node.id if isinstance(node, ast.Name) else ast.dump(node)
+        if key not in self._known:
+            self._known[key] = self._read(node)
+        return self._known[key]
+
+    def _read(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                value = self._source.constant(node)
+                if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
+                    return sympy.sympify(value)
+                raise self._refusal(node, "finite numbers, and symbols")
+            case ast.Name(id=name):
+                if name in self._symbols:
+                    return self._symbols[name]
+                raise self._source.error(
+                    node, "one that symbols(…) declares", f"the symbol {name[:60]!r}"
+                )
+            case ast.BinOp(op=ast.Mult() | ast.Div()) | ast.UnaryOp(op=ast.USub()):
+                over, under = _factors(node)
+                return self._apply(node, partial(_product, len(over)), *over, *under)
+            case ast.BinOp(op=ast.Pow()):
+                power = self._source.integer(node.right)
+                return self._apply(node, lambda x: x**power, node.left)
+            case ast.BinOp(left=left, op=op, right=right):
+                if type(op) in _OPERATORS:
+                    return self._apply(node, _OPERATORS[type(op)], left, right)
+                raise self._refusal(node, "one of + - * / // ** between symbols")
+            case ast.Compare(left=left, ops=[sign], comparators=[right]):
+                if type(sign) in _COMPARISONS:
+                    return self._apply(node, _COMPARISONS[type(sign)], left, right)
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+                return self._call(node, name, args)
+        raise self._refusal(node, "sums, products, comparisons and functions of symbols")
+
+    def _call(self, node: ast.Call, name: str, args: list[ast.expr]) -> Any:
+        if name == "Rational" and len(args) == 2:
+            p, q = map(self._source.integer, args)
+            return self._apply(node, lambda: sympy.Rational(p, q))
+        function = _functions().get(name)
+        if function is None:
+            known = f"one of {', '.join(sorted(_functions()))}"
+            raise self._source.error(node, known, f"the function {name[:60]!r}")
+        return self._apply(node, function, *args)
+
+    def _apply(self, node: ast.expr, make: Callable[..., Any], *args: ast.expr) -> Any:
+        """Apply a function to expressions; the result must be finite."""
+        values = [self._read(x) for x in args]
+        try:
+            made = make(*values)
+        except (ArithmeticError, AssertionError, AttributeError, TypeError, ValueError) as error:
+            expected = f"one that can be computed ({type(error).__name__}: {error})"
+            raise self._refusal(node, expected) from error
+        if made.has(*_INFINITE):
+            raise self._refusal(node, "one with a finite value")
+        return made
+
+    def _refusal(self, node: ast.AST, expected: str) -> ProblemError:
+        return self._source.error(node, expected, "the expression {}")
+
+
+def _factors(node: ast.expr) -> tuple[list[ast.expr], list[ast.expr]]:
+    """All factors and divisors of a product: two by two, SymPy would multiply numbers into sums."""
+    match node:
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            over, under = _factors(operand)
+            return [ast.Constant(-1), *over], under
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            over, under = _factors(left)
+            return [*over, right], under
+        case ast.BinOp(left=left, op=ast.Div(), right=right):
+            over, under = _factors(left)
+            return over, [*under, right]
+    return [node], []
+
+
+def _product(factors: int, *values: Any) -> Any:
+    """The product of the first values, divided by the others."""
+    return sympy.Mul(*values[:factors], *(1 / x for x in values[factors:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symbol:
+    """What is known about a symbol.
+
+    Attributes:
+        name: as ShapeEnv calls it: sizes begin with s, unbacked ones with u, floats with zf or zuf.
+        hint: its value in the run that was traced; None for an unbacked symbol.
+        min: lower end of its range; None where that is minus infinity.
+        max: upper end of its range; None where that is infinity.
+        positive: whether SymPy may take it for positive.
+        size_like: an unbacked symbol that is the size of something.
+    """
+
+    name: str
+    hint: int | float | None = None
+    min: int | float | None = None
+    max: int | float | None = None
+    positive: bool = False
+    size_like: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        return self.name.startswith("z")
+
+
+class Fakes:
+    """Makes fake values under one mode.
+
+    Args:
+        symbols: what sizes are made of.
+
+    Attributes:
+        symbols: SymPy's symbols, by name.
+        mode: what fake tensors are made under.
+    """
+
+    def __init__(self, symbols: Sequence[Symbol]) -> None:
+        self._env = ShapeEnv()
+        self.mode = torch_compat.FakeTensorMode(shape_env=self._env, allow_non_fake_inputs=True)
+        self.symbols = {s.name: self._declare(s) for s in symbols}
+        self._made: dict[tuple[str, Any], Any] = {}
+
+    def _declare(self, symbol: Symbol) -> sympy.Symbol:
+        kind = {"real": True} if symbol.is_float else {"integer": True}
+        if symbol.name.startswith("zuf"):
+            kind = {}
+        positive = {"positive": True} if symbol.positive else {}
+        made = sympy.Symbol(symbol.name, **kind, **positive)
+        infinity: Any = sympy.oo if symbol.is_float else int_oo
+        self._env.var_to_range[made] = torch_compat.ValueRanges(
+            -infinity if symbol.min is None else symbol.min,
+            infinity if symbol.max is None else symbol.max,
+        )
+        # Where guards and errors about the symbol are said to come from: this text, not the user's code.
+        here = self._env._get_sloc("graph text")
+        self._env.var_to_range_sloc[made] = ValueRangesSLoc(here, here)
+        self._env.var_to_sources[made] = []
+        self._env.var_to_stack[made] = torch_compat.CapturedTraceback.extract()  # type: ignore[no-untyped-call]
+        if symbol.hint is not None:
+            self._env.backed_var_to_val[made] = sympy.sympify(symbol.hint)
+        if symbol.size_like:
+            self._env.size_like.add(made)
+        return made
+
+    def number(self, kind: str, expression: Any) -> Any:
+        """A SymInt, SymFloat or SymBool, by the name of its type."""
+        key = (kind, expression)
+        if key not in self._made:
+            make, plain = _NUMBERS[kind]
+            value = sympy.sympify(expression)
+            known = self._known(value)
+            node = SymNode(value, self._env, plain, None if known is None else plain(known))
+            self._made[key] = make(node)
+        return self._made[key]
+
+    def _known(self, value: Any) -> Any:
+        """What an expression comes to in the run that was traced; None for unbacked symbols."""
+        hints: Mapping[Any, Any] = self._env.backed_var_to_val
+        return value.xreplace(hints) if value.free_symbols <= hints.keys() else None
+
+    def hint(self, size: Size) -> int | None:
+        """A size in the run that was traced; None where unbacked symbols stand in it."""
+        if type(size) is int:
+            return size
+        known = self._known(size)
+        return None if known is None else int(known)
+
+    def size(self, size: Size) -> Any:
+        """A size as PyTorch takes it."""
+        return size if type(size) is int else self.number("SymInt", size)
+
+    def without_guards(self) -> contextlib.AbstractContextManager[None]:
+        """Lets what asks about symbols be answered by their hints, and learn nothing from it."""
+        return self._env.suppress_guards()
+
+    def memory(self, nbytes: Size) -> torch.UntypedStorage:
+        """Memory that is not there, of so many bytes."""
+        flat = torch.empty((self.size(nbytes),), dtype=torch.uint8, device="meta")
+        return flat.untyped_storage()
+
+    def tensor(
+        self,
+        dtype: torch.dtype,
+        sizes: Sequence[Size],
+        strides: Sequence[Size],
+        offset: Size,
+        memory: torch.UntypedStorage,
+        *,
+        device: torch.device,
+        grad: bool = False,
+    ) -> torch_compat.FakeTensor:
+        """A strided fake tensor over a piece of memory that is large enough."""
+        shape = [self.size(s) for s in sizes]
+        step = [self.size(s) for s in strides]
+        # The size of the memory has been checked: no guard about it is to narrow a symbol.
+        with torch.no_grad(), self.without_guards():
+            meta = torch.empty(0, dtype=dtype, device="meta")
+            if all(type(s) is int for s in (*shape, *step, offset)):
+                meta.set_(memory, offset, shape, step)
+            else:  # a view asks nothing about symbols that only a run could answer
+                count = functions.FloorDiv(size_of(memory.nbytes()), dtype.itemsize)
+                meta.set_(memory, 0, [self.size(size_of(count))], [1])
+                meta = meta.as_strided(shape, step, self.size(offset))
+        if grad:
+            meta.requires_grad_()
+        return torch_compat.FakeTensor(self.mode, meta, device)
+
+    def sparse(
+        self, dtype: torch.dtype, sizes: Sequence[Size], layout: torch.layout, device: torch.device
+    ) -> torch.Tensor:
+        """A fake tensor of another layout."""
+        with self.mode:
+            return torch.empty(
+                tuple(map(self.size, sizes)), dtype=dtype, layout=layout, device=device
+            )
+
+
+_NUMBERS: dict[str, tuple[Any, type[Any]]] = {
+    "SymInt": (torch.SymInt, int),
+    "SymFloat": (torch.SymFloat, float),
+    "SymBool": (torch.SymBool, bool),
+}
+
+
+def write_symbol(symbol: Symbol) -> str:
+    """The declaration of a symbol: ``symbol(8, min=2, max=64)``."""
+    parts = [] if symbol.hint is None else [repr(symbol.hint)]
+    parts += [] if symbol.min is None else [f"min={symbol.min!r}"]
+    parts += [] if symbol.max is None else [f"max={symbol.max!r}"]
+    if symbol.positive != symbol.name.startswith("s"):
+        parts.append(f"positive={symbol.positive}")
+    parts += ["size_like=True"] if symbol.size_like else []
+    return f"symbol({', '.join(parts)})"
+
+
+def symbols_of(used: Iterable[sympy.Symbol], env: ShapeEnv | None) -> list[Symbol]:
+    """The hints and ranges that an environment has for symbols, in the order of their names."""
+    ordered = sorted(used, key=lambda s: (s.name.rstrip("0123456789"), len(s.name), s.name))
+    if env is None:
+        return [Symbol(name=s.name, positive=bool(s.is_positive)) for s in ordered]
+    ranges = {s: env.var_to_range.get(s) for s in ordered}
+    return [
+        Symbol(
+            name=s.name,
+            hint=_number(env.backed_var_to_val.get(s)),
+            min=_number(getattr(ranges[s], "lower", None)),
+            max=_number(getattr(ranges[s], "upper", None)),
+            positive=bool(s.is_positive),
+            size_like=s in env.size_like,
+        )
+        for s in ordered
+    ]
+
+
+def _number(value: Any) -> int | float | None:
+    """A hint or bound as a number; None for what is infinite or none."""
+    if isinstance(value, (int, sympy.Integer)):
+        return int(value)
+    if isinstance(value, (float, sympy.Float)) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def read_symbols(source: Source, node: ast.stmt | None) -> list[Symbol] | None:
+    """Reads ``symbols(…)``; None if a statement is not that."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or call_name(call) != "symbols":
+        return None
+    if call.args:
+        raise source.error(call.args[0], "name=symbol(…)")
+    return [_read_symbol(source, k) for k in call.keywords]
+
+
+def _read_symbol(source: Source, given: ast.keyword) -> Symbol:
+    name, call = given.arg or "", given.value
+    if not SYMBOL.fullmatch(name):
+        got = f"a symbol called {name[:60]!r}"
+        raise source.error(given, "a name such as s77, u0, zf1 or zuf1", got)
+    if not isinstance(call, ast.Call) or call_name(call) != "symbol" or len(call.args) > 1:
+        raise source.error(call, "symbol(hint, min=…, max=…)")
+    values: dict[str, Any] = {"positive": name.startswith("s")}
+    for key, value in [("hint", x) for x in call.args] + [(k.arg, k.value) for k in call.keywords]:
+        literal = value.value if isinstance(value, ast.Constant) else None
+        if key in ("positive", "size_like"):
+            if type(literal) is not bool:
+                raise source.error(value, "True or False")
+            values[key] = literal
+        elif key in ("hint", "min", "max"):
+            is_float = name.startswith("z") and type(literal) is float
+            values[key] = literal if is_float else source.integer(value)
+        else:
+            raise source.error(call, "min, max, positive or size_like", f"'{key}'")
+    known = [v for v in map(values.get, ("min", "hint", "max")) if v is not None]
+    if known != sorted(known):
+        raise source.error(given, "min to be below the hint, and that below max")
+    return Symbol(name=name, **values)

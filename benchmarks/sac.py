@@ -54,7 +54,7 @@ from remat.checkpointing import estimate, plan
 from remat.errors import BudgetError
 from remat.running.measure import StorageTracker, as_before, measure_step, run_backward, run_forward
 from remat.sac import SACPlan, apply, remove
-from remat.sac.estimate.modules import ModuleTree
+from remat.sac.estimation.modules import ModuleTree
 from remat.sac.run.lifetimes import loss_only
 from remat.sac.run.operators import tensors_in
 from remat.sac.solve.step_plot import simulate_plan

@@ -16,11 +16,11 @@ from remat.errors import ProblemError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
 from remat.running.measure import run_backward, run_forward
-from remat.sac.estimate.calls import CallStats, as_checkpointed, call_stats
-from remat.sac.estimate.collecting import BENCHMARK
-from remat.sac.estimate.estimator import SACEstimator
-from remat.sac.estimate.reruns import time_reruns
-from remat.sac.estimate.stats import SACStats
+from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
+from remat.sac.estimation.collecting import BENCHMARK
+from remat.sac.estimation.estimator import SACEstimator
+from remat.sac.estimation.reruns import time_reruns
+from remat.sac.estimation.stats import SACStats
 from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.recording import ModuleSpan
@@ -149,7 +149,7 @@ def collect_modules(
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
         mode: how runtimes are found; see `SACEstimator`. In ``"operator-level-benchmark"``, modules on
-            real CPU tensors are timed while they run again, operator by operator (`remat.sac.estimate.reruns`).
+            real CPU tensors are timed while they run again, operator by operator (`remat.sac.estimation.reruns`).
         cost: another cost model for the mode.
         fake: whether to run on fake tensors, which takes neither memory nor a GPU. Some models run
             other operators then (see `SACEstimator`), and a plan made from those is refused when it

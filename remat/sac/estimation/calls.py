@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from remat.sac.estimate.stats import SACStats
+from remat.sac.estimation.stats import SACStats
 from remat.sac.run.lifetimes import Ints, Lifetimes
 from remat.sac.run.recording import ModuleSpan
 

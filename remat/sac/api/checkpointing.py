@@ -155,7 +155,7 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Runs a step without a plan and with it, and measures both.
+    """Run a step without a plan and with it, and measure both, memory by the allocator.
 
     The model, its gradients, and the state of random generators are afterwards as before.
 
@@ -169,7 +169,7 @@ def check(
     _check_real(model, args, named)
     step = loss_only(model)
     resident = [*model.parameters(), *model.buffers()]
-    plain = measure_step(step, args, named, resident=resident)
+    plain = measure_step(step, args, named, resident=resident, by="allocator")
     times: tuple[list[float], list[float]] = ([], [])
     gradients: list[list[torch.Tensor | None]] = []
     given = given_tensors(model, args, named)
@@ -180,7 +180,7 @@ def check(
             apply(model, plan)
         try:
             if k == 1:
-                peak = measure_step(step, args, named, resident=resident)
+                peak = measure_step(step, args, named, resident=resident, by="allocator")
             with left_as_found(given):
                 times[k % 2].append(_timed(step, args, named, device))
                 if k < 2:

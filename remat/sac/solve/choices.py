@@ -17,7 +17,7 @@ from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
 #: Choices for one module, at most: HiGHS takes the longer the more there are.
-MOST_CHOICES = 60
+MOST_CHOICES = 40
 #: Bytes at which a solver is asked for what a module stores.
 ASKED = 24
 

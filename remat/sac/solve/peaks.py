@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -39,7 +38,8 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
     """Simulate a step in which some modules are checkpointed.
 
     From the end of its forward to the start of its backward, a module keeps what it stores and its
-    inputs. Then it runs again, and has back everything that backward reads.
+    inputs. Then it runs again, and has back everything that backward reads. The state of the generator
+    is kept from the start of its forward to the end of its backward.
 
     Args:
         tree: the modules.
@@ -55,24 +55,14 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
             forward = np.arange(call.begin, call.end)
             memory[forward] += held_longer(call, stats, stored, forward)[0]
             memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
-            reruns[k, i] = int(rerun_peaks(call, stats, stored)[0]) - choice.kept_bytes
+            memory[call.begin : call.back_end + 1] += tree.state_bytes
+            # The state from before it runs again is kept beside that of its forward.
+            own = int(rerun_peaks(call, stats, stored)[0]) + tree.state_bytes
+            reruns[k, i] = own - choice.kept_bytes
     for k, i in reruns:
         reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
     peak = max([int(memory.max(initial=0)), *reruns.values()])
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)
-
-
-def moments_of_interest(tree: ModuleTree, modules: Iterable[int], plain: Ints) -> list[int]:
-    """For each interval between ends of forward and starts of backward, the moment of most memory.
-
-    Only results that are stored while forward still runs can make another moment the peak.
-    """
-    ends = {0, len(plain)}
-    for k in modules:
-        for call in tree.modules[k].calls:
-            ends |= {call.end, call.back + 1}
-    edges = sorted(e for e in ends if 0 <= e <= len(plain))
-    return [a + int(np.argmax(plain[a:b])) for a, b in pairwise(edges)]
 
 
 def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
@@ -80,10 +70,10 @@ def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
 
     Stored results wait for their operator; everything else is as in forward.
     """
-    # What waits at each moment: results of operators that have not run again yet.
-    ran = np.array([made for made, _ in call.freed_at], dtype=np.int64)
-    waits = np.arange(call.begin, call.end) < ran[:, None]
-    waiting = stored @ (waits * _sizes(stats)[:, None])
+    nbytes = stored * np.array(stats.memory, dtype=np.int64)
+    ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
+    ran[:, [made - call.begin for made, _ in call.freed_at]] = nbytes
+    waiting = nbytes.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
     peaks: Ints = (call.made + waiting).max(axis=1, initial=0)
     return peaks
 
@@ -95,8 +85,11 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
         A row for each set of stored operators, a column for each moment.
     """
     freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
-    held: Ints = stored @ ((freed[:, None] <= moments) * _sizes(stats)[:, None])
-    return held
+    order = np.argsort(freed, kind="stable")
+    nbytes = stored * np.array(stats.memory, dtype=np.int64)
+    held = np.cumsum(np.pad(nbytes[:, order], ((0, 0), (1, 0))), axis=1)
+    found: Ints = held[:, np.searchsorted(freed[order], moments, side="right")]
+    return found
 
 
 def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
@@ -105,7 +98,3 @@ def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
     for row, choice in zip(found, choices, strict=True):
         row[list(choice.stored)] = 1
     return found
-
-
-def _sizes(stats: SACStats) -> Ints:
-    return np.array(stats.memory, dtype=np.int64)

@@ -1,8 +1,7 @@
 """Which modules to checkpoint, and what each stores: one integer program over a whole step.
 
 A 0/1 variable stands for each choice of each module, and a row for each program point: memory there is
-linear in the choices. A module's bytes and whether it is checkpointed at all are variables of their own,
-so that a row has two entries for a module and not one for each of its choices.
+linear in the choices. Most rows never bind, so only those have a row that an answer has broken.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from remat.sac.solve.peaks import (
     Decision,
     Simulated,
     held_longer,
-    moments_of_interest,
     rerun_peaks,
     simulate,
     stored_sets,
@@ -31,7 +29,7 @@ from remat.solvers.highs import milp
 from remat.units import format_bytes
 
 #: Branch-and-bound nodes of one program, where no time limit is given.
-NODES = 2_000
+NODES = 200
 #: Programs for one plan, at most: each has rows that the answer before it broke.
 ROUNDS = 20
 #: Largest coefficient of a row or of the objective: HiGHS takes smaller differences for rounding errors.
@@ -79,6 +77,7 @@ def least_time(
     """
     deadline = None if time_limit is None else time.monotonic() + time_limit
     program = _Program(tree, options, plain)
+    program.add_rows(simulate(tree, {}, plain), budget)
     bound, limit = 0.0, budget
     for _ in range(ROUNDS):
         answer = program.solve(limit, gap, _seconds_left(deadline))
@@ -91,7 +90,7 @@ def least_time(
         simulated = simulate(tree, answer.decision, plain)
         if simulated.peak_bytes <= budget:
             return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
-        if not program.add_moments(simulated.memory, budget):
+        if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
     found = _least_peak(tree, options, plain, _seconds_left(deadline))
     if found.simulated.peak_bytes <= budget:  # HiGHS ended at its limit
@@ -118,6 +117,7 @@ def _least_peak(
     """The decision of the lowest peak, among those in which modules keep the least that they can."""
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
+    program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
     for _ in range(ROUNDS):
         answer = program.solve(None, 0.0, time_limit)
         if answer is None or answer.decision is None:
@@ -125,8 +125,7 @@ def _least_peak(
         simulated = simulate(tree, answer.decision, plain)
         if simulated.peak_bytes < best.simulated.peak_bytes:
             best = Outcome(decision=answer.decision, simulated=simulated, bound_ps=0.0)
-        # A row that is missing lets the program take a higher peak for a lower one.
-        if not program.add_moments(simulated.memory, best.simulated.peak_bytes - 1):
+        if not program.add_rows(simulated, max(int(answer.bound), 0)):
             break
     return best
 
@@ -145,67 +144,68 @@ class _Answer:
 
 
 class _Program:
-    """The program of one step, as a sparse matrix.
+    """The program of one step.
 
-    Columns: each choice of each module; for each module whether it is checkpointed; for each module the
-    bytes that it keeps; the peak.
+    Its columns are the choices of all modules, one module after the other, and then the peak.
     """
 
     def __init__(
         self, tree: ModuleTree, options: Mapping[int, Sequence[ModuleChoice]], plain: Ints
     ) -> None:
         self._tree, self._options, self._plain = tree, options, plain
-        self._modules = sorted(options)
-        ends = np.cumsum([len(options[k]) for k in self._modules], dtype=int).tolist()
-        starts = [0, *ends][: len(ends)]
-        self._choices = {
-            k: range(a, b) for k, a, b in zip(self._modules, starts, ends, strict=True)
+        ends = np.cumsum([len(c) for c in options.values()], dtype=int).tolist()
+        self._count = ends[-1] if ends else 0
+        self._columns = {
+            k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
         }
-        count, each = len(self._modules), ends[-1] if ends else 0
-        self._chosen = {k: each + i for i, k in enumerate(self._modules)}
-        self._kept = {k: each + count + i for i, k in enumerate(self._modules)}
-        self._peak = each + 2 * count
         self._stored = {k: stored_sets(tree.modules[k].operators, c) for k, c in options.items()}
-        self._unit_bytes = max(1.0, float(plain.max(initial=0)) / _SCALE)
-        self._moments = set(moments_of_interest(tree, options, plain))
-        self._points = [self._at(t) for t in sorted(self._moments)]
-        self._points += [
-            self._rerun(k, i) for k in self._modules for i in range(len(tree.modules[k].calls))
-        ]
+        self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
+        #: Program points that have a row, with the bytes that each choice adds there.
+        self._rows: dict[int | tuple[int, int], Ints] = {}
 
-    def add_moments(self, memory: Ints, budget: int) -> bool:
-        """Add rows for the moments over a budget that have none yet: the worst of each run of moments."""
-        over = np.flatnonzero(memory > budget)
+    def add_rows(self, simulated: Simulated, budget: int) -> bool:
+        """Add a row for each program point that is over a budget and has none yet.
+
+        Of neighbouring moments only the worst has a row: the others follow from it, or are added later.
+
+        Returns:
+            Whether there are new rows.
+        """
+        over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
-        worst = {int(run[np.argmax(memory[run])]) for run in runs} - self._moments
-        self._moments |= worst
-        self._points += [self._at(t) for t in sorted(worst)]
-        return bool(worst)
+        worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
+        rows: dict[int | tuple[int, int], Ints] = {
+            t: self._at(t) for t in worst if t not in self._rows
+        }
+        for at, peak in simulated.reruns.items():
+            if peak > budget and at not in self._rows:
+                rows[at] = self._rerun(*at)
+        self._rows |= rows
+        return bool(rows)
 
-    def _at(self, moment: int) -> tuple[dict[int, float], int]:
-        """Bytes that each column adds at a moment, and the bytes without checkpointing."""
-        row: dict[int, float] = {}
-        for k in self._modules:
+    def _at(self, moment: int) -> Ints:
+        """Bytes that each choice adds at a moment."""
+        row = np.zeros(self._count, dtype=np.int64)
+        for k, columns in self._columns.items():
             module = self._tree.modules[k]
             for call in module.calls:
+                if call.begin <= moment <= call.back_end:
+                    row[columns] += self._tree.state_bytes
                 if call.end <= moment <= call.back:
-                    row[self._kept[k]] = row.get(self._kept[k], 0) + 1
-                    row[self._chosen[k]] = row.get(self._chosen[k], 0) - call.freeable_bytes
+                    row[columns] += self._kept[k] - call.freeable_bytes
                 elif call.begin <= moment < call.end:
                     at = np.array([moment])
-                    held = held_longer(call, module.operators, self._stored[k], at)[:, 0]
-                    _add(row, self._choices[k], held)
-        return row, int(self._plain[moment])
+                    row[columns] += held_longer(call, module.operators, self._stored[k], at)[:, 0]
+        return row
 
-    def _rerun(self, k: int, i: int) -> tuple[dict[int, float], int]:
-        """The same while a module runs again in one of its calls."""
+    def _rerun(self, k: int, i: int) -> Ints:
+        """Bytes that each choice adds while a module runs again in one of its calls."""
         module = self._tree.modules[k]
         call = module.calls[i]
-        row, plain = self._at(call.back)
+        row = self._at(call.back)
         peaks = rerun_peaks(call, module.operators, self._stored[k])
-        kept = np.array([c.kept_bytes for c in self._options[k]], dtype=np.int64)
-        _add(row, self._choices[k], peaks - kept)
-        return row, plain
+        row[self._columns[k]] += peaks - self._kept[k] + self._tree.state_bytes
+        return row
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
         """Solve it for the least time within a budget, or for the least peak.
@@ -218,34 +218,25 @@ class _Program:
         Returns:
             None if nothing fits.
         """
-        from scipy.optimize import Bounds, LinearConstraint
+        from scipy.optimize import Bounds
 
-        choices = [
-            (c, o, len(self._tree.modules[k].calls))
-            for k in self._modules
-            for c, o in zip(self._choices[k], self._options[k], strict=True)
-        ]
-        costs = np.zeros(self._peak + 1)
-        unit = self._unit_bytes
+        unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
+        costs = np.zeros(self._count + 1)
+        upper = np.ones(self._count + 1)
         if budget is None:
-            costs[self._peak] = 1.0
+            unit, costs[-1], upper[-1] = unit_bytes, 1.0, np.inf
         else:
-            for column, choice, calls in choices:
-                costs[column] = choice.recompute_ps * calls
-            unit = max(1.0, costs.max(initial=0) / _SCALE)
+            for k, columns in self._columns.items():
+                calls = len(self._tree.modules[k].calls)
+                costs[columns] = [calls * c.recompute_ps for c in self._options[k]]
+            unit = max(1.0, costs.max() / _SCALE)
             costs /= unit
-        upper = np.ones(self._peak + 1)
-        upper[self._peak] = np.inf if budget is None else budget / self._unit_bytes
-        for k, column in self._kept.items():
-            upper[column] = max(c.kept_bytes for c in self._options[k]) / self._unit_bytes
-        integrality = np.zeros(self._peak + 1)
-        integrality[: len(choices)] = 1
+            upper[-1] = budget / unit_bytes
         limits = {"time_limit": time_limit} if time_limit is not None else {"node_limit": NODES}
-        matrix, low, high = self._matrix()
         solved = milp(
             costs,
-            constraints=LinearConstraint(matrix, low, high),
-            integrality=integrality,
+            constraints=[self._memory(unit_bytes), self._nesting()],
+            integrality=np.append(np.ones(self._count), 0),
             bounds=Bounds(0, upper),
             options={"mip_rel_gap": gap, **limits},
         )
@@ -256,46 +247,32 @@ class _Program:
             return _Answer(decision=None, bound=bound)
         decision = {
             k: choice
-            for k in self._modules
-            for column, choice in zip(self._choices[k], self._options[k], strict=True)
-            if solved.x[column] > 0.5
+            for k, columns in self._columns.items()
+            for choice, taken in zip(self._options[k], solved.x[columns], strict=True)
+            if taken > 0.5
         }
         return _Answer(decision=decision, bound=bound)
 
-    def _matrix(self) -> tuple[Any, list[float], list[float]]:
-        """The rows of the program, with their lower and upper limits."""
+    def _memory(self, unit_bytes: float) -> Any:
+        """Memory is below the peak at each program point that has a row."""
+        from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array
 
-        rows: list[dict[int, float]] = []
-        low, high = [], []
+        rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
+        moments = [
+            at if isinstance(at, int) else self._tree.modules[at[0]].calls[at[1]].back
+            for at in self._rows
+        ]
+        return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
-        def add(row: dict[int, float], least: float, most: float) -> None:
-            rows.append(row)
-            low.append(least)
-            high.append(most)
+    def _nesting(self) -> Any:
+        """No module is checkpointed within another one, and each has one choice at most."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import lil_array
 
-        for point, plain in self._points:
-            # Choices and whether a module is chosen are counted, kept bytes are in units already.
-            row = {
-                c: v if self._peak - len(self._modules) <= c else v / self._unit_bytes
-                for c, v in point.items()
-            }
-            add(row | {self._peak: -1.0}, -np.inf, -plain / self._unit_bytes)
-        for k in self._modules:
-            own = self._choices[k]
-            add(dict.fromkeys(own, 1.0) | {self._chosen[k]: -1.0}, 0.0, 0.0)
-            kept = (c.kept_bytes / self._unit_bytes for c in self._options[k])
-            add(dict(zip(own, kept, strict=True)) | {self._kept[k]: -1.0}, 0.0, 0.0)
-            around = [a for a in self._tree.ancestors(k) if a in self._options]
-            add({self._chosen[a]: 1.0 for a in (k, *around)}, -np.inf, 1.0)
-        places = np.cumsum([0, *(len(row) for row in rows)])
-        columns = [c for row in rows for c in row]
-        values = [v for row in rows for v in row.values()]
-        shape = (len(rows), self._peak + 1)
-        return csr_array((values, columns, places), shape=shape), low, high
-
-
-def _add(row: dict[int, float], columns: range, values: Ints) -> None:
-    for column, value in zip(columns, values.tolist(), strict=True):
-        if value:
-            row[column] = row.get(column, 0) + value
+        matrix = lil_array((len(self._columns), self._count + 1))
+        for i, k in enumerate(self._columns):
+            for around in (k, *self._tree.ancestors(k)):
+                if around in self._columns:
+                    matrix[i, self._columns[around]] = 1.0
+        return LinearConstraint(matrix.tocsr(), ub=1.0)

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from remat.sac import greedy_order, upper_envelope
-from remat.sac.estimate.modules import ModuleStats, ModuleTree
-from remat.sac.estimate.stats import PS_PER_MS
+from remat.sac.estimation.modules import ModuleStats, ModuleTree
+from remat.sac.estimation.stats import PS_PER_MS
 from remat.sac.solve.choices import ModuleChoice, candidates
 from remat.sac.solve.peaks import simulate
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from remat.plugins.hooks import hookimpl as hookimpl
     from remat.reduction import Reduced as Reduced
     from remat.reduction import reduce as reduce
-    from remat.sac.api import checkpointing as checkpointing
     from remat.solvers.base import Solver as Solver
     from remat.solvers.graph_problem import GraphProblem as GraphProblem
     from remat.solvers.instances import Instance as Instance

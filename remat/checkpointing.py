@@ -1,6 +1,6 @@
-"""`remat.sac.api.checkpointing`, by its public name."""
+"""The older public name of `remat.sac`."""
 
 import importlib
 import sys
 
-sys.modules[__name__] = importlib.import_module("remat.sac.api.checkpointing")
+sys.modules[__name__] = importlib.import_module("remat.sac")

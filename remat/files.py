@@ -120,7 +120,8 @@ class Form:
         what: what it is, for messages: "plan".
         key: the key of the JSON object under which the version stands.
         version: version of the fields; another one is refused.
-        dropped: fields of earlier versions, each with the reason why a file that uses one is refused.
+        dropped: fields of earlier versions, of the record or of a part of it, each with the reason why a file
+            that uses one is refused.
     """
 
     what: str
@@ -261,9 +262,9 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"this {form.what} is of version {version!r}; this remat reads version {form.version}"
             )
-        for name, reason in form.dropped:
-            if data.pop(name, None):
-                raise ValueError(f"{what}: field '{name}' {reason}")
+    for name, reason in (form or whole).dropped:
+        if data.pop(name, None):
+            raise ValueError(f"{what}: field '{name}' {reason}")
     wanted = {name: of for name, of in _fields(kind).items() if name not in known}
     missing = sorted(n for n, (_, optional) in wanted.items() if not optional and n not in data)
     unknown = sorted(data.keys() - wanted.keys())

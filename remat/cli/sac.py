@@ -1,4 +1,4 @@
-"""The command ``remat sac``: checkpointing for eager code, from the model to the code to paste."""
+"""The command ``remat sac``: checkpointing for eager code, from the model to a plan."""
 
 from __future__ import annotations
 
@@ -36,12 +36,6 @@ def _memory(text: str) -> int | float:
     from remat.sac.api.checkpointing import read_memory
 
     return read_memory(text)
-
-
-def _link(text: str) -> Any:
-    from remat.graph.costs.links import Link
-
-    return Link.parse(text)
 
 
 @main.command()
@@ -87,19 +81,14 @@ def _link(text: str) -> Any:
     show_default=True,
     help="a knapsack solver to decide within modules; auto: all best choices are computed",
 )
-@click.option(
-    "--backend",
-    help="who solves the program over the modules, through PuLP: cbc, or another of its solvers "
-    "[default: HiGHS, through SciPy]",
-)
-@click.option(
-    "--offload",
-    type=params.Checked("link", _link),
-    metavar="LINK",
-    help="modules may send what they save to the host over this link, and wait for it: 25GB/s, or pcie4, pcie5, "
-    "nvlink-c2c",
-)
 @time_limit_option
+@click.option(
+    "--gap",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.005,
+    show_default=True,
+    help="relative gap to the best plan at which the search may stop",
+)
 @click.option(
     "--fake/--real",
     default=None,
@@ -138,7 +127,7 @@ def sac(
 ) -> None:
     """Choose the modules of MODEL to checkpoint, and what each of them stores.
 
-    For eager code: the plan is applied with torch.utils.checkpoint, by the code that is printed.
+    For eager code: remat.sac.apply(model, plan) applies the plan, by torch.utils.checkpoint.
     """
     from torch import nn
 
@@ -178,7 +167,7 @@ def sac(
             except RematError as error:
                 not_run = error
     measured = None if checked is None else asdict(checked)
-    found = {"plan": json.loads(plan.to_json()), "code": plan.code(), "measured": measured}
+    found = {"plan": json.loads(plan.to_json()), "measured": measured}
     if as_json and not_run is None:
         echo_json(found)
     elif not as_json:
@@ -187,9 +176,11 @@ def sac(
             click.echo(
                 "times are those of an H100; --cost roofline:epyc estimates for a CPU", err=True
             )
-        for what, path in (("drawn", plot), ("plan", output)):
-            if path is not None:
-                click.echo(f"{what}: {path}")
+        if plot is not None:
+            click.echo(f"drawn: {plot}")
+        if output is not None:
+            click.echo(f"plan: {output}")
+            click.echo(f"apply: remat.sac.apply(model, remat.sac.SACPlan.load({str(output)!r}))")
     if not_run is not None:
         failure = CaptureError(f"the plan stands above, but no step could be run: {not_run}")
         fail(failure, found if as_json else None)
@@ -212,8 +203,6 @@ def _show(example: Example, plan: SACPlan, checked: Checked | None) -> None:
     click.echo(plan.explain())
     if checked is not None:
         _show_measured(plan, checked)
-    if plan.modules:
-        click.echo(f"\n{plan.code()}")
 
 
 def _show_measured(plan: SACPlan, checked: Checked) -> None:

@@ -1,20 +1,30 @@
-"""Selective activation checkpointing for eager code: what each module could recompute."""
+"""Selective activation checkpointing for eager code; `remat.checkpointing` is this module, too.
+
+Estimate a model, choose under a memory budget, apply the plan, and check it by running::
+
+    plan = remat.sac.plan(model, (x,), memory="12GiB")
+    remat.sac.apply(model, plan)
+"""
 
 from __future__ import annotations
 
 from remat.sac.api.apply import apply as apply
 from remat.sac.api.apply import remove as remove
+from remat.sac.api.checkpointing import Checked as Checked
+from remat.sac.api.checkpointing import check as check
+from remat.sac.api.checkpointing import estimate as estimate
+from remat.sac.api.checkpointing import plan as plan
 from remat.sac.api.policy import planned as planned
 from remat.sac.api.policy import policy as policy
-from remat.sac.estimate.estimator import Estimate as Estimate
-from remat.sac.estimate.estimator import SACEstimator as SACEstimator
-from remat.sac.estimate.stats import MSPS as MSPS
-from remat.sac.estimate.stats import SACGreedyOrderMeta as SACGreedyOrderMeta
-from remat.sac.estimate.stats import SACStats as SACStats
-from remat.sac.estimate.stats import SACTradeOffStats as SACTradeOffStats
-from remat.sac.estimate.tradeoff import exact_frontier as exact_frontier
-from remat.sac.estimate.tradeoff import greedy_order as greedy_order
-from remat.sac.estimate.tradeoff import upper_envelope as upper_envelope
+from remat.sac.estimation.estimator import Estimate as Estimate
+from remat.sac.estimation.estimator import SACEstimator as SACEstimator
+from remat.sac.estimation.stats import MSPS as MSPS
+from remat.sac.estimation.stats import SACGreedyOrderMeta as SACGreedyOrderMeta
+from remat.sac.estimation.stats import SACStats as SACStats
+from remat.sac.estimation.stats import SACTradeOffStats as SACTradeOffStats
+from remat.sac.estimation.tradeoff import exact_frontier as exact_frontier
+from remat.sac.estimation.tradeoff import greedy_order as greedy_order
+from remat.sac.estimation.tradeoff import upper_envelope as upper_envelope
 from remat.sac.policies.compose import compose as compose
 from remat.sac.policies.region import context_fn as context_fn
 from remat.sac.run.operators import is_skipped as is_skipped

@@ -1,19 +1,19 @@
-"""From a plan to a model that follows it: modules whose forward is checkpointed, or whose saved tensors are offloaded."""
+"""From a plan to a model that follows it: modules whose ``forward`` is checkpointed."""
 
 from __future__ import annotations
 
 import difflib
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remat.errors import PlanError, ProblemError
 from remat.graph.calling import why_no_instance
-from remat.sac.api.offloaded import Offloaded
 from remat.sac.api.policy import policy
-from remat.sac.api.replaced import Replaced
 from remat.sac.policies.compose import PolicyLike
+from remat.sac.policies.region import is_traced
 from remat.sac.run.module_calls import own_forward, set_forward
 from remat.sac.solve.plan import ModulePlan, SACPlan
 
@@ -31,7 +31,7 @@ def apply(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> M:
-    """Checkpoints and offloads the modules of a plan, in place; a plan of no modules changes nothing.
+    """Checkpoint the modules of a plan, in place; a plan of no modules changes nothing.
 
     The ``forward`` of each of them is replaced on the instance; its class, its name, its parameters
     and the keys of ``state_dict()`` stay. Hooks run outside of what is checkpointed. In eval mode, and
@@ -67,12 +67,9 @@ def apply(
         "strict": strict,
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
-    made = [
-        (module, Offloaded(module) if m.offloaded else Checkpointed(module, m, policies, options))
-        for m, module in chosen
-    ]
-    for module, replaced in made:
-        set_forward(module, replaced)
+    made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
+    for module, checkpointed in made:
+        set_forward(module, checkpointed)
     return model
 
 
@@ -85,17 +82,24 @@ def remove(model: M) -> M:
     """
     _check_module(model)
     found = [(m, own_forward(m)) for m in model.modules()]
-    applied = [(m, forward) for m, forward in found if isinstance(forward, Replaced)]
+    applied = [(m, forward) for m, forward in found if isinstance(forward, Checkpointed)]
     nothing = [m for m in model.modules() if m.__dict__.pop(_APPLIED_NOTHING, False)]
     if not applied and not nothing:
         raise PlanError("no plan has been applied to this model: there is nothing to remove")
-    for module, replaced in applied:
-        set_forward(module, replaced.before)
+    for module, checkpointed in applied:
+        set_forward(module, checkpointed.before)
     return model
 
 
-class Checkpointed(Replaced):
-    """Runs a module again in backward, but for what its plan stores."""
+class Checkpointed:
+    """The ``forward`` of a module that runs again in backward, but for what its plan stores.
+
+    An object and not a closure, so that a copy of the model runs the copy's forward, and a pickled
+    model can be read again. In eval mode, and where no gradients are wanted, the module runs as it did.
+
+    Attributes:
+        before: the ``forward`` that was on the module itself; None where it is the method of the class.
+    """
 
     def __init__(
         self,
@@ -104,14 +108,26 @@ class Checkpointed(Replaced):
         policies: tuple[PolicyLike, ...],
         options: dict[str, bool],
     ) -> None:
-        super().__init__(module)
+        self.before = own_forward(module)
+        self._module = module
         self._made_of = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
+        # Where nothing is stored, a policy would cost its time in Python and change nothing.
+        self._is_plain = not plan.stored and not policies
 
-    def _planned(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpoint(
-            self._forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs
-        )
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not (self._module.training and torch.is_grad_enabled()):
+            return self._forward(*args, **kwargs)
+        more: dict[str, Any] = {"context_fn": self._contexts}
+        # Compilers read the verdicts of the plan from the policy.
+        if self._is_plain and not torch.compiler.is_compiling() and not is_traced():
+            more = {}
+        return checkpoint(self._forward, *args, use_reentrant=False, **more, **kwargs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return type(self._module).forward(self._module, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_contexts": None}
@@ -147,7 +163,7 @@ def _check_module(model: object) -> None:
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
     """Refuses what would be checkpointed twice."""
     names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
-    applied = next((n for n, f in names_forwards if isinstance(f, Replaced)), None)
+    applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)
     if applied is not None:
         raise PlanError(
             f"module '{applied}' follows a plan already: undo that first, by remat.sac.remove(model)"

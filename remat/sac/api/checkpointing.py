@@ -1,10 +1,4 @@
-"""Selective checkpointing in one call: estimate a model, choose under a memory budget, check by running.
-
-What `remat.sac` does step by step, with solvers by name; `remat.sac.apply` then puts the plan to work::
-
-    plan = remat.checkpointing.plan(model, (x,), memory="12GiB")
-    remat.sac.apply(model, plan)
-"""
+"""Selective checkpointing in one call: estimate a model, choose under a memory budget, check by running."""
 
 from __future__ import annotations
 
@@ -20,15 +14,14 @@ from remat import torch_compat
 from remat.errors import BudgetError, CaptureError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
-from remat.graph.costs.links import Link
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step, run_backward, run_forward
 from remat.sac.api.apply import apply, remove
-from remat.sac.estimate.modules import ModuleTree, collect_modules
+from remat.sac.estimation.modules import ModuleTree, collect_modules
 from remat.sac.run.fakes import left_as_found
 from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.operators import tensors_in
-from remat.sac.solve.milp import plan_modules
+from remat.sac.solve.milp import GAP, plan_modules
 from remat.sac.solve.plan import SACPlan
 from remat.solvers.base import Solver
 from remat.units import Budget
@@ -71,7 +64,6 @@ def plan(
     *,
     memory: int | float | str,
     solver: Solver | str | None = None,
-    backend: str | None = None,
     mode: str = "operator-level-cost-model",
     cost: str | CostModel | None = None,
     fake: bool | None = None,
@@ -79,8 +71,7 @@ def plan(
     fsdp_units: Sequence[str] = (),
     world_size: int = 1,
     time_limit: float | None = None,
-    gap: float = 0.0,
-    offload: str | None = None,
+    gap: float = GAP,
 ) -> SACPlan:
     """Chooses the modules to checkpoint, and what each stores, so that a step fits into memory.
 
@@ -92,7 +83,6 @@ def plan(
             an int of bytes, or a number from 0 to 1: that ratio of the peak without checkpointing.
         solver: a registered knapsack solver, by name, to decide within modules; None or
             ``"auto"``: every best choice is computed.
-        backend: who solves the program over the modules; see `plan_modules`.
         mode: how runtimes are found.
         cost: another cost model for the mode, by name (``"roofline:h100"``) or as an instance.
         fake: whether to run on fake tensors; see `collect_modules`.
@@ -100,10 +90,7 @@ def plan(
         fsdp_units: names or patterns of the modules that FSDP gathers as one.
         world_size: ranks that parameters and gradients are spread over.
         time_limit: seconds for the program.
-        gap: relative gap at which it may stop.
-        offload: the link to the host's memory, ``"25GB/s"`` in each direction or a name such as
-            ``"pcie5"``: a module may send what it saves there instead of running again, and waits for
-            the copies.
+        gap: relative gap at which it may stop; 0: never before the best.
 
     Raises:
         BudgetError: the memory cannot be read, or no plan fits; the message says what would.
@@ -123,11 +110,9 @@ def plan(
         world_size=world_size,
         units=units,
         fsdp_units=fsdp_units,
-        backend=backend,
         solver=asked,
         time_limit=time_limit,
         gap=gap,
-        link=None if offload is None else Link.parse(offload),
     )
 
 
@@ -170,7 +155,7 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Runs a step without a plan and with it, and measures both.
+    """Run a step without a plan and with it, and measure both, memory by the allocator.
 
     The model, its gradients, and the state of random generators are afterwards as before.
 
@@ -184,7 +169,7 @@ def check(
     _check_real(model, args, named)
     step = loss_only(model)
     resident = [*model.parameters(), *model.buffers()]
-    plain = measure_step(step, args, named, resident=resident)
+    plain = measure_step(step, args, named, resident=resident, by="allocator")
     times: tuple[list[float], list[float]] = ([], [])
     gradients: list[list[torch.Tensor | None]] = []
     given = given_tensors(model, args, named)
@@ -195,7 +180,7 @@ def check(
             apply(model, plan)
         try:
             if k == 1:
-                peak = measure_step(step, args, named, resident=resident)
+                peak = measure_step(step, args, named, resident=resident, by="allocator")
             with left_as_found(given):
                 times[k % 2].append(_timed(step, args, named, device))
                 if k < 2:

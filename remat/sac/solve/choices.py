@@ -1,27 +1,24 @@
-"""What may be decided about one module: its Pareto-optimal sets of operators to store."""
+"""The choices for one module: its Pareto-optimal sets of operators to store."""
 
 from __future__ import annotations
 
 import fnmatch
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from remat.errors import BudgetError, ProblemError
-from remat.graph.costs.links import Link
-from remat.sac.estimate.modules import ModuleTree
-from remat.sac.estimate.stats import PS_PER_MS, SACStats, group
-from remat.sac.estimate.tradeoff import as_knapsack
+from remat.sac.estimation.modules import ModuleTree
+from remat.sac.estimation.stats import PS_PER_MS, SACStats, group
+from remat.sac.estimation.tradeoff import as_knapsack
 from remat.solvers.auto import Auto
 from remat.solvers.base import Solver
-from remat.solvers.frontier import knapsack_frontier
+from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
-#: Choices for one module, at most; of more, some are considered, evenly by rank of memory.
-MOST_CHOICES = 3_000
-#: How often autograd saves a result, about: by who made it, and by who reads it. Each is a copy of its own.
-_SAVED_TIMES = 2
-#: Choices where a solver is asked for each.
+#: Choices for one module, at most: HiGHS takes the longer the more there are.
+MOST_CHOICES = 40
+#: Bytes at which a solver is asked for what a module stores.
 ASKED = 24
 
 
@@ -37,7 +34,7 @@ def optimal_checkpointing_policy(
 
     Returns:
         For each operator, 1 if it is stored and 0 if it is recomputed. What must be stored (see
-        `remat.sac.estimate.stats.group`) is.
+        `remat.sac.estimation.stats.group`) is.
 
     Raises:
         ProblemError: the budget is not between 0 and 1, or the statistics do not fit together.
@@ -76,68 +73,31 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChoice:
-    """One way to checkpoint a module.
+    """A set of operators that a checkpointed module may store.
 
     Attributes:
         stored: its operators that are stored.
         kept_bytes: bytes of their results.
         recompute_ps: picoseconds that the others take, for each call.
-        offloaded: whether nothing runs again, and all its results wait in the host's memory instead; then
-            ``recompute_ps`` is what the copies take.
-        slack_ps: by how many picoseconds omitted choices may be faster, at most, that keep at least as
-            much, and less than the choice before; 0 where none is omitted.
     """
 
     stored: tuple[int, ...]
     kept_bytes: int
     recompute_ps: int
-    slack_ps: int = 0
-    offloaded: bool = False
 
 
 def choices(
-    stats: SACStats,
-    most_kept: int,
-    solver: Solver | None = None,
-    overhead_ps: int = 0,
-    link: Link | None = None,
+    stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
 ) -> tuple[ModuleChoice, ...]:
-    """The choices for a module that keep less than so many bytes of the device's memory, most bytes kept first.
+    """The choices for a module that keep less than so many bytes, most bytes kept first.
 
     Args:
         stats: its operators.
         most_kept: bytes from which on checkpointing frees nothing.
-        solver: who finds them; None: all that are Pareto-optimal, by `knapsack_frontier`.
+        solver: the knapsack solver that finds them; None: `knapsack_frontier`, whose points are all
+            Pareto-optimal.
         overhead_ps: picoseconds that running again takes besides, whatever is stored.
-        link: the link to the host, where results may be offloaded.
     """
-    found = _recomputing(stats, most_kept, solver, overhead_ps)
-    if link is None or not found:
-        return found
-    return _with_offloading(stats, found, link)
-
-
-def _with_offloading(
-    stats: SACStats, found: tuple[ModuleChoice, ...], link: Link
-) -> tuple[ModuleChoice, ...]:
-    """The choices that are worth it beside sending everything to the host and fetching it again.
-
-    That frees what running everything again frees, or more, and its copies stand in the way of nothing but
-    themselves: each way is waited for. So it takes the place of all choices that are slower.
-    """
-    least = found[-1]
-    copies_ps = 2 * _SAVED_TIMES * link.time_ps(sum(stats.memory))
-    if copies_ps >= least.recompute_ps:
-        return found
-    faster = [c for c in found if c.recompute_ps < copies_ps]
-    next_ps = found[len(faster)].recompute_ps - found[len(faster)].slack_ps
-    slack_ps = max(0, copies_ps - next_ps)
-    return (*faster, replace(least, recompute_ps=copies_ps, slack_ps=slack_ps, offloaded=True))
-
-
-def _recomputing(
-    stats: SACStats, most_kept: int, solver: Solver | None, overhead_ps: int
-) -> tuple[ModuleChoice, ...]:
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
@@ -146,14 +106,9 @@ def _recomputing(
     room = most_kept - fixed - 1
     if room < 0:
         return ()
-    problem = as_knapsack(grouping, room)
-    frontier = knapsack_frontier(problem)
-    most = MOST_CHOICES if solver is None else ASKED
-    points = list(range(len(frontier)))
-    if len(points) > most:
-        points = sorted({round(k * (len(points) - 1) / (most - 1)) for k in range(most)})
+    frontier = knapsack_frontier(as_knapsack(grouping, room))
     found: list[ModuleChoice] = []
-    for point in points:
+    for point in _points(frontier, MOST_CHOICES if solver is None else ASKED):
         if solver is None:
             picked = frontier.items(point)
         else:
@@ -166,38 +121,38 @@ def _recomputing(
         )
         if not found or choice.recompute_ps < found[-1].recompute_ps:
             found.append(choice)
-    found.reverse()
-    if solver is None and len(points) == len(frontier) and frontier.tolerance == 0:
-        return tuple(found)
-    # Between two choices there may be others, each slower than the one that keeps more.
-    tolerance = math.ceil(frontier.tolerance * free_ps)
-    if solver is None:
-        fastest = [*(p - 1 for p in points[1:]), len(frontier) - 1]
-        faster = [views_ps + free_ps - int(frontier.values[p]) for p in reversed(fastest)]
-    else:
-        best = views_ps + free_ps - int(frontier.values[-1])
-        faster = [best, *(c.recompute_ps for c in found[:-1])]
-    return tuple(
-        replace(c, slack_ps=c.recompute_ps - max(0, ps - tolerance))
-        for c, ps in zip(found, faster, strict=True)
-    )
+    return tuple(reversed(found))
 
 
-def hull(choices: Sequence[ModuleChoice]) -> tuple[ModuleChoice, ...]:
-    """The choices on the lower convex hull of memory and time."""
-    found: list[ModuleChoice] = []
-    for c in choices:
-        while len(found) > 1 and _above(found[-2], found[-1], c):
-            found.pop()
-        found.append(c)
-    return tuple(found)
+def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
+    """Points of a frontier, at most so many: first those on its convex hull, for the rest evenly by rank.
+
+    The hull is what the linear relaxation uses; the others fill up what is left of a budget.
+    """
+    count = len(frontier)
+    if count <= most:
+        return list(range(count))
+    on_hull: list[int] = []
+    for c in range(count):
+        while len(on_hull) > 1 and _below(frontier, on_hull[-2], on_hull[-1], c):
+            on_hull.pop()
+        on_hull.append(c)
+    chosen = {on_hull[i] for i in _evenly(len(on_hull), most)}
+    return sorted(chosen.union(_evenly(count, max(0, most - len(chosen)))))
 
 
-def _above(a: ModuleChoice, b: ModuleChoice, c: ModuleChoice) -> bool:
-    """Whether ``b`` lies on or above the line from ``a`` to ``c``."""
-    return (b.recompute_ps - a.recompute_ps) * (a.kept_bytes - c.kept_bytes) >= (
-        c.recompute_ps - a.recompute_ps
-    ) * (a.kept_bytes - b.kept_bytes)
+def _evenly(count: int, most: int) -> set[int]:
+    """At most so many of ``range(count)``, spread evenly from the first to the last."""
+    if most < 2 or count <= most:
+        return set(range(min(count, most)))
+    return {round(i * (count - 1) / (most - 1)) for i in range(most)}
+
+
+def _below(frontier: KnapsackFrontier, a: int, b: int, c: int) -> bool:
+    """Whether point ``b`` is on or below the line from ``a`` to ``c``."""
+    weights, values = frontier.weights, frontier.values
+    left = (int(values[b]) - int(values[a])) * (int(weights[c]) - int(weights[b]))
+    return left <= (int(values[c]) - int(values[b])) * (int(weights[b]) - int(weights[a]))
 
 
 def candidates(

@@ -1,18 +1,22 @@
-"""The memory of a step under a decision, moment by moment."""
+"""The memory of a step under a decision, at each program point (moment)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
-from remat.sac.estimate.calls import CallStats
-from remat.sac.estimate.modules import ModuleTree
-from remat.sac.estimate.stats import SACStats
+from remat.sac.estimation.calls import CallStats
+from remat.sac.estimation.modules import ModuleTree
+from remat.sac.estimation.stats import SACStats
 from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import ModuleChoice
+
+#: A decision: module to its choice.
+Decision = Mapping[int, ModuleChoice]
+#: Sets of stored operators; see `stored_sets`.
+Stored = Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,11 +34,12 @@ class Simulated:
     peak_bytes: int
 
 
-def simulate(tree: ModuleTree, decision: Mapping[int, ModuleChoice], plain: Ints) -> Simulated:
-    """Follows a step in which some modules are checkpointed.
+def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
+    """Simulate a step in which some modules are checkpointed.
 
     From the end of its forward to the start of its backward, a module keeps what it stores and its
-    inputs; then it runs again, and has back everything that backward reads.
+    inputs. Then it runs again, and has back everything that backward reads. The state of the generator
+    is kept from the start of its forward to the end of its backward.
 
     Args:
         tree: the modules.
@@ -42,56 +47,54 @@ def simulate(tree: ModuleTree, decision: Mapping[int, ModuleChoice], plain: Ints
         plain: bytes alive by moment without checkpointing.
     """
     memory = plain.copy()
-    for k, choice in decision.items():
-        module = tree.modules[k]
-        for call in module.calls:
-            memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
-            memory[call.begin : call.end] += _held_longer(call, module.operators, choice.stored)
     reruns = {}
     for k, choice in decision.items():
-        module = tree.modules[k]
-        for i, call in enumerate(module.calls):
-            own = rerun_peak(call, module.operators, choice.stored) - choice.kept_bytes
-            reruns[k, i] = int(memory[call.back]) + own
+        stats, calls = tree.modules[k].operators, tree.modules[k].calls
+        stored = stored_sets(stats, [choice])
+        for i, call in enumerate(calls):
+            forward = np.arange(call.begin, call.end)
+            memory[forward] += held_longer(call, stats, stored, forward)[0]
+            memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
+            memory[call.begin : call.back_end + 1] += tree.state_bytes
+            # The state from before it runs again is kept beside that of its forward.
+            own = int(rerun_peaks(call, stats, stored)[0]) + tree.state_bytes
+            reruns[k, i] = own - choice.kept_bytes
+    for k, i in reruns:
+        reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
     peak = max([int(memory.max(initial=0)), *reruns.values()])
     return Simulated(memory=memory, reruns=reruns, peak_bytes=peak)
 
 
-def moments_of_interest(tree: ModuleTree, modules: Mapping[int, object], plain: Ints) -> list[int]:
-    """For each interval between ends of forward and starts of backward, the moment of most memory.
-
-    No other moment can be a peak under any decision.
-    """
-    ends = {0, len(plain)}
-    for k in modules:
-        for call in tree.modules[k].calls:
-            ends |= {call.end, call.back + 1}
-    edges = sorted(e for e in ends if 0 <= e <= len(plain))
-    return [a + int(np.argmax(plain[a:b])) for a, b in pairwise(edges)]
-
-
-def rerun_peak(call: CallStats, stats: SACStats, stored: Sequence[int]) -> int:
-    """Most bytes alive of a module's own while it runs again.
+def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
+    """Most bytes alive of a module's own while it runs again, for each set of stored operators.
 
     Stored results wait for their operator; everything else is as in forward.
     """
-    sizes = stats.memory
-    waiting = np.zeros(len(call.made) + 1, dtype=np.int64)
-    for i in stored:
-        if sizes[i]:
-            waiting[0] += sizes[i]
-            waiting[call.freed_at[i][0] - call.begin] -= sizes[i]
-    return int((call.made + np.cumsum(waiting)[:-1]).max(initial=0))
+    nbytes = stored * np.array(stats.memory, dtype=np.int64)
+    ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
+    ran[:, [made - call.begin for made, _ in call.freed_at]] = nbytes
+    waiting = nbytes.sum(axis=1, keepdims=True) - np.cumsum(ran, axis=1)
+    peaks: Ints = (call.made + waiting).max(axis=1, initial=0)
+    return peaks
 
 
-def _held_longer(call: CallStats, stats: SACStats, stored: Sequence[int]) -> Ints:
-    """Bytes by moment of forward that are alive only because they are stored."""
-    held = np.zeros(call.end - call.begin + 1, dtype=np.int64)
-    for i in stored:
-        size = stats.memory[i]
-        if not size:
-            continue
-        start = call.freed_at[i][1]
-        if start < call.end:
-            held[max(start - call.begin, 0)] += size
-    return np.cumsum(held)[:-1]
+def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints) -> Ints:
+    """Bytes at moments of a call's forward that are alive only because they are stored.
+
+    Returns:
+        A row for each set of stored operators, a column for each moment.
+    """
+    freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
+    order = np.argsort(freed, kind="stable")
+    nbytes = stored * np.array(stats.memory, dtype=np.int64)
+    held = np.cumsum(np.pad(nbytes[:, order], ((0, 0), (1, 0))), axis=1)
+    found: Ints = held[:, np.searchsorted(freed[order], moments, side="right")]
+    return found
+
+
+def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
+    """What choices store: a row for each choice, a column for each operator; 1 if it is stored."""
+    found = np.zeros((len(choices), len(stats)), dtype=np.int64)
+    for row, choice in zip(found, choices, strict=True):
+        row[list(choice.stored)] = 1
+    return found

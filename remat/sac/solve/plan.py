@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import ProblemError
@@ -39,8 +38,6 @@ class ModulePlan:
         stored_bytes: bytes of those results.
         discarded_bytes: bytes of the other results.
         recompute_ms: milliseconds that the others take.
-        offloaded: whether nothing runs again, and all results wait in the host's memory instead; then
-            ``recompute_ms`` is what copying them there and back takes.
     """
 
     name: str
@@ -49,7 +46,6 @@ class ModulePlan:
     stored_bytes: int
     discarded_bytes: int
     recompute_ms: float
-    offloaded: bool = False
 
     def __post_init__(self) -> None:
         if list(self.stored) != sorted(set(self.stored)) or any(
@@ -71,15 +67,20 @@ class SACPlan(Record):
         budget_bytes: bytes that the step was to fit into.
         peak_bytes: estimated peak of the step under this plan.
         plain_peak_bytes: estimated peak without checkpointing.
-        recompute_ms: estimated milliseconds of recomputation, and of copies to the host and back.
+        recompute_ms: estimated milliseconds of recomputation.
         step_ms: estimated milliseconds of the step without recomputation.
-        bound_ms: no plan that fits, with the same ways to choose from, takes less.
+        bound_ms: no plan that fits, of the choices that the modules offer, takes less.
         world_size: over how many ranks parameters and gradients are sharded.
         solver: who decided.
         mode: how runtimes were estimated.
     """
 
-    form: ClassVar[Form] = Form("checkpointing plan", "remat_sac_plan", 1)
+    form: ClassVar[Form] = Form(
+        "checkpointing plan",
+        "remat_sac_plan",
+        1,
+        dropped=(("offloaded", "is gone: offload by torch.autograd.graph.save_on_cpu"),),
+    )
 
     modules: tuple[ModulePlan, ...]
     budget_bytes: int
@@ -96,11 +97,6 @@ class SACPlan(Record):
         _check_figures(self, _OF_STEP)
         if self.world_size < 1:
             raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
-
-    @property
-    def offloaded_bytes(self) -> int:
-        """Bytes that wait in the host's memory for one call of each module that is offloaded."""
-        return sum(m.discarded_bytes + m.stored_bytes for m in self.modules if m.offloaded)
 
     def __getitem__(self, name: str) -> ModulePlan:
         """The plan of one module.
@@ -120,10 +116,6 @@ class SACPlan(Record):
         Modules that are alike are one row.
         """
         return _explain(self)
-
-    def code(self) -> str:
-        """Python to paste: it makes this plan, and applies it to a variable ``model``."""
-        return _code(self)
 
 
 def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str = "") -> None:
@@ -148,15 +140,12 @@ def _explain(plan: SACPlan) -> str:
     """The figures of a plan, and a line for each kind of module."""
     fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget,"
     decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
-    added, copies = "recomputed ", ""
-    if plan.offloaded_bytes:
-        added, copies = "added      ", ", copies to the host and back among it"
     lines = [
         f"checkpointing plan for a budget of {format_bytes(plan.budget_bytes)}",
         f"  peak        {format_bytes(plan.peak_bytes)}{fits} instead of "
         f"{format_bytes(plan.plain_peak_bytes)} without checkpointing",
         *_step(plan),
-        f"  {added} {plan.recompute_ms:.4g} ms{copies}; no plan that fits needs less than "
+        f"  recomputed  {plan.recompute_ms:.4g} ms; no plan that fits needs less than "
         f"{plan.bound_ms:.4g} ms",
         f"  decided by  {decided}"
         + (f", over {plan.world_size} ranks" if plan.world_size > 1 else ""),
@@ -213,37 +202,6 @@ def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
     listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]
     if len(count) > _NAMED:
         listed.append(f"{len(count) - _NAMED} more")
-    if m.offloaded:
-        nbytes = format_bytes(m.stored_bytes + m.discarded_bytes)
-        return shown, format_bytes(0), nbytes, f"{m.recompute_ms:.4g} ms", "offloaded"
-    stored = f"{len(m.stored)} of {len(m.ops)}" + (f": {', '.join(listed)}" if listed else "")
+    stored = f"{len(m.stored)} of {len(m.ops)}: " + (", ".join(listed) or "plain checkpointing")
     sizes = format_bytes(m.stored_bytes), format_bytes(m.discarded_bytes)
     return shown, *sizes, f"{m.recompute_ms:.4g} ms", stored
-
-
-def _code(plan: SACPlan) -> str:
-    """Python that makes the plan again and applies it to ``model``; modules that are alike once."""
-    lines = ["from remat.sac import ModulePlan, SACPlan, apply", ""]
-    of: dict[str, int] = {}
-    for k, (m, names) in enumerate(_alike(plan).items()):
-        of.update(dict.fromkeys(names, k))
-        lines.append(f"kind_{k} = {{")
-        for f in fields(m):
-            if f.name != "name":
-                lines += _entry(f'"{f.name}": ', getattr(m, f.name))
-        lines += ["}"]
-    lines += ["plan = SACPlan(", "    modules=("]
-    lines += [f"        ModulePlan(name={m.name!r}, **kind_{of[m.name]})," for m in plan.modules]
-    lines += ["    ),"]
-    for f in fields(plan):
-        if f.name != "modules":
-            lines += _entry(f"{f.name}=", getattr(plan, f.name))
-    return "\n".join([*lines, ")", "apply(model, plan)", ""])
-
-
-def _entry(head: str, value: object) -> list[str]:
-    """One entry of a call or a dictionary; a long tuple over several lines."""
-    if isinstance(value, tuple) and len(value) > 1:
-        inner = textwrap.fill(", ".join(map(repr, value)) + ",", 80, break_on_hyphens=False)
-        return [f"    {head}(", textwrap.indent(inner, " " * 8), "    ),"]
-    return [f"    {head}{value!r},"]

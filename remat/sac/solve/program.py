@@ -1,275 +1,278 @@
-"""The integer program over classes of modules as a matrix, and its solvers.
+"""Which modules to checkpoint, and what each stores: one integer program over a whole step.
 
-HiGHS solves it in this process, through SciPy; another solver, where one is named, through PuLP.
+A 0/1 variable stands for each choice of each module, and a row for each program point: memory there is
+linear in the choices. Most rows never bind, so only those have a row that an answer has broken.
 """
 
 from __future__ import annotations
 
-import functools
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from remat.errors import SolverError
+from remat.errors import BudgetError
+from remat.sac.estimation.modules import ModuleTree
 from remat.sac.run.lifetimes import Ints
-from remat.sac.solve.cuts import BudgetCut
-from remat.sac.solve.module_classes import ModuleClass, columns
+from remat.sac.solve.choices import ModuleChoice
+from remat.sac.solve.peaks import (
+    Decision,
+    Simulated,
+    held_longer,
+    rerun_peaks,
+    simulate,
+    stored_sets,
+)
 from remat.solvers.highs import milp
-from remat.solvers.pulp_cbc import load_pulp, pulp_engine
+from remat.units import format_bytes
 
-#: PuLP's names of solvers that have another one here.
-BACKENDS = {"cbc": "COIN_CMD", "highs": "HiGHS_CMD", "scip": "SCIP_CMD", "gurobi": "GUROBI_CMD"}
-#: Branch-and-bound nodes for one program, where no time limit is given: of HiGHS, and of others.
-HIGHS_NODES, NODES = 10_000, 1_000
-#: The same where a gap is left: such an answer only shows what is missing.
-FEW_NODES = 200
-
-#: Choices that HiGHS is shown at first, those of least reduced cost.
-_FIRST = 400
-#: HiGHS's word for a program without an answer.
+#: Branch-and-bound nodes of one program, where no time limit is given.
+NODES = 200
+#: Programs for one plan, at most: each has rows that the answer before it broke.
+ROUNDS = 20
+#: Largest coefficient of a row or of the objective: HiGHS takes smaller differences for rounding errors.
+_SCALE = 2.0**20
+#: HiGHS's status of a program without an answer.
 _INFEASIBLE = 2
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
-    """The solver of programs, and its limits.
+class Outcome:
+    """A decision that fits, and a lower bound on the time of those that fit.
 
     Attributes:
-        name: PuLP's name of a solver; None: HiGHS through SciPy.
-        gap: relative gap at which it may stop.
-        deadline: by the monotonic clock; None: work is counted.
+        decision: module to its choice.
+        simulated: the memory of the step under it.
+        bound_ps: least picoseconds of recomputation with the same choices.
     """
 
-    name: str | None
-    gap: float
-    deadline: float | None
-
-    @property
-    def time_limit(self) -> float | None:
-        """Seconds that are left."""
-        return None if self.deadline is None else max(0.1, self.deadline - time.monotonic())
-
-    def run(self, model: Any, gap: float, nodes: int) -> int:
-        """Solves a model of PuLP's; returns PuLP's status."""
-        left = self.time_limit
-        limits = {"maxNodes": nodes} if left is None else {"timeLimit": left}
-        with tempfile.TemporaryDirectory() as folder:
-            engine = pulp_engine(self.name or "", gapRel=gap, threads=1, **limits)
-            engine.tmpDir = folder
-            return int(model.solve(engine))
+    decision: Decision
+    simulated: Simulated
+    bound_ps: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Relaxed:
-    """The linear relaxation.
+def least_time(
+    tree: ModuleTree,
+    options: Mapping[int, Sequence[ModuleChoice]],
+    plain: Ints,
+    budget: int,
+    *,
+    gap: float,
+    time_limit: float | None = None,
+) -> Outcome:
+    """Find the decision of least recompute time within a budget.
+
+    Args:
+        tree: the modules.
+        options: the choices of each module that may be checkpointed.
+        plain: bytes alive by moment without checkpointing.
+        budget: bytes.
+        gap: relative gap at which HiGHS may stop.
+        time_limit: seconds; None: nodes are counted.
+
+    Raises:
+        BudgetError: nothing fits; the message names the least peak.
+    """
+    deadline = None if time_limit is None else time.monotonic() + time_limit
+    program = _Program(tree, options, plain)
+    program.add_rows(simulate(tree, {}, plain), budget)
+    bound, limit = 0.0, budget
+    for _ in range(ROUNDS):
+        answer = program.solve(limit, gap, _seconds_left(deadline))
+        if answer is None:
+            break
+        # A budget that was lowered to make up for rounding proves nothing about the one given.
+        bound = max(bound, answer.bound) if limit == budget else bound
+        if answer.decision is None:
+            break
+        simulated = simulate(tree, answer.decision, plain)
+        if simulated.peak_bytes <= budget:
+            return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
+        if not program.add_rows(simulated, budget):
+            limit -= max(1, simulated.peak_bytes - budget)
+    found = _least_peak(tree, options, plain, _seconds_left(deadline))
+    if found.simulated.peak_bytes <= budget:  # HiGHS ended at its limit
+        return Outcome(decision=found.decision, simulated=found.simulated, bound_ps=bound)
+    least = found.simulated.peak_bytes
+    raise BudgetError(
+        f"no plan fits into {format_bytes(budget)} ({budget} bytes): the least that checkpointing "
+        f"gets the step to is {least} bytes ({format_bytes(least)}), so the budget is short by "
+        f"{least - budget} bytes. Raise it, make the batch smaller, or spread parameters over "
+        "more ranks"
+    )
+
+
+def _seconds_left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.1, deadline - time.monotonic())
+
+
+def _least_peak(
+    tree: ModuleTree,
+    options: Mapping[int, Sequence[ModuleChoice]],
+    plain: Ints,
+    time_limit: float | None,
+) -> Outcome:
+    """The decision of the lowest peak, among those in which modules keep the least that they can."""
+    program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
+    best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
+    program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
+    for _ in range(ROUNDS):
+        answer = program.solve(None, 0.0, time_limit)
+        if answer is None or answer.decision is None:
+            break
+        simulated = simulate(tree, answer.decision, plain)
+        if simulated.peak_bytes < best.simulated.peak_bytes:
+            best = Outcome(decision=answer.decision, simulated=simulated, bound_ps=0.0)
+        if not program.add_rows(simulated, max(int(answer.bound), 0)):
+            break
+    return best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What HiGHS found.
 
     Attributes:
-        value: its least costs.
-        duals: of each row.
-        reduced: reduced costs: a lower bound on what each use of a choice adds to the value.
+        decision: module to its choice; None if HiGHS ended at its limit without one.
+        bound: least picoseconds, or bytes of the peak.
     """
 
-    value: float
-    duals: Floats
-    reduced: Floats
+    decision: Decision | None
+    bound: float
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Linear:
-    """How often each choice is taken: least ``costs @ x`` for which ``matrix @ x <= limits``.
+class _Program:
+    """The program of one step.
 
-    Attributes:
-        costs: of each choice (`remat.sac.solve.module_classes.columns`), in ``unit``; last of the peak,
-            if that is what is minimised.
-        matrix: a row for each cut, in ``size`` bytes, then one for the members of each class.
-        limits: of each row.
-        most: how often each choice can be taken at most; infinite for the peak, which is no count.
-        cuts: how many rows are cuts.
-        unit: picoseconds that costs are counted in; bytes for the peak.
-        size: bytes that cuts are counted in.
+    Its columns are the choices of all modules, one module after the other, and then the peak.
     """
 
-    costs: Floats
-    matrix: Any
-    limits: Floats
-    most: Floats
-    cuts: int
-    unit: float
-    size: float
+    def __init__(
+        self, tree: ModuleTree, options: Mapping[int, Sequence[ModuleChoice]], plain: Ints
+    ) -> None:
+        self._tree, self._options, self._plain = tree, options, plain
+        ends = np.cumsum([len(c) for c in options.values()], dtype=int).tolist()
+        self._count = ends[-1] if ends else 0
+        self._columns = {
+            k: slice(end - len(options[k]), end) for k, end in zip(options, ends, strict=True)
+        }
+        self._stored = {k: stored_sets(tree.modules[k].operators, c) for k, c in options.items()}
+        self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
+        #: Program points that have a row, with the bytes that each choice adds there.
+        self._rows: dict[int | tuple[int, int], Ints] = {}
 
-    @classmethod
-    def of(
-        cls,
-        found: Sequence[ModuleClass],
-        cuts: Sequence[BudgetCut],
-        times: Ints | None = None,
-    ) -> Linear:
-        """The program for some classes and cuts.
+    def add_rows(self, simulated: Simulated, budget: int) -> bool:
+        """Add a row for each program point that is over a budget and has none yet.
 
-        Args:
-            found: the classes.
-            cuts: what the memory demands.
-            times: picoseconds of each choice; None: the least peak is looked for, and the cuts are those
-                of a budget of 0.
-        """
-        from scipy.sparse import csr_array
-
-        at = columns(found)
-        gains, needs = np.stack([c.gains for c in cuts]), np.array([c.need for c in cuts])
-        size = max(1.0, float(abs(needs).max()) / 2**20)
-        shares = np.zeros((len(found), gains.shape[1]))
-        for c, one in enumerate(found):
-            a = c
-            while a >= 0:
-                shares[c, at[a]] = len(one.members) / len(found[a].members)
-                a = found[a].parent
-        members = np.array([float(len(c.members)) for c in found])
-        rows = np.vstack([-gains / size, shares])
-        most = np.repeat(members, [len(c.choices) for c in found])
-        if times is None:
-            unit, costs, most = size, np.append(np.zeros(len(most)), 1.0), np.append(most, np.inf)
-            rows = np.column_stack([rows, np.repeat([-1.0, 0.0], [len(cuts), len(found)])])
-        else:
-            unit = max(1.0, float(times.max(initial=1)) / 2**20)
-            costs = times / unit
-        return cls(
-            costs=costs,
-            matrix=csr_array(rows),
-            limits=np.concatenate([-needs / size, members]),
-            most=most,
-            cuts=len(cuts),
-            unit=unit,
-            size=size,
-        )
-
-    @functools.cached_property
-    def relaxed(self) -> Relaxed | None:
-        """The linear relaxation; None without an answer."""
-        from scipy.optimize import linprog
-
-        solved = linprog(self.costs, A_ub=self.matrix, b_ub=self.limits, method="highs")
-        if solved.status != 0:
-            return None
-        duals = np.maximum(0.0, -solved.ineqlin.marginals)
-        reduced = np.maximum(0.0, self.costs + self.matrix.T @ duals)
-        return Relaxed(value=float(solved.fun), duals=duals, reduced=reduced)
-
-    def prices(self) -> Floats | None:
-        """Picoseconds per byte of each cut: the duals of the relaxation; None without a solution."""
-        if self.relaxed is None:
-            return None
-        return self.relaxed.duals[: self.cuts] * self.unit / self.size
-
-    def solve(
-        self, backend: Backend, gap: float, at_most: float = np.inf
-    ) -> tuple[Ints, float] | None:
-        """How often each choice is taken, and a lower bound on the costs, in picoseconds or bytes.
-
-        Args:
-            backend: the solver and its limits.
-            gap: relative gap at which it may stop.
-            at_most: time of a known solution, in picoseconds.
+        Of neighbouring moments only the worst has a row: the others follow from it, or are added later.
 
         Returns:
-            None if nothing meets the cuts.
-
-        Raises:
-            SolverError: it was stopped before it had an answer.
+            Whether there are new rows.
         """
-        if backend.name is not None:
-            return self._by_pulp(backend, gap)
-        return self._by_highs(gap, HIGHS_NODES, backend.time_limit, at_most)
+        over = np.flatnonzero(simulated.memory > budget)
+        runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
+        worst = (int(run[np.argmax(simulated.memory[run])]) for run in runs)
+        rows: dict[int | tuple[int, int], Ints] = {
+            t: self._at(t) for t in worst if t not in self._rows
+        }
+        for at, peak in simulated.reruns.items():
+            if peak > budget and at not in self._rows:
+                rows[at] = self._rerun(*at)
+        self._rows |= rows
+        return bool(rows)
 
-    def _by_highs(
-        self, gap: float, nodes: int, time_limit: float | None, at_most: float
-    ) -> tuple[Ints, float] | None:
-        """Solves it over few choices first.
+    def _at(self, moment: int) -> Ints:
+        """Bytes that each choice adds at a moment."""
+        row = np.zeros(self._count, dtype=np.int64)
+        for k, columns in self._columns.items():
+            module = self._tree.modules[k]
+            for call in module.calls:
+                if call.begin <= moment <= call.back_end:
+                    row[columns] += self._tree.state_bytes
+                if call.end <= moment <= call.back:
+                    row[columns] += self._kept[k] - call.freeable_bytes
+                elif call.begin <= moment < call.end:
+                    at = np.array([moment])
+                    row[columns] += held_longer(call, module.operators, self._stored[k], at)[:, 0]
+        return row
 
-        No better solution has a choice whose reduced cost exceeds the distance of a known solution from
-        the relaxation; HiGHS is not shown those. Nodes are counted where there is no time limit, down to a tenth where there are many choices.
+    def _rerun(self, k: int, i: int) -> Ints:
+        """Bytes that each choice adds while a module runs again in one of its calls."""
+        module = self._tree.modules[k]
+        call = module.calls[i]
+        row = self._at(call.back)
+        peaks = rerun_peaks(call, module.operators, self._stored[k])
+        row[self._columns[k]] += peaks - self._kept[k] + self._tree.state_bytes
+        return row
+
+    def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
+        """Solve it for the least time within a budget, or for the least peak.
+
+        Args:
+            budget: bytes; None: the least peak is wanted.
+            gap: relative gap at which HiGHS may stop.
+            time_limit: seconds; None: nodes are counted.
+
+        Returns:
+            None if nothing fits.
         """
-        if self.relaxed is None:
-            return None
-        options: dict[str, float] = {"mip_rel_gap": gap}
-        if time_limit is not None:
-            options |= {"time_limit": time_limit}
-        least, reduced = self.relaxed.value, self.relaxed.reduced
-        shown, reach = _FIRST, 0.0
-        if at_most < np.inf:
-            reach = (at_most / self.unit - least) * (1.0 + 1e-9)
-            shown = min(len(reduced), int((reduced <= reach).sum()))
-        while True:
-            every = shown >= len(reduced)
-            reach = np.inf if every else max(reach, float(np.partition(reduced, shown)[shown]))
-            near = np.flatnonzero(reduced <= reach)
-            if time_limit is None:  # a node takes the longer the more choices there are
-                options["node_limit"] = max(
-                    nodes // 10, min(nodes, 3 * nodes * _FIRST // len(near))
-                )
-            solved = self._highs(near, options)
-            if solved.x is None:
-                if every:
-                    if solved.status == _INFEASIBLE:
-                        return None
-                    raise SolverError(
-                        "highs", "no answer within its limit; give more time, or a gap"
-                    )
-                shown *= 4
-                continue
-            bound = min(float(solved.mip_dual_bound), least + reach)
-            if solved.fun - least <= reach or bound >= (1.0 - gap) * solved.fun:
-                counts = np.zeros(len(reduced), dtype=np.int64)
-                counts[near] = np.rint(solved.x)
-                return self._choices(counts), bound * self.unit
-            reach, shown = (solved.fun - least) * (1.0 + 1e-9), len(near)
+        from scipy.optimize import Bounds
 
-    def _highs(self, near: Ints, options: dict[str, float]) -> Any:
-        from scipy.optimize import Bounds, LinearConstraint
-
-        return milp(
-            self.costs[near],
-            constraints=LinearConstraint(self.matrix[:, near], ub=self.limits),
-            integrality=np.isfinite(self.most[near]),
-            bounds=Bounds(0, self.most[near]),
-            options=options,
+        unit_bytes = max(1.0, float(self._plain.max(initial=0)) / _SCALE)
+        costs = np.zeros(self._count + 1)
+        upper = np.ones(self._count + 1)
+        if budget is None:
+            unit, costs[-1], upper[-1] = unit_bytes, 1.0, np.inf
+        else:
+            for k, columns in self._columns.items():
+                calls = len(self._tree.modules[k].calls)
+                costs[columns] = [calls * c.recompute_ps for c in self._options[k]]
+            unit = max(1.0, costs.max() / _SCALE)
+            costs /= unit
+            upper[-1] = budget / unit_bytes
+        limits = {"time_limit": time_limit} if time_limit is not None else {"node_limit": NODES}
+        solved = milp(
+            costs,
+            constraints=[self._memory(unit_bytes), self._nesting()],
+            integrality=np.append(np.ones(self._count), 0),
+            bounds=Bounds(0, upper),
+            options={"mip_rel_gap": gap, **limits},
         )
+        if solved.status == _INFEASIBLE:
+            return None
+        bound = max(0.0, float(solved.mip_dual_bound or 0.0)) * unit
+        if solved.x is None:
+            return _Answer(decision=None, bound=bound)
+        decision = {
+            k: choice
+            for k, columns in self._columns.items()
+            for choice, taken in zip(self._options[k], solved.x[columns], strict=True)
+            if taken > 0.5
+        }
+        return _Answer(decision=decision, bound=bound)
 
-    def _choices(self, counts: Ints) -> Ints:
-        """The counts without the peak."""
-        return counts[np.isfinite(self.most)]
+    def _memory(self, unit_bytes: float) -> Any:
+        """Memory is below the peak at each program point that has a row."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import csr_array
 
-    def _by_pulp(self, backend: Backend, gap: float) -> tuple[Ints, float] | None:
-        pulp = load_pulp()
-        model = pulp.LpProblem("modules", pulp.LpMinimize)
-        new = getattr(model, "add_variable", pulp.LpVariable)  # since and before PuLP 3.3
-        taken = [
-            new(f"n{i}", 0, most, pulp.LpInteger) if most < np.inf else new(f"n{i}", 0)
-            for i, most in enumerate(self.most.tolist())
+        rows = [np.append(row / unit_bytes, -1.0) for row in self._rows.values()]
+        moments = [
+            at if isinstance(at, int) else self._tree.modules[at[0]].calls[at[1]].back
+            for at in self._rows
         ]
-        model += pulp.LpAffineExpression(list(zip(taken, self.costs.tolist(), strict=True)))
-        places, columns, values = (
-            x.tolist() for x in (self.matrix.indptr, self.matrix.indices, self.matrix.data)
-        )
-        for i, limit in enumerate(self.limits.tolist()):
-            part = range(places[i], places[i + 1])
-            row = [(taken[columns[p]], values[p]) for p in part]
-            model += pulp.LpAffineExpression(row) <= limit
-        status = backend.run(model, gap, NODES if gap == backend.gap else FEW_NODES)
-        if status == pulp.LpStatusInfeasible:
-            return None
-        if status != pulp.LpStatusOptimal:
-            raise SolverError("pulp", f"{backend.name} ended with '{pulp.LpStatus[status]}'")
-        counts = np.rint([n.varValue or 0.0 for n in taken]).astype(np.int64)
-        if gap or model.sol_status != pulp.LpSolutionOptimal:
-            # PuLP hands no bound on: that of the relaxation is one.
-            for n in taken:
-                n.cat = pulp.LpContinuous
-            backend.run(model, 0.0, NODES)
-        return self._choices(counts), float(pulp.value(model.objective)) * self.unit
+        return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
+
+    def _nesting(self) -> Any:
+        """No module is checkpointed within another one, and each has one choice at most."""
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import lil_array
+
+        matrix = lil_array((len(self._columns), self._count + 1))
+        for i, k in enumerate(self._columns):
+            for around in (k, *self._tree.ancestors(k)):
+                if around in self._columns:
+                    matrix[i, self._columns[around]] = 1.0
+        return LinearConstraint(matrix.tocsr(), ub=1.0)

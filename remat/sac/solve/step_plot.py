@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remat.report.pictures import GREY, INK, RED, Scale, byte_ticks, figure_of, write_picture
-from remat.sac.estimate.modules import ModuleTree
+from remat.sac.estimation.modules import ModuleTree
 from remat.sac.solve.choices import ModuleChoice
 from remat.sac.solve.peaks import Simulated, simulate
 from remat.sac.solve.plan import SACPlan

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 from remat.errors import PolicyError, ProblemError
 from remat.sac import ModulePlan, SACStats, compose, context_fn, is_skipped, planned, policy
-from remat.sac.estimate.stats import Item, group
+from remat.sac.estimation.stats import Item, group
 from remat.sac.policies.compose import PolicyLike
 from remat.sac.run.operators import tensors_in
 from tests.sac.planned import Block, all_equal, estimate, module_plan, sac_plan

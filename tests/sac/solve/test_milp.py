@@ -12,15 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from remat.errors import BudgetError, ProblemError, SolverError
-from remat.sac.estimate.modules import ModuleTree, collect_modules
+from remat.errors import BudgetError, ProblemError
+from remat.sac.estimation.modules import ModuleTree, collect_modules
 from remat.sac.solve.choices import ModuleChoice, candidates, choices
 from remat.sac.solve.milp import _options, plan_modules
 from remat.sac.solve.peaks import simulate
-from remat.sac.solve.program import Backend
 from remat.solvers.greedy import Greedy
 from remat.solvers.native import Native
-from remat.solvers.pulp_cbc import load_pulp
 
 
 class Part(nn.Module):
@@ -57,7 +55,9 @@ class Stack(nn.Module):
 @functools.cache
 def tree_of(pairs: int, rows: int, width: int = 8, others: int = 0) -> ModuleTree:
     torch.manual_seed(0)
-    return collect_modules(Stack(pairs, width, others), (torch.randn(rows, width),))
+    tree = collect_modules(Stack(pairs, width, others), (torch.randn(rows, width),))
+    # The state of a CPU's generator would be more than such modules make.
+    return replace(tree, state_bytes=64)
 
 
 #: Little memory in parameters, as much in them as in activations, and two kinds of modules.
@@ -103,9 +103,12 @@ def test_no_decision_that_fits_is_faster(made: tuple[int, ...], share: float) ->
         with pytest.raises(BudgetError, match="no plan fits"):
             plan_modules(tree, budget)
         return
-    plan = plan_modules(tree, budget)
+    plan = plan_modules(tree, budget, gap=0.0)
     assert plan.peak_bytes <= budget
     assert round(plan.recompute_ms * 1e9) == expected
+    near = plan_modules(tree, budget)
+    assert near.peak_bytes <= budget
+    assert round(near.recompute_ms * 1e9) <= 1.005 * expected
     assert plan.bound_ms <= plan.recompute_ms
 
 
@@ -154,9 +157,9 @@ def test_what_a_module_frees_in_its_other_calls_counts_while_it_runs_again() -> 
 
 def test_all_choices_are_there_and_the_bound_is_met() -> None:
     tree = tree_of(3, 64)
-    plan = plan_modules(tree, int(0.8 * tree.peak_bytes()))
+    plan = plan_modules(tree, int(0.8 * tree.peak_bytes()), gap=0.0)
     assert plan.modules
-    assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-9)
+    assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
     ranges = [(m.name, len(m.ops)) for m in plan.modules]
     assert [(m.name, len(m.ops)) for m in sorted(plan.modules, key=lambda m: m.name)] == ranges
     for module in plan.modules:
@@ -203,11 +206,11 @@ def test_more_ranks_leave_more_room() -> None:
     assert together.plain_peak_bytes == tree.peak_bytes(4)
 
 
-def test_eighty_equal_modules_are_counted() -> None:
+def test_eighty_equal_modules_are_within_the_gap() -> None:
     tree = tree_of(80, 16)
     plan = plan_modules(tree, int(0.7 * tree.peak_bytes()))
     assert plan.peak_bytes <= plan.budget_bytes
-    assert plan.recompute_ms == pytest.approx(plan.bound_ms, rel=1e-4)
+    assert plan.recompute_ms <= 1.005 * plan.bound_ms
 
 
 def test_knapsack_solvers_compete_within_modules() -> None:
@@ -220,13 +223,14 @@ def test_knapsack_solvers_compete_within_modules() -> None:
         assert plan.recompute_ms >= best - 1e-12
 
 
-def test_thinned_choices_leave_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_of_fewer_choices_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = tree_of(3, 64)
     budget = int(0.75 * tree.peak_bytes())
     best = plan_modules(tree, budget)
     monkeypatch.setattr("remat.sac.solve.choices.MOST_CHOICES", 3)
     thin = plan_modules(tree, budget)
-    assert thin.bound_ms <= best.recompute_ms <= thin.recompute_ms
+    assert thin.bound_ms <= thin.recompute_ms
+    assert best.bound_ms <= thin.recompute_ms
 
 
 def test_choices_are_better_the_more_they_keep() -> None:
@@ -236,89 +240,16 @@ def test_choices_are_better_the_more_they_keep() -> None:
     kept = [c.kept_bytes for c in found]
     assert kept == sorted(kept, reverse=True)
     assert [c.recompute_ps for c in found] == sorted(c.recompute_ps for c in found)
-    assert not any(c.slack_ps for c in found)
     assert choices(replace(stats, inplace_ops=[(1, 1)]), 0) == ()
-
-
-@pytest.mark.parametrize("made", TREES, ids=str)
-@pytest.mark.parametrize("share", [0.9, 0.7])
-@pytest.mark.usefixtures("few_choices")
-def test_the_backend_finds_what_merging_finds(
-    made: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = tree_of(*made)
-    budget = int(share * tree.peak_bytes())
-    expected = least_time(tree, budget)
-    asked = []
-    run = Backend.run
-    monkeypatch.setattr(Backend, "run", lambda *given: asked.append(given) or run(*given))
-    monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
-    if expected is None:
-        with pytest.raises(BudgetError, match="no plan fits"):
-            plan_modules(tree, budget, backend="cbc")
-    else:
-        assert round(plan_modules(tree, budget, backend="cbc").recompute_ms * 1e9) == expected
-    assert asked
-
-
-@pytest.mark.parametrize("made", TREES, ids=str)
-@pytest.mark.parametrize("share", [0.9, 0.7])
-@pytest.mark.usefixtures("few_choices")
-def test_highs_finds_what_merging_finds(
-    made: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tree = tree_of(*made)
-    budget = int(share * tree.peak_bytes())
-    expected = least_time(tree, budget)
-    monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
-    monkeypatch.setattr("remat.sac.solve.program._FIRST", 2)  # so that more must be shown
-    if expected is None:
-        with pytest.raises(BudgetError, match="no plan fits"):
-            plan_modules(tree, budget)
-    else:
-        found = plan_modules(tree, budget)
-        assert round(found.recompute_ms * 1e9) == expected
-        assert found.bound_ms <= found.recompute_ms
-
-
-@pytest.mark.parametrize("backend", [None, "cbc"])
-@pytest.mark.usefixtures("few_choices")
-def test_every_module_by_itself_where_cuts_do_not_end(
-    backend: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("remat.sac.solve.search.ROUNDS", 0)
-    for made in TREES:
-        tree = tree_of(*made)
-        budget = int(0.8 * tree.peak_bytes())
-        expected = least_time(tree, budget)
-        if expected is not None:
-            plan = plan_modules(tree, budget, backend=backend)
-            assert plan.peak_bytes <= budget
-            assert round(plan.recompute_ms * 1e9) == expected
 
 
 def test_what_two_equal_modules_get_is_proven_best() -> None:
     """Backward within one of them is what the budget is short for: counting cannot tell."""
     tree = tree_of(3, 64)
     for share in (0.66, 0.7, 0.74, 0.78):
-        plan = plan_modules(tree, int(share * tree.peak_bytes()))
+        plan = plan_modules(tree, int(share * tree.peak_bytes()), gap=0.0)
         assert plan.peak_bytes <= plan.budget_bytes
-        assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-9)
-
-
-def test_another_backend_solves_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remat.sac.solve.label_merging.MOST_PAIRS", 0)
-    tree = tree_of(3, 64)
-    budget = int(0.8 * tree.peak_bytes())
-    best = plan_modules(tree, budget)
-    there = load_pulp().listSolvers(onlyAvailable=True)
-    for backend, name in (("scip", "SCIP_CMD"), ("GLPK_CMD", "GLPK_CMD"), ("highs", "HiGHS_CMD")):
-        if name in there:
-            found = plan_modules(tree, budget, backend=backend)
-            assert found.recompute_ms == pytest.approx(best.recompute_ms, rel=1e-6)
-        else:
-            with pytest.raises(SolverError, match=rf"backend '{backend}': .*'{name}'"):
-                plan_modules(tree, budget, backend=backend)
+        assert plan.bound_ms == pytest.approx(plan.recompute_ms, rel=1e-6)
 
 
 def test_what_is_refused() -> None:
@@ -329,5 +260,3 @@ def test_what_is_refused() -> None:
         plan_modules(tree, 10, world_size=0)
     with pytest.raises(ProblemError, match="gap must be at least 0 and below 1, got 1"):
         plan_modules(tree, 10, gap=1)
-    with pytest.raises(SolverError, match="backend 'abacus': PuLP knows no solver 'abacus'"):
-        plan_modules(tree, 10, backend="abacus")

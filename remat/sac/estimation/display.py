@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 
 from remat.report.pictures import write_picture
-from remat.sac.estimate.stats import (
+from remat.sac.estimation.stats import (
     PS_PER_MS,
     SACGreedyOrderMeta,
     SACStats,
     SACTradeOffStats,
     group,
 )
-from remat.sac.estimate.tradeoff import exact_frontier
+from remat.sac.estimation.tradeoff import exact_frontier
 from remat.units import format_bytes
 
 if TYPE_CHECKING:

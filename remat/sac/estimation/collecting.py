@@ -10,7 +10,7 @@ from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph import ops
 from remat.graph.costs import CostModel, Profile, Roofline
-from remat.sac.estimate.stats import PS_PER_MS, SACStats
+from remat.sac.estimation.stats import PS_PER_MS, SACStats
 from remat.sac.run.recording import Call, ModuleSpan
 
 #: The mode in which operators really run.

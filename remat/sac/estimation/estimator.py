@@ -14,8 +14,8 @@ import torch
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.costs import CostModel, Roofline
-from remat.sac.estimate.collecting import collect, model_of, runtimes
-from remat.sac.estimate.display import (
+from remat.sac.estimation.collecting import collect, model_of, runtimes
+from remat.sac.estimation.display import (
     draw_tradeoff,
     operators,
     order_data,
@@ -24,13 +24,13 @@ from remat.sac.estimate.display import (
     totals,
     tradeoff_data,
 )
-from remat.sac.estimate.stats import (
+from remat.sac.estimation.stats import (
     SACGreedyOrderMeta,
     SACStats,
     SACTradeOffStats,
     difference,
 )
-from remat.sac.estimate.tradeoff import greedy_order, upper_envelope
+from remat.sac.estimation.tradeoff import greedy_order, upper_envelope
 from remat.sac.run.recording import StepRecorder, without_replays
 
 #: Version of the JSON form.

@@ -16,11 +16,11 @@ from remat.errors import ProblemError
 from remat.graph.calling import read_call, why_no_instance
 from remat.graph.costs import CostModel
 from remat.running.measure import run_backward, run_forward
-from remat.sac.estimate.calls import CallStats, as_checkpointed, call_stats
-from remat.sac.estimate.collecting import BENCHMARK
-from remat.sac.estimate.estimator import SACEstimator
-from remat.sac.estimate.reruns import time_reruns
-from remat.sac.estimate.stats import SACStats
+from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
+from remat.sac.estimation.collecting import BENCHMARK
+from remat.sac.estimation.estimator import SACEstimator
+from remat.sac.estimation.reruns import time_reruns
+from remat.sac.estimation.stats import SACStats
 from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
 from remat.sac.run.recording import ModuleSpan
@@ -89,6 +89,8 @@ class ModuleTree:
         parameter_bytes: of all parameters.
         forward_end: the first moment of backward.
         step_ms: milliseconds of forward's operators, and twice as much for backward.
+        state_bytes: of the generator's state that PyTorch keeps for each checkpointed call; 0 on a GPU,
+            where it is in the host's memory.
         mode: how runtimes were found.
         cost: the cost model.
     """
@@ -100,6 +102,7 @@ class ModuleTree:
     parameter_bytes: int
     forward_end: int
     step_ms: float
+    state_bytes: int
     mode: str
     cost: str
 
@@ -149,7 +152,7 @@ def collect_modules(
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
         mode: how runtimes are found; see `SACEstimator`. In ``"operator-level-benchmark"``, modules on
-            real CPU tensors are timed while they run again, operator by operator (`remat.sac.estimate.reruns`).
+            real CPU tensors are timed while they run again, operator by operator (`remat.sac.estimation.reruns`).
         cost: another cost model for the mode.
         fake: whether to run on fake tensors, which takes neither memory nor a GPU. Some models run
             other operators then (see `SACEstimator`), and a plan made from those is refused when it
@@ -169,6 +172,8 @@ def collect_modules(
     given = given_tensors(model, args, named)
     if fake is None:
         fake = not _on_the_cpu(given)
+    on_host = all(t.device.type in ("cpu", "meta") for t in given)
+    state_bytes = torch.get_rng_state().nbytes if on_host else 0
     estimator = SACEstimator()
     with contextlib.ExitStack() as stack:
         if fake:
@@ -180,7 +185,7 @@ def collect_modules(
             stack.enter_context(faker)
         lifetimes = record_step(model, args, named, estimator(mode, cost, fake=fake))
         timed = mode == BENCHMARK and cost is None and not fake and _on_the_cpu(given)
-        tree = build_tree(model, estimator, lifetimes)
+        tree = build_tree(model, estimator, lifetimes, state_bytes)
         return with_reruns(tree, model, args, named) if timed else tree
 
 
@@ -210,13 +215,16 @@ def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
     return all(t.device.type == "cpu" for t in tensors)
 
 
-def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) -> ModuleTree:
+def build_tree(
+    model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
+) -> ModuleTree:
     """Joins what the estimator knows of operators with what is known of memory.
 
     Args:
         model: the model.
         estimator: its operators.
         lifetimes: a step of it.
+        state_bytes: see `ModuleTree`.
     """
     spans = lifetimes.spans
     order: dict[str, list[ModuleSpan]] = {}
@@ -255,6 +263,7 @@ def build_tree(model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes) 
         parameter_bytes=int(sum(lifetimes.nbytes[k] for k in lifetimes.resident)),
         forward_end=lifetimes.forward_end,
         step_ms=3 * sum(sum(s.runtimes) for s in roots),
+        state_bytes=state_bytes,
         mode=estimator.mode,
         cost=str(estimator.cost),
     )

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 from remat.errors import ProblemError
 from remat.graph.costs import Flops, Roofline
 from remat.sac import SACEstimator, SACStats, is_skipped, optimal_checkpointing_policy
-from remat.sac.estimate.stats import group
+from remat.sac.estimation.stats import group
 
 MODEL = "operator-level-cost-model"
 

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-from remat.sac.estimate.estimator import Estimate as Estimate
+from remat.sac.estimation.estimator import Estimate as Estimate

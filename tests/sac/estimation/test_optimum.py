@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from remat.errors import BudgetError, ProblemError
 from remat.plugins.registry import registry
-from remat.sac.estimate.stats import SACStats, group
-from remat.sac.estimate.tradeoff import exact_frontier, greedy_order
+from remat.sac.estimation.stats import SACStats, group
+from remat.sac.estimation.tradeoff import exact_frontier, greedy_order
 from remat.sac.solve.choices import optimal_checkpointing_policy
 
 SOLVERS = [n for n in registry().solver_names() if "knapsack" in registry().solver_class(n).solves]

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from remat.errors import ProblemError
 from remat.sac import SACEstimator, SACStats, greedy_order, upper_envelope
-from remat.sac.estimate.display import exact_points, tradeoff_figure
-from tests.sac.estimate.test_estimator import MODEL, Stack
-from tests.sac.estimate.test_optimum import example
+from remat.sac.estimation.display import exact_points, tradeoff_figure
+from tests.sac.estimation.test_estimator import MODEL, Stack
+from tests.sac.estimation.test_optimum import example
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch import nn
 
 import remat
 from remat.checkpointing import estimate
-from remat.sac.estimate import reruns
-from remat.sac.estimate.reruns import Rerun, time_reruns
+from remat.sac.estimation import reruns
+from remat.sac.estimation.reruns import Rerun, time_reruns
 
 MS = 1e-3
 
@@ -138,6 +138,6 @@ def test_fake_tensors_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any) -> None:
         raise AssertionError("a step ran")
 
-    monkeypatch.setattr("remat.sac.estimate.modules.time_reruns", never)
+    monkeypatch.setattr("remat.sac.estimation.modules.time_reruns", never)
     made = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1))
     assert estimate(made, (torch.randn(3, 4),)).modules

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat.errors import ProblemError
-from remat.sac.estimate.stats import SACStats, SACTradeOffStats
-from remat.sac.estimate.tradeoff import (
+from remat.sac.estimation.stats import SACStats, SACTradeOffStats
+from remat.sac.estimation.tradeoff import (
     fit,
     greedy_curve,
     greedy_order,
     merge_corners,
     upper_envelope,
 )
-from tests.sac.estimate.test_optimum import example, modules
+from tests.sac.estimation.test_optimum import example, modules
 
 
 def test_the_greedy_curve_of_the_example() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from remat.sac.estimate.stats import SACStats
+from remat.sac.estimation.stats import SACStats
 from remat.sac.run.lifetimes import Ints, Lifetimes
 from remat.sac.run.recording import ModuleSpan
 
@@ -17,6 +17,7 @@ class CallStats:
         begin: first moment of its forward.
         end: first moment after it.
         back: when backward first asks for something that was saved in it: when it would run again.
+        back_end: when backward last does.
         activation_bytes: memory that it makes, does not return, and backward reads.
         input_bytes: inputs that nothing keeps until ``back``, unless the module is checkpointed.
         gradient_bytes: by how much memory rises at most from ``back`` to the end of its backward.
@@ -27,6 +28,7 @@ class CallStats:
     begin: int
     end: int
     back: int
+    back_end: int
     activation_bytes: int
     input_bytes: int
     gradient_bytes: int
@@ -54,6 +56,7 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
         begin=span.begin,
         end=span.end,
         back=span.back_begin,
+        back_end=span.back_end,
         activation_bytes=int(step.nbytes[crosses].sum()),
         input_bytes=int(step.nbytes[lost].sum()),
         gradient_bytes=int(back.max() - back[0]),

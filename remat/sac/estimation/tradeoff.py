@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from remat.errors import ProblemError
-from remat.sac.estimate.stats import (
+from remat.sac.estimation.stats import (
     MSPS,
     PS_PER_MS,
     Grouping,

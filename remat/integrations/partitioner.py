@@ -25,12 +25,13 @@ from remat.graph.collection import paused_collection
 from remat.graph.costs import CostWarning
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
+from remat.graph.refills import copy_outputs, unwatched_outputs
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.storages import planned_sizes, sizes_at
 from remat.graph.text import parse_joint
 from remat.graph.verify import Split, verify
-from remat.integrations import listed_plans
+from remat.integrations import plan_log
 from remat.integrations.compiled_budget import BudgetWarning as BudgetWarning
 from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
 from remat.integrations.compiled_memory import (
@@ -41,19 +42,19 @@ from remat.integrations.compiled_memory import (
     write_timeline,
 )
 from remat.integrations.kept_steps import Kept, operators_of, text_of
-from remat.integrations.listed_plans import plans as plans
-from remat.integrations.size_guards import at_declared_sizes, guard_sizes
+from remat.integrations.plan_log import plans as plans
+from remat.integrations.step_guards import at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
-from remat.integrations.unwatched import plan_unwatched
+from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.crash_reports import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
-from remat.planning.pipelines import prepare, split
+from remat.planning.pipelines import prepare, split, with_copies
 from remat.planning.plan import Plan
-from remat.planning.planner import plan_graph
+from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
@@ -164,7 +165,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
     ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
-        """What is to be called after each run of the graph that was compiled; see `around_autograd`."""
+        """What is to be called after each run of the graph that was compiled; see `step_guards.around_autograd`."""
         if self._tally is None or self.made is None:
             return None
         memory = GraphMemory.of(self.made, gm, inputs)
@@ -273,7 +274,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             format_bytes(made.planned_saved_bytes or made.saved_bytes),
             made.before_after.line,
         )
-        listed_plans.add(made)
+        plan_log.add(made)
 
     def note_memory(self, forward: CompiledHalf, backward: CompiledHalf) -> None:
         """Tells the plan what its compiled halves take; it keeps to what is simulated where that is not known."""
@@ -290,7 +291,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         if found is None:
             return
         told = made.as_compiled(found, held_bytes(found))
-        listed_plans.replace(made, told)
+        plan_log.replace(made, told)
         self.made = told
         if self.kept is not None and not made.learns_sizes:
             self.kept = replace(self.kept, plan=told.to_json(), timeline=write_timeline(found))
@@ -366,7 +367,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     def use(self, plan: Plan | None) -> None:
         """Lists another plan for the step than its newest, or none."""
-        listed_plans.remove(self.made)
+        plan_log.remove(self.made)
         self.made = None
         if plan is not None:
             self._list(plan)
@@ -482,7 +483,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             agree = replace(agree, asked=f"{agree.asked}, {nth}")
         with paused_collection():
             if not self.watched:
-                return plan_unwatched(joint, asked, agree)
+                return _plan_unwatched(joint, asked, agree)
             if self.lower == "inductor":
                 return self.compiled.plan(joint, asked, agree)
             return plan_graph(joint, asked, in_place=True, agree=agree)
@@ -702,3 +703,40 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
     request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
     with sizes_at(plan.planned_for):
         return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)
+
+
+def _plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
+    """Plan in place for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
+
+    Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to
+    a tensor that it saved itself. The step returns copies of outputs whose writes neither of them would see. If the first decision reads such outputs, the step returns copies of them and is decided again: what backward
+    keeps of them then counts at its bytes. A saved plan is applied as it is.
+    """
+    places = unwatched_outputs(joint) if request.plan is None else ()
+    if not places:
+        return plan_graph(joint, request, in_place=True, agree=agree)
+    if request.pipeline is not None:
+        return _by_pipeline(joint, request, agree, places)
+    planner = Planner.of(joint, request, in_place=True)
+    decided = planner.decide(request.budget)
+    reread = planner.reread_outputs(decided)
+    copied = tuple(k for k in places if k in reread)
+    if copied:
+        state = with_copies(planner.state, copied)
+        planner = Planner(state, planner.request, fingerprint=planner.fingerprint)
+        decided = planner.decide(request.budget)
+    return replace(planner.plan(decided, agree), copied_outputs=copied)
+
+
+def _by_pipeline(
+    joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
+) -> Plan:
+    """Plan by a pipeline; only a run of the whole pipeline shows which outputs backward reads."""
+    trial = plan_graph(joint, request)
+    copied = tuple(k for k in places if k in trial.reread_outputs)
+    if not copied and agree is None:
+        return trial
+    fingerprint = joint.fingerprint
+    copy_outputs(joint, copied)
+    made = plan_graph(joint, request, in_place=True, agree=agree)
+    return replace(made, fingerprint=fingerprint, copied_outputs=copied)

@@ -23,7 +23,7 @@ from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import expression_of, hint
 from remat.integrations.compiled_budget import BudgetWarning
-from remat.integrations.size_guards import SizedBytes
+from remat.integrations.step_guards import SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_apart
 

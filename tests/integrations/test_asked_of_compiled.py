@@ -32,7 +32,7 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     def compiled(*args: object, **kwargs: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr("remat.integrations.torch_compile._compile_as_planned", compiled)
+    monkeypatch.setattr("remat.integrations.torch_compile.compile_half", compiled)
     x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
     torch.compiler.reset()
     budget = remat.Peak(2 * 64 * 64 * 4 - 1)

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, noting_warnings, warn
-from remat.integrations import listed_plans, partitioner, torch_compile
+from remat.integrations import partitioner, plan_log, torch_compile
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -53,7 +53,7 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
     [
         ("eager", partitioner, "plan_graph"),
         ("eager", torch_compile, "_boxed"),
-        ("inductor", torch_compile, "_compile_as_planned"),
+        ("inductor", torch_compile, "compile_half"),
         ("inductor", torch_compile, "guard_sizes"),
     ],
 )
@@ -78,8 +78,8 @@ def test_a_plan_whose_step_is_not_compiled_is_not_listed(
 
 
 def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listed_plans._PLANS.maxlen == listed_plans.MOST_PLANS == 1_000
-    monkeypatch.setattr(listed_plans, "_PLANS", deque(maxlen=2))
+    assert plan_log._PLANS.maxlen == plan_log.MOST_PLANS == 1_000
+    monkeypatch.setattr(plan_log, "_PLANS", deque(maxlen=2))
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
     for budget in (0, 0.5, 1):
         copy = joint.copy()

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetError, PlanError, RereadError, warn
+from remat.errors import BudgetError, BudgetWarning, PlanError, RereadError, warn
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import StorageKind, own_outputs, sums_of
 from remat.graph.source import source_line
@@ -34,7 +34,6 @@ from remat.graph.storages import (
     planned_sizes,
     sizes_at,
 )
-from remat.integrations.compiled_budget import BudgetWarning
 from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes

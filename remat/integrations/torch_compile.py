@@ -6,27 +6,28 @@ import contextlib
 import difflib
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import PlanError, ProblemError
+from remat.errors import ProblemError
 from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
-from remat.graph.joint import copy_module
-from remat.graph.regions import calls_regions
-from remat.integrations import kept_steps
-from remat.integrations.compiled_memory import CompiledHalf
-from remat.integrations.kept_steps import traces_of
-from remat.integrations.partitioner import Partitioner, Siblings, partitioner
+from remat.graph.joint import JointGraph, copy_module
+from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
+from remat.integrations.partitioner import Partitioner, Siblings, StepPartition, partitioner
 from remat.integrations.step_guards import around_autograd, at_declared_sizes, guard_sizes
-from remat.integrations.workarounds import compile_half, masks_from_bytes, masks_to_bytes
+from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.plan import Plan
+from remat.planning.planner import plan_graph
+from remat.planning.request import PlanRequest
 
 _LOCK = threading.Lock()
-_SIBLINGS: dict[int, tuple[Mapping[str, Any], Siblings]] = {}
+#: The graphs that were compiled under the same options, for as long as a step of theirs is there, by those options.
+_SIBLINGS: weakref.WeakValueDictionary[int, Siblings] = weakref.WeakValueDictionary()
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
@@ -69,8 +70,9 @@ def backend(
 
     partition = Partitioner(**{**ours, "lower": lower})
     partition.siblings = Siblings() if options is None else _siblings(options)
-    partition.watched = True
-    partition.join_step(gm, example_inputs)
+    known = CompiledBudget()
+    step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
+    step.join(gm, example_inputs)
     if lower == "eager":
         _refuse_unknown(given)
         if given or mode is not None:
@@ -82,29 +84,30 @@ def backend(
     with at_declared_sizes(example_inputs, in_bytes=partition.in_bytes):
         try:
             if lower == "eager":
-                compiled = _compile_eager(gm, example_inputs, partition)
+                compiled = _compile_eager(gm, example_inputs, step)
             else:
-                compiled = _compile_inductor(gm, example_inputs, partition, given, mode)
+                patches = _inductor_options(partition, given, mode)
+                compiled = compile_within_budget(step, known, gm, example_inputs, patches)
         except Exception as error:
             name_plain_failure(error, gm, example_inputs, lower)
             raise
         # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
         # step, Dynamo takes off.
         with contextlib.suppress(AttributeError):
-            torch_compat.innermost_fn(compiled).partitioner = partition  # type: ignore[attr-defined]
-        made = partition.made
+            torch_compat.innermost_fn(compiled).partitioned = step  # type: ignore[attr-defined]
+        made = step.made
         if made is None:
             return compiled
-        with partition.compiling():
-            partition.warn_if_over()
-            look = guard_sizes(example_inputs, made, saved=partition.applies_saved, watched=True)
+        with step.compiling():
+            step.warn_if_over()
+            look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
         return around_autograd(
             compiled,
             made.reread_outputs,
             made.graph,
             by_inductor=lower == "inductor",
             reread_inputs=made.reread_inputs,
-            count=partition.count_runs(gm, example_inputs),
+            count=step.count_runs(gm, example_inputs),
             look=look,
         )
 
@@ -117,9 +120,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """
     if not options:
         return
-    from remat.torch_compat import list_options
-
-    theirs = list_options()
+    theirs = torch_compat.list_options()
     for name in options:
         if not isinstance(name, str) or name.replace("-", "_") not in theirs:
             written = str(name).replace("-", "_")
@@ -138,25 +139,24 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
 
 
 def _siblings(options: Mapping[str, Any]) -> Siblings:
-    """The graphs compiled under these options: Dynamo hands the same object each time."""
+    """The graphs compiled under these options: Dynamo hands over the same object each time."""
     with _LOCK:
-        kept = _SIBLINGS.setdefault(id(options), (options, Siblings()))
-        while len(_SIBLINGS) > 64:
-            del _SIBLINGS[next(iter(_SIBLINGS))]
-    return kept[1]
+        return _SIBLINGS.setdefault(id(options), Siblings(options=options))
+
+
+def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
+    return plan_graph(joint, request, in_place=True, agree=agree)
 
 
 def _compile_eager(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], partition: Partitioner
+    gm: fx.GraphModule, example_inputs: Sequence[Any], step: StepPartition
 ) -> Callable[..., Any]:
-    from remat.torch_compat import aot_autograd
-
-    compiled = aot_autograd(
+    compiled = torch_compat.aot_autograd(
         fw_compiler=lambda module, _: _boxed(module),
-        partition_fn=partition,
+        partition_fn=step,
         keep_inference_input_mutations=True,
     )
-    with partition.compiling():
+    with step.compiling():
         return compiled(gm, example_inputs)
 
 
@@ -176,153 +176,19 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return run
 
 
-def _compile_inductor(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partition: Partitioner,
-    options: dict[str, Any],
-    mode: str | None,
-) -> Callable[..., Any]:
-    from remat.torch_compat import list_mode_options, list_options
+def _inductor_options(
+    partition: Partitioner, options: Mapping[str, Any], mode: str | None
+) -> dict[str, Any]:
+    """Settings of Inductor for a step, among them those that the user asked for.
 
+    Raises:
+        ProblemError: an option that is neither ours nor Inductor's.
+    """
     _refuse_unknown(options)
-    known = list_options()
+    known = torch_compat.list_options()
     patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
-    patches.update(list_mode_options(mode) if mode else {})
+    patches.update(torch_compat.list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
-    patches["custom_partitioner_fn"] = partition
     if not partition.cacheable:
         patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
-    functorch: dict[str, Any] = {}
-    # Regions are compiled with the halves that they are in, which are then more than two.
-    regions = calls_regions(gm)
-    if regions:
-        # Inductor takes the places of the inputs that backward may overwrite for places among the
-        # inputs of a region's backward too, and overwrites what is still to be read.
-        functorch["donated_buffer"] = False
-    # Backward too is compiled before forward runs: what the step takes is known in time.
-    functorch["force_non_lazy_backward_lowering"] = True
-    tried: list[tuple[int, Plan, Callable[..., Any]]] = []
-    with partition.compiling():
-        while True:
-            compiled = _compile_once(gm, example_inputs, partition, patches, functorch, regions)
-            made = partition.made
-            again = partition.replans()
-            if made is not None:
-                tried.append((partition.by_peak(made), made, compiled))
-            if again:
-                continue
-            if len(tried) > 1 and made is not None and partition.takes_least:
-                # The budget is held as nearly as can be: what was planned again may take more.
-                _, best, compiled = min(tried, key=lambda one: one[0])
-                if best is not made:
-                    partition.use(best)
-            return compiled
-
-
-def _compile_once(
-    gm: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partition: Partitioner,
-    patches: dict[str, Any],
-    functorch: dict[str, Any],
-    regions: bool,
-) -> Callable[..., Any]:
-    """Plans and compiles a step, or finds it in a cache, and tells the partition what it takes."""
-    from remat.torch_compat import compile_fx, functorch_config
-
-    partition.keeps = partition.keeps_steps and not regions
-    step = _Step(partition, whole=not regions)
-
-    def compiled_with(changes: dict[str, Any]) -> Callable[..., Any]:
-        with functorch_config.patch(changes):
-            return compile_fx(  # type: ignore[return-value]
-                gm, example_inputs, inner_compile=step.compile_half, config_patches=patches
-            )
-
-    if partition.keeps:
-        partition.traces = traces_of(gm, example_inputs)
-        compiled = compiled_with(functorch)
-        if step.is_new:
-            step.finish()
-            return compiled
-        if _restore(partition, gm, compiled):
-            return compiled
-        partition.keeps, partition.traces = False, ""
-    partition.halves_only = True
-    # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
-    # know what the step runs on. Inductor's own cache of compiled halves stays in use.
-    compiled = compiled_with({**functorch, "enable_autograd_cache": False})
-    if not regions:
-        step.finish()
-    return compiled
-
-
-class _Step:
-    """One compilation by Inductor, which ends with both halves known to its cache, or with neither new.
-
-    Args:
-        partition: who splits the step.
-        whole: whether it has two halves and no more: forward is compiled first.
-    """
-
-    def __init__(self, partition: Partitioner, *, whole: bool) -> None:
-        self._partition = partition
-        self._whole = whole
-        self._halves: list[tuple[CompiledHalf, str | None]] = []
-        self._masks: frozenset[str] = frozenset()
-        self._compiled = False
-
-    @property
-    def is_new(self) -> bool:
-        """Whether something was planned or compiled, so that it was not found in AOTAutograd's cache."""
-        return self._compiled or self._partition.called
-
-    def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """As `workarounds.compile_half`; notes what it came to."""
-        self._compiled, self._partition.traces = True, ""
-        half = CompiledHalf.of(gm, example_inputs)
-        gm = copy_module(gm)
-        if self._whole and not self._halves:
-            self._masks = masks_to_bytes(gm.graph, half.own)
-        elif self._whole:
-            example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        compiled = compile_half(gm, example_inputs, **kwargs)
-        half.code = getattr(compiled, "source_code", "")
-        half.constants = getattr(compiled, "constants", None) or {}
-        self._halves.append((half, kept_steps.key_of(compiled)))
-        return compiled
-
-    def finish(self) -> None:
-        """Tells what both halves take together, and keeps what belongs to the step."""
-        if len(self._halves) != 2:
-            return
-        (forward, _), (backward, _) = self._halves
-        self._partition.note_memory(forward, backward)
-        keys = [key for _, key in self._halves if key is not None]
-        kept = self._partition.kept
-        # What is not kept is planned again by whoever finds the step in a cache, and then compiled otherwise.
-        made = self._partition.made
-        if (
-            made is not None and made.learns_sizes
-        ):  # only who planned the step knows which sizes to look at
-            return
-        if kept is not None and len(keys) == 2 and not self._partition.is_open:
-            kept_steps.keep(keys, kept)
-
-
-def _restore(partition: Partitioner, gm: fx.GraphModule, compiled: Any) -> bool:
-    """Restores the plan of a step from AOTAutograd's cache; False where that cannot be done."""
-    halves = kept_steps.halves_of(compiled)
-    if halves is None:
-        return False
-    if len(halves) == 1:  # nothing to differentiate
-        return True
-    kept = kept_steps.find(halves)
-    if kept is None:
-        return False
-    try:
-        partition.restore(kept, gm)
-    except PlanError:
-        return False
-    return True
+    return patches

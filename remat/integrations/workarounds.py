@@ -11,7 +11,6 @@ import contextlib
 import functools
 import operator
 import threading
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,12 +20,10 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
-from remat.graph.fused_liveness import NEAR_SUMS
 from remat.graph.host_copies import OFFLOAD, RELOAD
 from remat.graph.joint import outputs_of
 from remat.graph.storages import hint
 from remat.graph.writes import root_of
-from remat.torch_compat import INDUCTOR, ExternKernelSchedulerNode, InductorChoices, inductor_config
 
 #: Inductor's vectorised ends of loops on a CPU. See `scalar_tails`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
@@ -36,8 +33,6 @@ _STEPS = {
     torch.ops.aten.slice_scatter.default: 5,
     torch.ops.aten.slice_backward.default: 5,
 }
-#: Nodes of the schedule by which an operator that is no kernel of Inductor's own may be moved ahead.
-_NEAR = 20
 
 
 #: The first version of PyTorch without a fault, by the name of the function that works around it. From that version on
@@ -110,7 +105,7 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
     """
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)
-    with inductor_config.patch({"reorder_for_peak_memory": False} if ordered else {}):
+    with torch_compat.inductor_config.patch({"reorder_for_peak_memory": False} if ordered else {}):
         yield
 
 
@@ -121,8 +116,12 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
     See `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
     """
     unsound = _returns_what_is_overwritten(graph) or _moves_what_is_overwritten(graph)
-    disabled = filter(None, (inductor_config.disabled_passes, "reinplace_inplaceable_ops"))
-    with inductor_config.patch({"disabled_passes": ",".join(disabled)} if unsound else {}):
+    disabled = filter(
+        None, (torch_compat.inductor_config.disabled_passes, "reinplace_inplaceable_ops")
+    )
+    with torch_compat.inductor_config.patch(
+        {"disabled_passes": ",".join(disabled)} if unsound else {}
+    ):
         yield
 
 
@@ -137,7 +136,7 @@ def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1
         for n in graph.nodes
     )
-    with inductor_config.patch({_MASKED_TAILS: False} if strided else {}):
+    with torch_compat.inductor_config.patch({_MASKED_TAILS: False} if strided else {}):
         yield
 
 
@@ -204,15 +203,18 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Have Inductor fuse kernels of backward as `NearFusions` does; choices of the user's own stay."""
-    chosen = inductor_config.inductor_choices_class is not None
-    if not is_backward or chosen or type(INDUCTOR.choices) is not InductorChoices:
+    """Have Inductor fuse kernels of backward as `near_fusions.NearFusions` does; choices of the user's own stay."""
+    theirs = torch_compat.INDUCTOR.choices
+    chosen = torch_compat.inductor_config.inductor_choices_class is not None
+    if not is_backward or chosen or type(theirs) is not torch_compat.InductorChoices:
         yield
         return
+    from remat.integrations.near_fusions import NearFusions
+
     # The setting is in the keys of the caches; the handler is what decides, as a thread reads the setting once.
     with (
-        inductor_config.patch(inductor_choices_class=NearFusions),
-        INDUCTOR.set_choices_handler(NearFusions()),
+        torch_compat.inductor_config.patch(inductor_choices_class=NearFusions),
+        torch_compat.INDUCTOR.set_choices_handler(NearFusions()),
     ):
         yield
 
@@ -277,85 +279,6 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
             moved = moved or (node.op == "call_function" and not ops.is_pointwise(node.target))
             todo += [(n, moved) for n in node.all_input_nodes]
     return False
-
-
-class NearFusions(InductorChoices):
-    """Kernels that read the same value are one, but not where whole layers would have to run earlier for it.
-
-    Inductor puts such a kernel where the first of both stood. Where backward computes layers again, all that the
-    other one reads, products included, would run that much earlier, and be alive until it is used: a GPT-2 that
-    recomputes its attention took 9 % more memory.
-
-    A kernel that sums is one with what reads the sum, but not where that waits for operators far behind it: a sum is
-    small, and what is summed would stay until then. Gradients of weights that are used in every layer, or at every
-    step of time, are such sums of sums: a net that uses two layers six times took 1.9 times as much memory.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._scheduler: Any = None
-        self._waits: dict[str, int] = {}
-        self._operators: list[int] = []
-
-    def uuid(self) -> str:
-        """What stands for this in the keys of Inductor's caches."""
-        return f"remat.near-fusions.{_NEAR}.{NEAR_SUMS}"
-
-    def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
-        self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
-    ) -> bool:
-        if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
-            return False
-        stands, waits = self._places(scheduler, node1, node2)
-        return waits <= stands + _NEAR
-
-    def can_fuse_vertical(  # type: ignore[override]  # likewise
-        self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
-    ) -> bool:
-        if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
-            return False
-        if not node1.is_reduction():
-            return True
-        before, until = (
-            bisect_right(self._operators, place) for place in self._places(scheduler, node1, node2)
-        )
-        return until <= before + NEAR_SUMS
-
-    def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Where the first of two kernels stands, and the last operator that the other one waits for."""
-        if self._scheduler is not scheduler:
-            self._scheduler, self._waits = scheduler, _waits(scheduler)
-            self._operators = [
-                n.min_order for n in _placed(scheduler) if isinstance(n, ExternKernelSchedulerNode)
-            ]
-        first, other = sorted((node1, node2), key=lambda n: n.min_order)
-        waits = max((self._waits.get(n.get_name(), -1) for n in other.get_nodes()), default=-1)
-        return int(first.max_order), waits
-
-
-def _placed(scheduler: Any) -> list[Any]:
-    """The nodes of a schedule in order; dead ones have no place."""
-    placed = (n for n in scheduler.name_to_node.values() if hasattr(n, "min_order"))
-    return sorted(placed, key=lambda n: n.min_order)
-
-
-def _waits(scheduler: Any) -> dict[str, int]:
-    """For each node of a schedule the place of the last operator it waits for that is no kernel; -1: none."""
-    found: dict[str, int] = {}
-    for node in _placed(scheduler):
-        last = -1
-        for read in node.unmet_dependencies:
-            buffer = scheduler.name_to_buf.get(read.name)
-            maker = (
-                None if buffer is None else scheduler.name_to_node.get(buffer.defining_op_name())
-            )
-            if maker is None or maker.get_name() not in found:
-                continue
-            last = max(last, found[maker.get_name()])
-            if isinstance(maker, ExternKernelSchedulerNode):
-                last = max(last, maker.min_order)
-        found[node.get_name()] = last
-    return found
 
 
 class _ForThread:

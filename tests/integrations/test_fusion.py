@@ -9,7 +9,8 @@ import torch
 from torch import fx, nn
 
 import remat
-from remat.integrations.workarounds import NearFusions, near_fusions
+from remat.integrations.near_fusions import NearFusions
+from remat.integrations.workarounds import near_fusions
 from remat.running.measure import measure_step
 from remat.torch_compat import (
     INDUCTOR,

@@ -5,7 +5,7 @@
 PyTorch's partitioner gets a budget; what it then really hands from forward to backward is counted in
 bytes. Beside it run, each on its own copy of the model: the same once more, whose ratio is the spread of the
 measurement; ours, with exactly as many saved bytes as its budget and default options, once for each further cost model
-that is named, and once with ``autotune``; and ours with PyTorch's own measured peak as a `remat.Peak` budget. All
+that is named; and ours with PyTorch's own measured peak as a `remat.Peak` budget. All
 compiled variants live in one process and train on the same batches in turn, one step
 each per round, the first of a round being another one every time; the losses of all must agree at
 every step. Times are medians over the rounds, a ratio is the median of the ratios within rounds. The
@@ -62,8 +62,6 @@ from remat.running.measure import measure_step
 BUDGETS = (0.4, 0.2)
 #: What predicts; each is calibrated for, or runs on, the device that trains.
 COSTS = ("roofline-fused", "inductor", "profile")
-#: How many plans ``autotune`` compiles and times.
-TUNED = 2
 RESULTS = Path(__file__).parent / "results"
 #: Largest relative difference of a loss from the reference's; bfloat16 keeps 8 bits.
 LIMIT = {torch.float32: 1e-3, torch.bfloat16: 2e-2}
@@ -130,8 +128,8 @@ class Variant:
     """One way to run the step, with its own copy of the model.
 
     Attributes:
-        who: ``"eager"``, ``"pytorch"``, ``"pytorch again"``, ``"remat"``, ``"remat peak"``, ``"remat tuned"``, or
-            the cost model that ours decided by.
+        who: ``"eager"``, ``"pytorch"``, ``"pytorch again"``, ``"remat"``, ``"remat peak"``, or the cost
+            model that ours decided by.
         budget: PyTorch's budget whose bytes, or peak, it has; None for eager.
         model: the copy.
         step: what is called: the copy, or the copy compiled.
@@ -141,7 +139,6 @@ class Variant:
         moved: the same of operators that only backward needs and that forward runs, so that their
             result is saved.
         predicted_ps: by cost model, what that repetition costs under it.
-        chosen: what was chosen by timing, with what each candidate took.
         losses: by step.
         step_ms: milliseconds of each step: forward, backward and optimiser.
         forward_ms: of that, until the loss is known (not on CUDA).
@@ -156,7 +153,6 @@ class Variant:
     repeated: dict[str, int] = field(default_factory=dict)
     moved: dict[str, int] = field(default_factory=dict)
     predicted_ps: dict[str, int] = field(default_factory=dict)
-    chosen: str = ""
     losses: list[float] = field(default_factory=list)
     step_ms: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
@@ -196,7 +192,7 @@ def variants(
             show(f"{work.name}: {who} at {budget}: {error}")
             return
         (plan,) = remat.plans()[known:]
-        variant.saved_bytes, variant.chosen = plan.saved_bytes, plan.tuned
+        variant.saved_bytes = plan.saved_bytes
         yardstick.tell(variant, operators(plan.forward), operators(plan.backward))
 
     add("eager", None, None, "")
@@ -215,7 +211,6 @@ def variants(
             continue
         for cost in named:
             ours(cost, budget, {"budget": asked, "cost": cost})
-        ours("remat tuned", budget, {"budget": asked, "autotune": TUNED})
         with quiet():
             peak = measure_step(variant.step, kwargs=batch, by="allocator").peak_bytes
         ours("remat peak", budget, {"budget": remat.Peak(peak)})

@@ -70,7 +70,6 @@ def rows(made: Sequence[Variant]) -> list[dict[str, Any]]:
                 "peak_bytes": peak,
                 "peak_to_pytorch": round(peak / statistics.median(other.peak_bytes), 4),
                 "peak_spread_bytes": max(v.peak_bytes) - min(v.peak_bytes),
-                "chosen": v.chosen,
                 "predicted_recompute_ms": {k: round(p / 1e9, 4) for k, p in v.predicted_ps.items()},
                 "repeated_operators": v.repeated,
                 "moved_to_forward": v.moved,

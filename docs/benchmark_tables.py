@@ -154,7 +154,6 @@ def step() -> str:
     rows: Rows = []
     labels = {
         "remat": "remat at PyTorch's bytes",
-        "remat tuned": "the same with `autotune`",
         "remat peak": "remat at PyTorch's measured peak",
         "pytorch again": "PyTorch beside itself",
     }

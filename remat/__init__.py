@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
-    from remat.integrations.listed_plans import plans as plans
     from remat.integrations.partitioner import partitioner as partitioner
+    from remat.integrations.plan_log import plans as plans
     from remat.integrations.torch_knapsack import torch_solver as torch_solver
     from remat.passes.core.base import Pass as Pass
     from remat.passes.core.state import Analysis as Analysis
@@ -75,7 +75,7 @@ _HOME = {
     "sweep": "remat.planning.experiments",
     "solver_names": "remat.api",
     "partitioner": "remat.integrations.partitioner",
-    "plans": "remat.integrations.listed_plans",
+    "plans": "remat.integrations.plan_log",
     "torch_solver": "remat.integrations.torch_knapsack",
     "RematError": "remat.errors",
     "Peak": "remat.units",

@@ -108,6 +108,10 @@ class PassError(RematError):
         self.found_by = found_by
 
 
+class BudgetWarning(UserWarning):
+    """A budget that does not mean what one may think."""
+
+
 class PeakWarning(UserWarning):
     """A peak is not what a plan leads to expect.
 

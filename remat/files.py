@@ -122,12 +122,14 @@ class Form:
         version: version of the fields; another one is refused.
         dropped: fields of earlier versions, of the record or of a part of it, each with the reason why a file
             that uses one is refused.
+        ignored: fields of earlier versions that are read over.
     """
 
     what: str
     key: str
     version: int
     dropped: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[str, ...] = ()
 
 
 def write_record(record: Any) -> str:
@@ -262,6 +264,8 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"this {form.what} is of version {version!r}; this remat reads version {form.version}"
             )
+    for name in (form or whole).ignored:
+        data.pop(name, None)
     for name, reason in (form or whole).dropped:
         if data.pop(name, None):
             raise ValueError(f"{what}: field '{name}' {reason}")

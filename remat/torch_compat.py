@@ -69,8 +69,7 @@ if TYPE_CHECKING:
     from torch._higher_order_ops.auto_functionalize import get_mutable_args
     from torch._higher_order_ops.effects import _get_effect as get_effect
     from torch._inductor import config as inductor_config
-    from torch._inductor import cpu_vec_isa, list_mode_options, list_options
-    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor import list_mode_options, list_options
     from torch._inductor.choices import InductorChoices
     from torch._inductor.codegen.cpp import TilingSelect
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -211,6 +210,13 @@ def check_version() -> None:
 def _minor(release: str) -> tuple[int, ...]:
     """``(2, 13)`` for ``2.13.0+cpu``."""
     return tuple(int(n) for n in re.findall(r"\d+", release)[:2])
+
+
+def is_before(minor: str) -> bool:
+    """Whether this PyTorch is older than a minor version, such as ``"2.16"``."""
+    import torch
+
+    return _minor(torch.__version__) < _minor(minor)
 
 
 def schema(op: Any) -> Any:

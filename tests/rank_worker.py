@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import fx, nn
 
 import remat
+from remat.errors import BudgetWarning
 from remat.graph.costs import CostModel
 from remat.graph.liveness import Lifetime, StorageKind
-from remat.integrations.compiled_budget import BudgetWarning
 from remat.passes.core.control import Composite, Runner
 from remat.passes.core.state import PassResult, State
 from remat.passes.ranks import protocol as ranks
@@ -253,9 +253,9 @@ def case_dynamic(rank: int) -> Any:
 
 def case_replans(rank: int) -> Any:
     """On rank 1 what Inductor writes takes more than on rank 0: the first plan is above the budget there alone."""
-    from remat.integrations import partitioner
+    from remat.integrations import budget_loop
 
-    known, more = partitioner.compiled_timeline, 60_000 * rank
+    known, more = budget_loop.compiled_timeline, 60_000 * rank
     times = 0
 
     def taking_more(*compiled_pair: Any, **options: Any) -> Any:
@@ -272,12 +272,12 @@ def case_replans(rank: int) -> Any:
         )
         return replace(found, lifetimes=(*found.lifetimes, extra))
 
-    partitioner.compiled_timeline = taking_more
+    budget_loop.compiled_timeline = taking_more
     try:
         options = {"budget": remat.Peak(330_000), "solver": "auto", "cost": "flops"}
         plan = compile_by_inductor(Uneven, 256, **options)
     finally:
-        partitioner.compiled_timeline = known
+        budget_loop.compiled_timeline = known
     return {**plan, "times": times, "budget": 330_000, "more": more}
 
 

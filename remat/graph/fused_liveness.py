@@ -32,7 +32,7 @@ _WORKSPACES = (
 #: Where a convolution's backward is told which gradients to make, that of the input first.
 _OUTPUT_MASK = 10
 #: Operators that do not fuse between a sum of backward and what reads it, at most, if they are one kernel;
-#: `remat.integrations.fusion` has Inductor keep to it.
+#: `remat.integrations.near_fusions` has Inductor keep to it.
 NEAR_SUMS = 1
 #: Reads beyond which a pointwise result is written once instead of computed by each kernel that reads it.
 _MOST_READS = 4
@@ -273,7 +273,7 @@ class _Kernels:
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Whether a sum of backward stays where it is, as what reads it is far; see `remat.integrations.fusion`."""
+        """Whether a sum of backward stays where it is, as what reads it is far; see `remat.integrations.near_fusions`."""
         if not at or not node.meta.get("autograd_backward") or _is_pointwise(node):
             return False
         smaller = _numel(node) < max(map(_numel, inputs_of(node)), default=0)

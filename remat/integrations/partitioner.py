@@ -6,12 +6,10 @@ import contextlib
 import hashlib
 import json
 import logging
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +18,30 @@ from torch import fx
 
 from remat import torch_compat
 from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
-from remat.errors import BudgetError, ProblemError, noting_warnings, warn
+from remat.errors import BudgetError, ProblemError, warn
+from remat.errors import BudgetWarning as BudgetWarning
 from remat.graph.collection import paused_collection
-from remat.graph.costs import CostWarning
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
+from remat.graph.user_mutations import copy_outputs, unwatched_outputs
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
-from remat.graph.storages import planned_sizes, sizes_at
-from remat.graph.text import parse_joint
+from remat.graph.storages import planned_sizes
 from remat.graph.verify import Split, verify
-from remat.integrations import listed_plans
-from remat.integrations.compiled_budget import BudgetWarning as BudgetWarning
-from remat.integrations.compiled_budget import CompiledBudget, warn_of_saved
-from remat.integrations.compiled_memory import (
-    CompiledHalf,
-    compiled_timeline,
-    held_bytes,
-    read_timeline,
-    write_timeline,
-)
-from remat.integrations.kept_steps import Kept, operators_of, text_of
-from remat.integrations.listed_plans import plans as plans
-from remat.integrations.size_guards import at_declared_sizes, guard_sizes
+from remat.integrations import plan_log
+from remat.integrations.plan_log import plans as plans
+from remat.integrations.step_guards import at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
-from remat.integrations.unwatched import plan_unwatched
+from remat.passes.core.base import Pass
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.hooks.saved_tensor_hooks import PackSaved
 from remat.passes.instruments.reproducer import folder_for, report
 from remat.passes.packing.pairs import SavedTensorHooks, register
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.passes.ranks.protocol import other_ranks
-from remat.planning.pipelines import prepare, split
+from remat.planning.pipelines import prepare, split, with_copies
 from remat.planning.plan import Plan
-from remat.planning.planner import plan_graph
+from remat.planning.planner import Planner, plan_graph
 from remat.planning.plans import PlanSet
 from remat.planning.request import (
     BudgetOption,
@@ -72,18 +60,14 @@ _LOG = logging.getLogger(__name__)
 
 #: A step whose budget cannot be held is warned of again if it takes more than what was said by this factor.
 _MORE_OVER = 1.1
-#: Attributes of a partitioner that are about the steps that it was called for.
-_IN_FLIGHT = frozenset(
-    (
-        *("siblings", "traces", "keeps", "halves_only", "called", "kept", "made", "compiled"),
-        *("_asked", "_kind", "_tally", "_trains"),
-    )
-)
-#: Attributes that have no part in what it decides, or have parts of their own in its key.
-_DECIDES_NOTHING = _IN_FLIGHT.union(("request", "agree", "repro"))
+#: Attributes of a partitioner that have no part in what it decides, or have parts of their own in its key.
+_DECIDES_NOTHING = frozenset(("request", "agree", "repro", "siblings", "made"))
+
+#: Plans a graph, and takes it apart for that.
+PlanGraph = Callable[[JointGraph, PlanRequest, AgreeRanks | None], Plan]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Siblings:
     """The graphs that were compiled under the same options.
 
@@ -91,11 +75,13 @@ class Siblings:
         planned: their codes or fingerprints, of those that no saved plan was for.
         met: how often each fingerprint was met; of several saved plans for one fingerprint, as equal
             layers have it, each graph takes the next.
+        options: the options of the backend; held, so that no others have their identity meanwhile.
         over: the codes of graphs that run although their budget cannot be held, with the bytes that were warned of.
     """
 
     planned: set[str] = field(default_factory=set)
     met: Counter[str] = field(default_factory=Counter)
+    options: Mapping[str, Any] | None = None
     over: dict[str, int] = field(default_factory=dict)
 
 
@@ -105,6 +91,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     It is a ``partition_fn`` of ``aot_autograd`` and Inductor's ``custom_partitioner_fn``. A joint
     graph whose forward mutates, draws or returns nothing differentiable is handled as PyTorch's own
     partitioner would: forward is what the user wrote.
+
+    Attributes:
+        request: what is asked for.
+        lower: the lowering of the graphs.
+        agree: the pass by which the ranks of a job agree; None if every rank decides by itself.
+        repro: the folder for reproducers; None for none.
+        strict: whether a budget that cannot be held is refused at every compilation.
+        siblings: the graphs that were partitioned by it.
+        made: the newest plan of its own calls; who holds this object holds the modules of that plan.
     """
 
     def __init__(
@@ -131,61 +126,20 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 "least peak, with a warning) or True (it is refused)"
             )
         self.strict = strict
-        self.watched = False  # whether whoever compiles the step looks for writes to its outputs
-        self.beside = (0, 0)  # what other graphs of the step hold: their runs, and bytes
-        self.over = ""  # why the budget cannot be held of a step that runs all the same
-        self._begin()
-
-    def _begin(self) -> None:
-        """Knows of no step yet; see `remat.integrations.torch_compile`."""
         self.siblings = Siblings()
-        self.traces = ""  # what AOTAutograd's key is to tell besides
-        self.keeps = False  # whether to note what a later process needs
-        self.compiled = CompiledBudget()
-        self.halves_only = (
-            False  # whether halves alone are looked up, which say by themselves what they are
-        )
-        self.called = False
-        self.kept: Kept | None = None
-        self.made: Plan | None = None  # the newest plan: who holds this object holds its modules
-        self._asked = self.request  # for the graph at hand
-        self._kind: str | None = None  # of the graph at hand, once it was planned
-        self._trains = False  # whether the code of the graph at hand was compiled before
-        self._tally: StepTally | None = None
-
-    def join_step(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Has the graph that is about to be compiled share a peak in bytes with the step's others."""
-        request = self.request
-        decides = request.plan is None and request.pipeline is None and request.hooks is None
-        if decides and request.budget.peak_bytes is not None:
-            self._tally = tally_of(request.budget.peak_bytes)
-            self.beside = (self._tally.runs, self._tally.beside(gm, inputs))
-
-    def count_runs(
-        self, gm: fx.GraphModule, inputs: Sequence[Any]
-    ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
-        """What is to be called after each run of the graph that was compiled; see `around_autograd`."""
-        if self._tally is None or self.made is None:
-            return None
-        memory = GraphMemory.of(self.made, gm, inputs)
-        self._tally.add(memory, inputs)
-        return partial(self._tally.forward, memory)
+        self.made: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies have. AOTAutograd makes them for its keys, in which the steps planned so far have no part."""
-        return {name: value for name, value in vars(self).items() if name not in _IN_FLIGHT}
+        return {k: v for k, v in vars(self).items() if k not in ("siblings", "made")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
+        vars(self).update(state, siblings=Siblings(), made=None)
 
     def __call__(
-        self,
-        gm: fx.GraphModule,
-        joint_inputs: Sequence[object],
-        **convention: Any,
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
+        """Splits a joint graph of a user's own AOTAutograd call; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
 
         Args:
             gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
@@ -193,24 +147,11 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
                 AOTAutograd describes the graph; more is ignored.
         """
-        self.called, self.traces = True, ""
-        if is_region(gm, joint_inputs):
-            return split_region(gm, **convention)
-        joint = JointGraph(
-            graph_module=gm,
-            num_fwd_outputs=int(convention["num_fwd_outputs"]),
-            static_inputs=tuple(convention.get("static_lifetime_input_indices") or ()),
-            lower=self.lower,
-            name=_name_of(gm),
-        )
-        _mark_static_inputs(joint)
-        primals = [node.meta.get("val") for node in primals_of(joint)]
+        step = StepPartition(self, _plan_unwatched, watched=False)
         try:
-            with at_declared_sizes(primals, in_bytes=self.in_bytes):
-                return self._split_and_note(joint) if self.keeps else self._split(joint)
-        except Exception as error:
-            report(error, joint, self.repro, self._described)
-            raise
+            return step(gm, joint_inputs, **convention)
+        finally:
+            self.made = step.made
 
     @property
     def in_bytes(self) -> bool:
@@ -220,280 +161,17 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
         return any(b.nbytes is not None or b.peak_bytes is not None for b in budgets)
 
-    def _split_and_note(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits, and notes what a process needs that finds the compiled step in a cache."""
-        text, parameters, operators = text_of(joint), _parameters_of(joint), operators_of(joint)
-        self.made = None
-        with noting_warnings() as warned:
-            halves = self._split(joint)
-        if text is not None:
-            self.kept = Kept(
-                plan="" if self.made is None else self.made.to_json(),
-                joint=text,
-                parameters=parameters,
-                operators=operators,
-                warnings=tuple(
-                    (kind.__module__, kind.__qualname__, told)
-                    for told, kind in warned
-                    if not issubclass(kind, (BudgetWarning, CostWarning))  # of this process
-                ),
-            )
-        return halves
-
-    def restore(self, kept: Kept, gm: fx.GraphModule) -> None:
-        """Does what planning would have done for a step that was found in a cache.
-
-        Raises:
-            PlanError: what was kept is no plan.
-        """
-        for module, name, text in kept.warnings:
-            warnings.warn(text, _category(module, name), stacklevel=2)
-        if not kept.plan:
-            return
-        plan = Plan.from_json(kept.plan)
-        self._meet(_code_of(kept.parameters))
-        if self.request.plan is None and self.request.pipeline is None:
-            self._count_graph(_code_of(kept.parameters) or plan.fingerprint)
-        plan = replace(plan, _sizes=planned_sizes())
-        again = partial(
-            _made_again, plan, kept.joint, self.request.hooks, self.request.reread_inputs
-        )
-        self.siblings.met[plan.fingerprint] += 1
-        with contextlib.suppress(ValueError, TypeError):  # what is no timeline tells nothing
-            plan = replace(plan, _timeline=read_timeline(kept.timeline))
-        self._list(replace(plan, graph=_name_of(gm), _again=again))
-
-    def _list(self, made: Plan) -> None:
-        """Adds a plan to `plans`."""
-        self.made = made
-        _LOG.info(
-            "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
-            made.graph,
-            made.asked.label,
-            format_bytes(made.planned_saved_bytes or made.saved_bytes),
-            made.before_after.line,
-        )
-        listed_plans.add(made)
-
-    def note_memory(self, forward: CompiledHalf, backward: CompiledHalf) -> None:
-        """Tells the plan what its compiled halves take; it keeps to what is simulated where that is not known."""
-        made = self.made
-        if made is None:
-            return
-        symbolic = self.in_bytes and (made.symbolic or made.learns_sizes)
-        found = None
-        for kind in (True, False) if symbolic else (False,):
-            try:
-                found = found or compiled_timeline(forward, backward, symbolic=kind)
-            except Exception:  # code of a kind that is not known
-                _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
-        if found is None:
-            return
-        told = made.as_compiled(found, held_bytes(found))
-        listed_plans.replace(made, told)
-        self.made = told
-        if self.kept is not None and not made.learns_sizes:
-            self.kept = replace(self.kept, plan=told.to_json(), timeline=write_timeline(found))
-
-    def replans(self) -> bool:
-        """Whether the step is to be planned again, since as compiled it takes more than its budget.
-
-        Its plan is then listed no more.
-
-        Raises:
-            BudgetError: it does, and cannot be.
-        """
-        if self.made is not None and self.applies_saved:
-            warn_of_saved(self.made)
-            return False
-        if self.made is None or (self.over and not self._with_others):
-            return False
-        try:
-            if not self.compiled.replans(
-                self.made,
-                self._asked,
-                largest=self._largest,
-                can_hold=not self.over,
-                together=self._with_others,
-            ):
-                return False
-        except BudgetError as error:
-            if not self._runs_anyway:
-                raise
-            self.over = str(error)
-            return False
-        self.use(None)
-        self.called, self.kept, self.halves_only = False, None, False
-        return True
-
     @property
-    def _with_others(self) -> bool:
+    def with_others(self) -> bool:
         """Whether other ranks may run on the same plan."""
         return self.agree is not None and other_ranks() is not None
 
-    def _largest(self, number: int) -> int:
+    def largest(self, number: int) -> int:
         """The largest of a number on all ranks that run on the newest plan."""
         ranks = None if self.agree is None else other_ranks()
-        return (
-            number
-            if ranks is None or self.agree is None
-            else ranks.largest(number, self.agree.wait_s)
-        )
-
-    def by_peak(self, made: Plan) -> int:
-        """What of several compiled plans is least for the one that runs; all ranks have the same figures."""
-        return self.compiled.over if self._with_others else made.peak_bytes
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a later process has to plan the step itself; see `CompiledBudget.is_open`."""
-        return self.made is not None and self.compiled.is_open(self.made, self._asked)
-
-    @property
-    def takes_least(self) -> bool:
-        """Whether of several compiled plans the one with the least peak runs, as the budget can be held nearly only."""
-        over = self.over != "" and not self._with_others
-        return over or self.request.budget.peak_share is not None
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Lists the plan no more where the step that it is for cannot be compiled."""
-        try:
-            yield
-        except BaseException:
-            self.use(None)
-            raise
-
-    def use(self, plan: Plan | None) -> None:
-        """Lists another plan for the step than its newest, or none."""
-        listed_plans.remove(self.made)
-        self.made = None
-        if plan is not None:
-            self._list(plan)
-
-    def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if not has_tangents(joint):
-            state = split(prepare(joint, in_place=True))
-            assert state.forward is not None
-            assert state.backward is not None
-            verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
-            return state.forward, state.backward
-        self._asked = asked = self.request
-        self._warn_of_uncounted(joint)
-        if asked.plan is not None:
-            fingerprint = joint.fingerprint
-            met = self.siblings.met[fingerprint]
-            self._asked = asked = asked.for_graph(joint, fingerprint, nth=met)
-            self.siblings.met[fingerprint] += 1
-        kind = _kind_of(joint)  # before the graph is taken apart
-        self._meet(kind)
-        primals = [node.meta.get("val") for node in primals_of(joint)]
-        if self.beside[1]:
-            left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
-            self._asked = asked = replace(asked, budget=Budget(peak_bytes=left))
-        made = self._plan_anyway(joint) if self._runs_anyway else self._plan(joint, asked)
-        if asked.plan is None and asked.pipeline is None:
-            self._count_graph(kind or made.fingerprint)
-        if not self.watched:  # else the backend does, by what the step takes as compiled
-            guard_sizes(primals, made, saved=self.applies_saved, watched=False)
-        self._list(made)
-        if not self.watched:
-            self.warn_if_over()
-        # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
-        return made.forward, copy_module(made.backward)
-
-    def _warn_of_uncounted(self, joint: JointGraph) -> None:
-        """Warn of a budget in bytes on a CPU whose cost model has memory inside of operators not counted."""
-        asked = self.request
-        decides = asked.plan is None and asked.pipeline is None
-        if not decides or self.lower != "eager" or asked.budget.peak_bytes is None:
-            return
-        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
-            warn(
-                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
-                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
-                "cost='roofline:epyc', and it is counted",
-                BudgetWarning,
-                stacklevel=2,
-            )
-
-    @property
-    def applies_saved(self) -> bool:
-        """Whether the plan of the graph at hand is a saved one."""
-        return isinstance(self._asked.plan, Plan)
-
-    def _meet(self, kind: str) -> None:
-        """Note whether the code of the graph at hand was compiled before; the first of several plans tells."""
-        if self._kind is None:
-            self._kind, self._trains = kind, kind != "" and kind in self.siblings.planned
-
-    @property
-    def _runs_anyway(self) -> bool:
-        """Whether the graph at hand runs although its budget in bytes cannot be held.
-
-        Refusing it would end a training that has begun, or a step whose other graphs are compiled.
-        """
-        asked = self.request
-        if self.strict or asked.plan is not None or asked.pipeline is not None:
-            return False
-        in_bytes = asked.budget.share is None and asked.budget.peak_share is None
-        return in_bytes and (self._trains or bool(self.beside[1]))
-
-    def warn_if_over(self) -> None:
-        """Warn of a step that runs although its budget cannot be held.
-
-        That is said once for each piece of code, and again where it takes far more than was said.
-        """
-        made, kind = self.made, self._kind or ""
-        # What several graphs take together is said as they run, see `StepTally`.
-        if not self.over or made is None or self.beside[1]:
-            return
-        on_peak = self.request.budget.on_peak
-        taken, said = made.peak_bytes if on_peak else made.saved_bytes, self.siblings.over.get(kind)
-        if said is not None and taken <= said * _MORE_OVER:
-            return
-        self.siblings.over[kind] = taken
-        warn(
-            f"a step that has run before is compiled again, and its budget cannot be held: {self.over}. The plan with "
-            f"the least {'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} "
-            f"({taken} bytes). Of this code no more is said unless it takes over {_MORE_OVER - 1:.0%} more; "
-            "options={'strict': True} refuses it",
-            BudgetWarning,
-            stacklevel=2,
-        )
-
-    def _plan_anyway(self, joint: JointGraph) -> Plan:
-        """Plan within the budget; at the least peak, or the fewest saved bytes, if there is no plan within it."""
-        if not self.over:
-            try:
-                return self._plan(joint.copy(), self._asked)
-            except BudgetError as error:
-                self.over = str(error)
-        on_peak = self.request.budget.on_peak
-        least = Budget(peak_share=0.0) if on_peak else Budget(share=0.0)
-        self._asked = replace(self._asked, budget=least)
-        return self._plan(joint, self._asked)
-
-    def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
-        agree = self.agree
-        if agree is not None and (self.compiled.times or self.beside[0]):
-            # A decision of its own for each time: ranks come to it at the same point of the program.
-            nth = f"after {self.beside[0]} graphs of the step, planned again {self.compiled.times} times"
-            agree = replace(agree, asked=f"{agree.asked}, {nth}")
-        with paused_collection():
-            if not self.watched:
-                return plan_unwatched(joint, asked, agree)
-            if self.lower == "inductor":
-                return self.compiled.plan(joint, asked, agree)
-            return plan_graph(joint, asked, in_place=True, agree=agree)
-
-    def _described(self) -> tuple[str, dict[str, str], str]:
-        """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
-        asked, note = self._asked, ""
-        if asked.plan is not None:
-            note = "It was split by a saved plan, whose decision is not in here."
-        searched = asked.budget.on_peak and asked.plan is None
-        return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
+        if ranks is None or self.agree is None:
+            return number
+        return ranks.largest(number, self.agree.wait_s)
 
     def _agreement(self, wait_s: float) -> AgreeRanks:
         """The pass by which the ranks of a job agree on what is asked for here."""
@@ -522,32 +200,22 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """Whether another process can know that it would compile the same."""
         return all(h.cache_key is not None for h in self._all_hooks())
 
-    def _count_graph(self, kind: str) -> None:
-        """Warns once, at the second distinct graph, that a budget in bytes is each graph's own."""
-        planned = self.siblings.planned
-        known = kind in planned
-        planned.add(kind)
-        budget = self.request.budget
-        each_its_own = budget.share is None and budget.peak_share is None and self._tally is None
-        if not known and len(planned) == 2 and each_its_own:
-            warn(
-                f"a second graph is compiled under the budget {budget}: each graph gets it by "
-                "itself, so together they may keep more. For one budget over all graphs of a model, "
-                "plan them together and reuse the plans: "
-                "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
-                'options={"plan": plans}',
-                BudgetWarning,
-                stacklevel=2,
-            )
-
     def uuid(self) -> str:
         """Identifies every option, our code and what is known of operators, for the keys of caches."""
+        return self.key()
+
+    def key(self, *, halves_only: bool = False, **more: Any) -> str:
+        """The key of caches for what is compiled by these options.
+
+        Args:
+            halves_only: whether halves alone are looked up. Their graphs say by themselves what was decided.
+            more: what decides besides.
+        """
         told: dict[str, Any] = {
-            "options": self._options(),
+            "options": self.described(halves_only=halves_only),
             "around": surroundings(),
-            "traces": self.traces,
-            "compiled": self.compiled.key,
             "sizes": sorted(planned_sizes().items()),
+            **more,
         }
         plan = self.request.plan
         if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets
@@ -555,18 +223,18 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
-    def _options(self) -> dict[str, Any]:
+    def described(self, *, halves_only: bool = False) -> dict[str, Any]:
         """All that this object holds but what decides nothing, so that no option can be forgotten."""
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
         found = {name: described(value) for name, value in given.items()}
-        found |= {"hooks": self.hooks_key}
         if self.request.pipeline is not None:
             found["pipeline"] = str(self.request.pipeline)
-        if self.halves_only:
+        if halves_only:
             for name in ("solver", "cost"):
                 if not is_known_elsewhere(found[name]):
                     found[name] = identity(given[name])
+        found["hooks"] = self.hooks_key
         return found
 
     @property
@@ -577,7 +245,255 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         """
         if not self.cacheable or self.request.pipeline is not None:
             return False
-        return not self._with_others and is_known_elsewhere(self._options())
+        return not self.with_others and is_known_elsewhere(self.described())
+
+
+class StepPartition:
+    """One step: the graph at hand is planned by a partitioner's options, and the plan is listed.
+
+    Args:
+        options: what is asked for.
+        plan_graph: plans the graph.
+        watched: whether the backend looks for writes to the outputs of the step as it runs.
+
+    Attributes:
+        asked: the options for the graph at hand.
+        made: the plan; who holds this object holds its modules.
+        over: why the budget cannot be held of a step that runs all the same.
+        tally: who counts what the graphs of the step take together, under a budget on the peak in bytes.
+        beside: what other graphs of the step hold: their runs, and bytes.
+    """
+
+    def __init__(
+        self,
+        options: Partitioner,
+        plan_graph: PlanGraph,
+        *,
+        watched: bool,
+    ) -> None:
+        self.options, self.siblings, self.watched = options, options.siblings, watched
+        self.asked = options.request
+        self.made: Plan | None = None
+        self.over = ""
+        self.tally: StepTally | None = None
+        self.beside = (0, 0)
+        self._plan_graph = plan_graph
+        self._kind: str | None = None  # of the graph at hand, once it was met
+        self._trains = False  # whether the code of the graph at hand was compiled before
+
+    def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
+        """Have the graph that is about to be compiled share a peak in bytes with the step's others."""
+        request = self.options.request
+        if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
+            self.tally = tally_of(request.budget.peak_bytes)
+            self.beside = (self.tally.runs, self.tally.beside(gm, inputs))
+
+    def count_runs(
+        self, gm: fx.GraphModule, inputs: Sequence[Any]
+    ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
+        """What is to be called after each run of the graph that was compiled; see `step_guards.around_autograd`."""
+        if self.tally is None or self.made is None:
+            return None
+        memory = GraphMemory.of(self.made, gm, inputs)
+        self.tally.add(memory, inputs)
+        return partial(self.tally.forward, memory)
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Splits a joint graph; see `Partitioner.__call__`."""
+        if is_region(gm, joint_inputs):
+            return split_region(gm, **convention)
+        return self.split(joint_of(gm, self.options.lower, **convention))
+
+    def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Plan a graph, which is taken apart, list the plan, and return the halves."""
+        primals = [node.meta.get("val") for node in primals_of(joint)]
+        try:
+            with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
+                return self._split(joint)
+        except Exception as error:
+            report(error, joint, self.options.repro, self._described)
+            raise
+
+    def _split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if not has_tangents(joint):
+            state = split(prepare(joint, in_place=True))
+            assert state.forward is not None
+            assert state.backward is not None
+            verify(Split(joint=state.joint, forward=state.forward, backward=state.backward))
+            return state.forward, state.backward
+        self.asked = asked = self.options.request
+        self._warn_of_uncounted(joint)
+        if asked.plan is not None:
+            fingerprint = joint.fingerprint
+            met = self.siblings.met[fingerprint]
+            self.asked = asked = asked.for_graph(joint, fingerprint, nth=met)
+            self.siblings.met[fingerprint] += 1
+        kind = _kind_of(joint)  # before the graph is taken apart
+        self.meet(kind)
+        primals = [node.meta.get("val") for node in primals_of(joint)]
+        if self.beside[1]:
+            left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
+            self.asked = asked = replace(asked, budget=Budget(peak_bytes=left))
+        made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
+        if asked.decides:
+            self.count_graph(kind or made.fingerprint)
+        if not self.watched:  # else the backend does, by what the step takes as compiled
+            guard_sizes(primals, made, saved=self.applies_saved, watched=False)
+        self.list(made)
+        if not self.watched:
+            self.warn_if_over()
+        # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
+        return made.forward, copy_module(made.backward)
+
+    def take(self, made: Plan, kind: str) -> None:
+        """List a plan that was found in a cache.
+
+        Args:
+            made: the plan.
+            kind: the code of the step, with its parameters.
+        """
+        self.meet(kind)
+        if self.options.request.decides:
+            self.count_graph(kind or made.fingerprint)
+        self.siblings.met[made.fingerprint] += 1
+        self.list(made)
+
+    def list(self, made: Plan) -> None:
+        """Add a plan to `plans`."""
+        self.made = made
+        _LOG.info(
+            "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
+            made.graph,
+            made.asked.label,
+            format_bytes(made.planned_saved_bytes or made.saved_bytes),
+            made.before_after.line,
+        )
+        plan_log.add(made)
+
+    def use(self, plan: Plan | None) -> None:
+        """List another plan for the step than its newest, or none."""
+        plan_log.remove(self.made)
+        self.made = None
+        if plan is not None:
+            self.list(plan)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """List the plan no more if the step that it is for cannot be compiled."""
+        try:
+            yield
+        except BaseException:
+            self.use(None)
+            raise
+
+    def _warn_of_uncounted(self, joint: JointGraph) -> None:
+        """Warn of a budget in bytes on a CPU whose cost model has memory inside of operators not counted."""
+        asked = self.options.request
+        if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
+            return
+        if device_type_of(joint) == "cpu" and not is_for_cpu(asked.cost.on(joint)):
+            warn(
+                f"budget {asked.budget.label} bounds the peak without what operators take beside their results: this "
+                f"step runs on a CPU, and cost model '{asked.cost}' is about none. Leave cost out, or give "
+                "cost='roofline:epyc', and it is counted",
+                BudgetWarning,
+                stacklevel=2,
+            )
+
+    @property
+    def applies_saved(self) -> bool:
+        """Whether the plan of the graph at hand is a saved one."""
+        return isinstance(self.asked.plan, Plan)
+
+    def meet(self, kind: str) -> None:
+        """Note whether the code of the graph at hand was compiled before; the first of several plans tells."""
+        if self._kind is None:
+            self._kind, self._trains = kind, kind != "" and kind in self.siblings.planned
+
+    @property
+    def runs_anyway(self) -> bool:
+        """Whether the graph at hand runs although its budget in bytes cannot be held.
+
+        Refusing it would end a training that has begun, or a step whose other graphs are compiled.
+        """
+        asked = self.options.request
+        if self.options.strict or not asked.decides:
+            return False
+        in_bytes = asked.budget.share is None and asked.budget.peak_share is None
+        return in_bytes and (self._trains or bool(self.beside[1]))
+
+    def warn_if_over(self) -> None:
+        """Warn of a step that runs although its budget cannot be held.
+
+        That is said once for each piece of code, and again where it takes far more than was said.
+        """
+        made, kind = self.made, self._kind or ""
+        # What several graphs take together is said as they run, see `StepTally`.
+        if not self.over or made is None or self.beside[1]:
+            return
+        on_peak = self.options.request.budget.on_peak
+        taken, said = made.peak_bytes if on_peak else made.saved_bytes, self.siblings.over.get(kind)
+        if said is not None and taken <= said * _MORE_OVER:
+            return
+        self.siblings.over[kind] = taken
+        warn(
+            f"a step that has run before is compiled again, and its budget cannot be held: {self.over}. The plan with "
+            f"the least {'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} "
+            f"({taken} bytes). Of this code no more is said unless it takes over {_MORE_OVER - 1:.0%} more; "
+            "options={'strict': True} refuses it",
+            BudgetWarning,
+            stacklevel=2,
+        )
+
+    def _plan_anyway(self, joint: JointGraph) -> Plan:
+        """Plan within the budget; at the least peak, or the fewest saved bytes, if there is no plan within it."""
+        if not self.over:
+            try:
+                return self._plan(joint.copy(), self.asked)
+            except BudgetError as error:
+                self.over = str(error)
+        on_peak = self.options.request.budget.on_peak
+        least = Budget(peak_share=0.0) if on_peak else Budget(share=0.0)
+        self.asked = replace(self.asked, budget=least)
+        return self._plan(joint, self.asked)
+
+    def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
+        agree = self.options.agree
+        if agree is not None and self.beside[0]:
+            # A decision of its own for each graph: ranks come to it at the same point of the program.
+            agree = replace(
+                agree, asked=f"{agree.asked}, after {self.beside[0]} graphs of the step"
+            )
+        with paused_collection():
+            return self._plan_graph(joint, asked, agree)
+
+    def _described(self) -> tuple[str, dict[str, str], str]:
+        """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
+        asked, note = self.asked, ""
+        if asked.plan is not None:
+            note = "It was split by a saved plan, whose decision is not in here."
+        searched = asked.budget.on_peak and asked.plan is None
+        return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
+
+    def count_graph(self, kind: str) -> None:
+        """Warns once, at the second distinct graph, that a budget in bytes is each graph's own."""
+        planned = self.siblings.planned
+        known = kind in planned
+        planned.add(kind)
+        budget = self.options.request.budget
+        each_its_own = budget.share is None and budget.peak_share is None and self.tally is None
+        if not known and len(planned) == 2 and each_its_own:
+            warn(
+                f"a second graph is compiled under the budget {budget}: each graph gets it by "
+                "itself, so together they may keep more. For one budget over all graphs of a model, "
+                "plan them together and reuse the plans: "
+                "remat.plan(remat.capture(model, args, fullgraph=False), budget=…), then "
+                'options={"plan": plans}',
+                BudgetWarning,
+                stacklevel=2,
+            )
 
 
 def partitioner(
@@ -638,25 +554,16 @@ def partitioner(
     )
 
 
-def _category(module: str, name: str) -> type[Warning]:
-    """A class of warnings by name; that of all where this remat has no such class."""
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError):
-        return UserWarning
-    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
-
-
 def _kind_of(joint: JointGraph) -> str:
     """What stays the same where Dynamo compiles one piece of code again, for other shapes or modes.
 
     That is the code that it numbers, and the parameters that the code computes with: of two layers
     of a class, which share the code, each has its own. Empty where it was not Dynamo that called.
     """
-    return _code_of(_parameters_of(joint))
+    return code_of(parameters_of(joint))
 
 
-def _code_of(parameters: str) -> str:
+def code_of(parameters: str) -> str:
     """The code that Dynamo compiles now, with its parameters."""
     from remat.torch_compat import CompileContext
 
@@ -664,11 +571,24 @@ def _code_of(parameters: str) -> str:
     return "" if where is None or where.frame_id is None else f"{where.frame_id}: {parameters}"
 
 
-def _parameters_of(joint: JointGraph) -> str:
+def parameters_of(joint: JointGraph) -> str:
     """Shapes and dtypes of a graph's parameters and buffers."""
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
     static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
     return ", ".join(f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor))
+
+
+def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
+    """A joint graph as AOTAutograd hands it over; see `Partitioner.__call__`."""
+    joint = JointGraph(
+        graph_module=gm,
+        num_fwd_outputs=int(convention["num_fwd_outputs"]),
+        static_inputs=tuple(convention.get("static_lifetime_input_indices") or ()),
+        lower=lower,
+        name=name_of(gm),
+    )
+    _mark_static_inputs(joint)
+    return joint
 
 
 def _mark_static_inputs(joint: JointGraph) -> None:
@@ -680,7 +600,7 @@ def _mark_static_inputs(joint: JointGraph) -> None:
         node.meta["is_static_input"] = place in joint.static_inputs
 
 
-def _name_of(gm: fx.GraphModule) -> str:
+def name_of(gm: fx.GraphModule) -> str:
     """The class of the user's module where Dynamo recorded one for the whole graph, and its number."""
     from remat.torch_compat import CompileContext
 
@@ -695,10 +615,38 @@ def _name_of(gm: fx.GraphModule) -> str:
     return label if where is None else f"{label} {where}"
 
 
-def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
-    """A plan with its modules, from the text of its joint graph."""
-    # What a cache holds was edited by nobody, and the plan may be one of several.
-    asked = replace(plan, remat="")
-    request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
-    with sizes_at(plan.planned_for):
-        return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)
+def _plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
+    """Plan in place for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
+
+    Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to
+    a tensor that it saved itself. The step returns copies of outputs whose writes neither of them would see. If the first decision reads such outputs, the step returns copies of them and is decided again: what backward
+    keeps of them then counts at its bytes. A saved plan is applied as it is.
+    """
+    places = unwatched_outputs(joint) if request.plan is None else ()
+    if not places:
+        return plan_graph(joint, request, in_place=True, agree=agree)
+    if request.pipeline is not None:
+        return _by_pipeline(joint, request, agree, places)
+    planner = Planner.of(joint, request, in_place=True)
+    decided = planner.decide(request.budget)
+    reread = planner.reread_outputs(decided)
+    copied = tuple(k for k in places if k in reread)
+    if copied:
+        state = with_copies(planner.state, copied)
+        planner = Planner(state, planner.request, fingerprint=planner.fingerprint)
+        decided = planner.decide(request.budget)
+    return replace(planner.plan(decided, agree), copied_outputs=copied)
+
+
+def _by_pipeline(
+    joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
+) -> Plan:
+    """Plan by a pipeline; only a run of the whole pipeline shows which outputs backward reads."""
+    trial = plan_graph(joint, request)
+    copied = tuple(k for k in places if k in trial.reread_outputs)
+    if not copied and agree is None:
+        return trial
+    fingerprint = joint.fingerprint
+    copy_outputs(joint, copied)
+    made = plan_graph(joint, request, in_place=True, agree=agree)
+    return replace(made, fingerprint=fingerprint, copied_outputs=copied)

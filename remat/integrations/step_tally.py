@@ -18,12 +18,11 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import RematError, warn
+from remat.errors import BudgetWarning, RematError, warn
 from remat.graph.joint import primal_place
 from remat.graph.liveness import StorageKind, Timeline
 from remat.graph.storages import expression_of, hint
-from remat.integrations.compiled_budget import BudgetWarning
-from remat.integrations.size_guards import SizedBytes
+from remat.integrations.step_guards import SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_apart
 

@@ -14,7 +14,6 @@ def builtin_passes() -> list[type[Pass]]:
     from remat.passes.decide.knapsack import Knapsack
     from remat.passes.decide.min_cut import MinCut
     from remat.passes.decide.solve_graph import SolveGraph
-    from remat.passes.decide.torch_partition import TorchPartition
     from remat.passes.hooks.offload_saved import OffloadSaved
     from remat.passes.hooks.saved_tensor_hooks import PackSaved
     from remat.passes.joint.classify import Classify
@@ -37,7 +36,6 @@ def builtin_passes() -> list[type[Pass]]:
         MinCut,
         Knapsack,
         SolveGraph,
-        TorchPartition,
         AgreeRanks,
         Partition,
         FunctionalizeRng,

@@ -90,8 +90,6 @@ class Plan(Record):
         planned_saved_bytes: where ``saved_bytes`` and ``peak_bytes`` are those of the step as Inductor
             compiled it: what was planned instead; else 0.
         planned_peak_bytes: likewise, the simulated peak.
-        tuned: the plan that was chosen as the fastest of several, with what each took; empty where none were
-            timed.
         forward_order: nodes that forward runs, in this order, where the plan says so: under a budget on
             the peak. A node that stands there several times runs as often. In the module its last run has
             its name, unless it is an input of the module too; all other runs are called ``NAME_again``.
@@ -129,6 +127,7 @@ class Plan(Record):
                 "is of an earlier version, which packed or offloaded values so; plan again with remat.plan",
             ),
         ),
+        ignored=("tuned",),
     )
 
     graph: str
@@ -165,7 +164,6 @@ class Plan(Record):
     backward_order: tuple[str, ...] = ()
     planned_saved_bytes: int = 0
     planned_peak_bytes: int = 0
-    tuned: str = ""
     step_cost: int = 0
     without_peak_bytes: int = 0
     without_recompute_cost: int = 0

@@ -29,7 +29,6 @@ def rows_of(plan: Plan) -> list[tuple[str, str]]:
         ("step", plan.before_after.step_text),
         ("without remat", WITHOUT_REMAT if plan.without_peak_bytes else ""),
         ("decided by", _decided_by(plan)),
-        ("chosen", plan.tuned),
     ]
     return [(name, text) for name, text in rows if text]
 

@@ -71,6 +71,11 @@ class PlanRequest:
     reread_inputs: bool = True
     offload: Link | None = None
 
+    @property
+    def decides(self) -> bool:
+        """Whether plans are decided under the budget, and not by a saved plan or by a pipeline of the user's."""
+        return self.plan is None and self.pipeline is None
+
     @classmethod
     def of(
         cls,

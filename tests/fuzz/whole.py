@@ -12,8 +12,7 @@ import torch
 from hypothesis import strategies as st
 
 import remat
-from remat.errors import BudgetError, RematError
-from remat.integrations.compiled_budget import BudgetWarning
+from remat.errors import BudgetError, BudgetWarning, RematError
 from remat.running.measure import measure_held
 from remat.torch_compat import dynamo_config, functorch_config, inductor_config
 from tests.fuzz.check import SEEN, near

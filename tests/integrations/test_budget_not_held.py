@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.integrations.partitioner import BudgetWarning
+from remat.errors import BudgetWarning
 from remat.units import format_bytes
 
 pytestmark = pytest.mark.slow

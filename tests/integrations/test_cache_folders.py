@@ -19,9 +19,10 @@ import remat
 from remat.errors import ProblemError
 from remat.graph.costs import CostWarning
 from remat.graph.costs import store as stores
-from remat.integrations import kept_steps
-from remat.integrations.kept_steps import Kept
-from remat.integrations.partitioner import Partitioner
+from remat.integrations import plan_cache
+from remat.integrations.budget_loop import Attempt, CompiledBudget
+from remat.integrations.partitioner import Partitioner, StepPartition
+from remat.integrations.plan_cache import CachedPlan
 from remat.passes.instruments.reproducer import folder_for
 from remat.planning.experiment_table import Sweep
 
@@ -167,12 +168,13 @@ def test_what_is_wrong_with_a_folder_is_not_kept_with_a_step(
     """Another process that finds the step has a folder of its own."""
     folder.write_text("no folder")
     joint = remat.capture(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), (torch.ones(2, 4),))
-    partition = Partitioner(budget=0.0, cost="profile")
-    partition.keeps = True
+    known = CompiledBudget()
+    step = StepPartition(Partitioner(budget=0.0, cost="profile"), known.plan, watched=True)
+    attempt = Attempt(step, known, whole=True, traces="")
     with pytest.warns(CostWarning, match="cannot be used"):
-        partition(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
-    assert partition.kept is not None
-    assert partition.kept.warnings == ()
+        attempt(joint.graph_module, [None], num_fwd_outputs=joint.num_fwd_outputs)
+    assert attempt.record is not None
+    assert attempt.record.warnings == ()
 
 
 @pytest.mark.parametrize(("what", "code"), FAULTS)
@@ -183,28 +185,28 @@ def test_a_step_that_cannot_be_kept_is_not_there(
     keys = ["a", "b"]
     with monkeypatch.context() as broken:
         breaking(broken, what, code)
-        kept_steps.keep(keys, Kept(joint="text"))
-    assert kept_steps.find(keys) is None
+        plan_cache.keep(keys, CachedPlan(joint="text"))
+    assert plan_cache.find(keys) is None
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
-    kept_steps.keep(keys, Kept(joint="text"))
-    assert kept_steps.find(keys) == Kept(joint="text")
+    plan_cache.keep(keys, CachedPlan(joint="text"))
+    assert plan_cache.find(keys) == CachedPlan(joint="text")
 
 
-def test_where_there_is_no_folder_for_kept_steps_none_is_kept(
+def test_where_there_is_no_folder_for_plans_none_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "caches"))
-    kept_steps.keep(["a", "b"], Kept())
-    assert kept_steps.find(["a", "b"]) is None
+    plan_cache.keep(["a", "b"], CachedPlan())
+    assert plan_cache.find(["a", "b"]) is None
     there = tmp_path / "caches"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(there))
-    kept_steps.keep(["a", "b"], Kept())
+    plan_cache.keep(["a", "b"], CachedPlan())
     (file,) = (p for p in there.rglob("*.json"))
     file.unlink()
     file.mkdir()
-    kept_steps.keep(["a", "b"], Kept())
-    assert kept_steps.find(["a", "b"]) is None
+    plan_cache.keep(["a", "b"], CachedPlan())
+    assert plan_cache.find(["a", "b"]) is None
 
 
 def nowhere(*_: Any, **__: Any) -> Any:

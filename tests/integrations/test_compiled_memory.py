@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import remat
+from remat.errors import BudgetWarning
 from remat.graph.liveness import StorageKind, simulate_peak
-from remat.integrations import partitioner
-from remat.integrations.compiled_budget import BudgetWarning
+from remat.integrations import budget_loop
 from remat.integrations.compiled_memory import read_timeline, write_timeline
 from remat.running.measure import measure_held, measure_step
 from remat.running.workspace import workspace_bytes
@@ -160,8 +160,8 @@ def test_a_step_that_takes_more_than_was_known_is_planned_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As if compiled code kept more than was planned: the budget is lowered by that, three times at most."""
-    known = partitioner.held_bytes
-    monkeypatch.setattr(partitioner, "held_bytes", lambda timeline: known(timeline) + 4096)
+    known = budget_loop.held_bytes
+    monkeypatch.setattr(budget_loop, "held_bytes", lambda timeline: known(timeline) + 4096)
     torch._dynamo.reset()
     fn = torch.compile(Blocks(), backend="remat", options={"budget": 0.5, "epilogue_fusion": True})
     x = torch.randn(2, 16, 32)

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 
 import remat
-from remat.integrations.fusion import NearFusions, near_fusions
+from remat.integrations.near_fusions import NearFusions
+from remat.integrations.workarounds import near_fusions
 from remat.running.measure import measure_step
 from remat.torch_compat import (
     INDUCTOR,
@@ -100,11 +101,11 @@ def test_choices_of_the_user_s_own_stay() -> None:
         def uuid(self) -> str:
             return "mine"
 
-    with inductor_config.patch(inductor_choices_class=Mine), near_fusions():
+    with inductor_config.patch(inductor_choices_class=Mine), near_fusions(fx.Graph(), True):
         assert inductor_config.inductor_choices_class is Mine
-    with INDUCTOR.set_choices_handler(Mine()), near_fusions():
+    with INDUCTOR.set_choices_handler(Mine()), near_fusions(fx.Graph(), True):
         assert isinstance(INDUCTOR.choices, Mine)
         assert not isinstance(INDUCTOR.choices, NearFusions)
-    with INDUCTOR.set_choices_handler(InductorChoices()), near_fusions():
+    with INDUCTOR.set_choices_handler(InductorChoices()), near_fusions(fx.Graph(), True):
         assert isinstance(INDUCTOR.choices, NearFusions)
         assert inductor_config.inductor_choices_class is NearFusions

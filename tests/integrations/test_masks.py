@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import remat
-from remat.integrations.masks import masks_from_bytes, masks_to_bytes
+from remat.integrations.workarounds import masks_from_bytes, masks_to_bytes
 
 
 class Convolutions(nn.Module):

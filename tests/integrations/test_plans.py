@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, noting_warnings, warn
-from remat.integrations import listed_plans, partitioner, torch_compile
+from remat.integrations import budget_loop, plan_log, torch_compile
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -51,9 +51,9 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
 @pytest.mark.parametrize(
     ("lower", "module", "fails"),
     [
-        ("eager", partitioner, "plan_graph"),
+        ("eager", torch_compile, "plan_graph"),
         ("eager", torch_compile, "_boxed"),
-        ("inductor", torch_compile, "_compile_as_planned"),
+        ("inductor", budget_loop, "compile_half"),
         ("inductor", torch_compile, "guard_sizes"),
     ],
 )
@@ -77,9 +77,29 @@ def test_a_plan_whose_step_is_not_compiled_is_not_listed(
     assert remat.plans()[:-1] == before
 
 
+@pytest.mark.parametrize("lower", ["eager", "inductor"])
+def test_options_and_the_plans_in_them_go_with_the_last_step(lower: str) -> None:
+    """`torch._dynamo.reset` lets steps go, and what backends remember of their options with them."""
+    joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower=lower)
+    plan = remat.plan(joint, 0.5)
+    torch._dynamo.reset()
+    options = {"plan": plan, "budget": 0.5, "lower": lower}
+    compiled = torch.compile(
+        nn.Sequential(nn.Tanh(), nn.Linear(4, 4)), backend="remat", options=options
+    )
+    compiled(torch.randn(2, 4)).sum().backward()
+    held = weakref.ref(plan)
+    gc.collect()
+    assert held() is plan
+    del plan, options, compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert held() is None
+
+
 def test_the_list_of_plans_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listed_plans._PLANS.maxlen == listed_plans.MOST_PLANS == 1_000
-    monkeypatch.setattr(listed_plans, "_PLANS", deque(maxlen=2))
+    assert plan_log._PLANS.maxlen == plan_log.MOST_PLANS == 1_000
+    monkeypatch.setattr(plan_log, "_PLANS", deque(maxlen=2))
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
     for budget in (0, 0.5, 1):
         copy = joint.copy()

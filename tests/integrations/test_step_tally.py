@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import remat
+from remat.errors import BudgetWarning
 from remat.integrations import step_tally
-from remat.integrations.compiled_budget import BudgetWarning
 from remat.running.measure import measure_step
 
 pytestmark = pytest.mark.filterwarnings(

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import BudgetError, PlanError
+from remat.errors import BudgetError, BudgetWarning, PlanError
 from remat.graph.text import parse_joint, print_joint
-from remat.integrations.partitioner import BudgetWarning
 from remat.running.measure import measure_step
 
 #: Dynamo looks at .grad of what one graph hands to the next.

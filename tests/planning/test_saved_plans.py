@@ -86,3 +86,10 @@ def test_a_plan_that_was_saved_before_this_was_recorded_is_read(saved: dict[str,
 def test_another_lowering_is_told_where_graphs_really_differ() -> None:
     with pytest.raises(PlanError, match="made for the lowering 'inductor'"):
         remat.plan(captured(), plan=remat.plan(captured(lower="inductor")))
+
+
+def test_a_plan_that_was_chosen_by_timing_is_read(saved: dict[str, object]) -> None:
+    """Earlier versions timed several plans, and noted on the fastest what each took."""
+    tuned = read(saved, tuned="as asked, the fastest of 2 different plans as measured: …")
+    assert tuned.to_json() == read(saved).to_json()
+    assert "tuned" not in json.loads(tuned.to_json())

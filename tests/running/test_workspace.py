@@ -15,13 +15,12 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import remat
-from remat.errors import PeakWarning
+from remat.errors import BudgetWarning, PeakWarning
 from remat.graph.capture import capture
 from remat.graph.fake import repair_aliases
 from remat.graph.joint import JointGraph
 from remat.graph.liveness import simulate_peak
 from remat.graph.storages import WORKSPACE, expression_of, hint
-from remat.integrations.partitioner import BudgetWarning
 from remat.planning.pipelines import prepare
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,13 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import remat
+from remat.errors import BudgetWarning
 from remat.graph.ops import default_taxonomy
-from remat.integrations import compiled_budget, kept_steps
+from remat.integrations import budget_loop, plan_cache
 from remat.integrations import partitioner as partitioning
-from remat.integrations.compiled_budget import CompiledBudget
-from remat.integrations.kept_steps import Kept, traces_of
-from remat.integrations.partitioner import BudgetWarning, Partitioner
+from remat.integrations.budget_loop import Attempt, CompiledBudget
+from remat.integrations.partitioner import Partitioner, StepPartition
+from remat.integrations.plan_cache import CachedPlan, traces_of
 from remat.plugins import identity
 
 # Importing Inductor imports a deprecated corner of torch.jit.
@@ -60,6 +62,11 @@ def step(
     found = torch.autograd.grad(compiled(x).sum(), list(model.parameters()))
     (plan,) = remat.plans()[before:]
     return [g.clone() for g in found], plan
+
+
+def step_of(**options: Any) -> StepPartition:
+    """A step as the backend has it before it is planned."""
+    return StepPartition(Partitioner(**options), CompiledBudget().plan, watched=True)
 
 
 def hits() -> int:
@@ -105,7 +112,7 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
 ) -> None:
     """As if the first plan took a byte too much: who finds its step in the cache does not take it for the answer."""
     planned = []
-    search = compiled_budget.within_fused_peak
+    search = budget_loop.within_fused_peak
 
     def searched(*args: Any, **kwargs: Any) -> Any:
         planned.append(kwargs["compiled"])
@@ -115,7 +122,7 @@ def test_a_step_whose_share_of_the_peak_was_not_held_is_planned_again_by_all(
         over = self._limit and not self.times
         return (made.predicted_peak_bytes + 1, made.predicted_peak_bytes) if over else (0, 0)
 
-    monkeypatch.setattr(compiled_budget, "within_fused_peak", searched)
+    monkeypatch.setattr(budget_loop, "within_fused_peak", searched)
     monkeypatch.setattr(CompiledBudget, "_taken", taken)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
@@ -160,7 +167,7 @@ def test_an_option_that_is_added_is_in_the_key() -> None:
     partition = Partitioner()
     taken = set(inspect.signature(remat.partitioner).parameters)
     harmless = {"repro", "rank_wait_s"}
-    assert taken - harmless <= set(partition._options())
+    assert taken - harmless <= set(partition.described())
     key = partition.uuid()
     partition.some_option_to_come = 1  # type: ignore[attr-defined]
     assert partition.uuid() != key
@@ -179,7 +186,7 @@ def test_what_is_known_of_operators_and_the_code_are_in_the_key(
         views.remove("made.up")
     monkeypatch.setattr(identity, "_origin", lambda module: "edited")
     keys.add(partition.uuid())
-    monkeypatch.setattr(kept_steps, "declared", lambda: ("mine::op",), raising=False)
+    monkeypatch.setattr(plan_cache, "declared", lambda: ("mine::op",), raising=False)
     keys.add(partition.uuid())
     assert len(keys) == 4
 
@@ -200,9 +207,8 @@ def test_only_what_another_process_can_know_is_kept(options: dict[str, Any], kee
 
 def test_a_solver_that_nobody_knows_is_of_this_process_unless_halves_alone_are_asked_for() -> None:
     partition = Partitioner(solver=Local())
-    assert not identity.is_known_elsewhere(partition._options())
-    partition.halves_only = True
-    assert identity.is_known_elsewhere(partition._options())
+    assert not identity.is_known_elsewhere(partition.described())
+    assert identity.is_known_elsewhere(partition.described(halves_only=True))
 
 
 def test_ranks_that_are_to_agree_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,24 +248,24 @@ def test_lines_and_the_sizes_that_symbols_stand_for_tell_steps_apart() -> None:
 
 @pytest.mark.parametrize("kind", [BudgetWarning, remat.PeakWarning])
 def test_warnings_are_told_again(kind: type[Warning]) -> None:
-    partition = Partitioner(budget="saved:1MiB")
-    kept = Kept(warnings=((kind.__module__, kind.__name__, "as before"),))
+    step = step_of(budget="saved:1MiB")
+    kept = CachedPlan(warnings=((kind.__module__, kind.__name__, "as before"),))
     with pytest.warns(kind, match="as before"):
-        partition.restore(kept, torch.fx.symbolic_trace(nn.Tanh()))
+        budget_loop.restore(step, torch.fx.symbolic_trace(nn.Tanh()), kept)
 
 
 def test_a_second_graph_is_one_in_the_cache_too() -> None:
     joint = remat.capture(nn.Linear(4, 4), (torch.randn(2, 4),), lower="eager")
-    partition = Partitioner(budget="saved:1MiB")
+    step = step_of(budget="saved:1MiB")
     plan = remat.plan(joint, "saved:1MiB")
     gm = torch.fx.symbolic_trace(nn.Tanh())
     with warnings.catch_warnings():
         warnings.simplefilter("error", BudgetWarning)
         for _ in range(2):
-            partition.restore(Kept(plan=plan.to_json()), gm)
+            budget_loop.restore(step, gm, CachedPlan(plan=plan.to_json()))
     other = plan.to_json().replace(plan.fingerprint, "0" * 64)
     with pytest.warns(BudgetWarning, match="a second graph"):
-        partition.restore(Kept(plan=other), gm)
+        budget_loop.restore(step, gm, CachedPlan(plan=other))
 
 
 @pytest.mark.parametrize(
@@ -267,12 +273,12 @@ def test_a_second_graph_is_one_in_the_cache_too() -> None:
 )
 def test_what_is_damaged_is_not_there(cache: Path, content: str) -> None:
     halves = ("forward", "backward")
-    kept_steps.keep(halves, Kept(plan="p", warnings=(("a", "b", "c"),)))
-    assert kept_steps.find(halves) == Kept(plan="p", warnings=(("a", "b", "c"),))
-    assert kept_steps.find(("forward", "another")) is None
+    plan_cache.keep(halves, CachedPlan(plan="p", warnings=(("a", "b", "c"),)))
+    assert plan_cache.find(halves) == CachedPlan(plan="p", warnings=(("a", "b", "c"),))
+    assert plan_cache.find(("forward", "another")) is None
     (file,) = (cache / "remat").rglob("*.json")
     file.write_text(content)
-    assert kept_steps.find(halves) is None
+    assert plan_cache.find(halves) is None
 
 
 def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) -> None:
@@ -283,22 +289,49 @@ def test_operators_that_are_no_longer_what_they_were_are_not_there(cache: Path) 
     noise.register_fake(torch.empty_like)
     noise.register_autograd(lambda ctx, gradient: gradient)
     joint = remat.capture(lambda x: noise(x.sin()).sum(), (torch.ones(4, requires_grad=True),))
-    kept = Kept(joint="graph", operators=kept_steps.operators_of(joint))
+    kept = CachedPlan(joint="graph", operators=plan_cache.operators_of(joint))
     assert [name for name, _ in kept.operators] == ["remat_kept::noise"]
-    kept_steps.keep(["a", "b"], kept)
-    assert kept_steps.find(["a", "b"]) == kept
+    plan_cache.keep(["a", "b"], kept)
+    assert plan_cache.find(["a", "b"]) == kept
     remat.declare_pure("remat_kept::noise")
     try:
-        assert kept_steps.find(["a", "b"]) is None
+        assert plan_cache.find(["a", "b"]) is None
     finally:
         remat.undeclare_pure("remat_kept::noise")
-    kept_steps.keep(["a", "b"], Kept(joint="graph", operators=(("remat_kept::gone", "known"),)))
-    assert kept_steps.find(["a", "b"]) is None
+    plan_cache.keep(
+        ["a", "b"], CachedPlan(joint="graph", operators=(("remat_kept::gone", "known"),))
+    )
+    assert plan_cache.find(["a", "b"]) is None
 
 
 def test_a_class_of_warnings_that_is_gone_harms_nobody() -> None:
-    kept = Kept(warnings=(("remat.errors", "GoneWarning", "said before"), ("nomod", "X", "too")))
-    partition, module = Partitioner(budget=0.5), torch.fx.symbolic_trace(torch.nn.Identity())
+    kept = CachedPlan(
+        warnings=(("remat.errors", "GoneWarning", "said before"), ("nomod", "X", "too"))
+    )
+    step, module = step_of(budget=0.5), torch.fx.symbolic_trace(torch.nn.Identity())
     with pytest.warns(UserWarning, match="said before|too") as told:
-        partition.restore(kept, module)
+        budget_loop.restore(step, module, kept)
     assert [str(w.message) for w in told] == ["said before", "too"]
+
+
+def test_nothing_but_remat_is_imported_for_the_warnings_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_stranger.py").write_text("class Said(UserWarning): pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(UserWarning, match="said before"):
+        CachedPlan(warnings=(("of_a_stranger", "Said", "said before"),)).warn_again()
+    assert "of_a_stranger" not in sys.modules
+
+
+def test_what_other_graphs_of_the_step_hold_and_a_budget_that_was_given_up_are_in_the_key() -> None:
+    step, known = step_of(budget=remat.Peak("1GiB")), CompiledBudget()
+    keys = {Attempt(step, known, whole=True).uuid()}
+    step.beside = (1, 4096)
+    keys.add(Attempt(step, known, whole=True).uuid())
+    step.over = "no plan is within it"
+    keys.add(Attempt(step, known, whole=True).uuid())
+    keys.add(Attempt(step, known, whole=True, traces="lines").uuid())
+    known.excess = 1
+    keys.add(Attempt(step, known, whole=True).uuid())
+    assert len(keys) == 5

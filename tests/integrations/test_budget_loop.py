@@ -11,7 +11,7 @@ import torch
 
 import remat
 from remat.errors import BudgetError
-from remat.integrations.compiled_budget import CompiledBudget
+from remat.integrations.budget_loop import CompiledBudget
 from remat.planning.request import PlanRequest
 
 
@@ -57,7 +57,7 @@ class Compiler:
         return peaks
 
 
-@pytest.mark.filterwarnings("ignore::remat.integrations.compiled_budget.BudgetWarning")
+@pytest.mark.filterwarnings("ignore::remat.errors.BudgetWarning")
 @pytest.mark.parametrize("salt", [6, 7])
 def test_no_peak_is_refused_that_the_least_peak_comes_to(
     joint: remat.JointGraph, salt: int
@@ -68,7 +68,7 @@ def test_no_peak_is_refused_that_the_least_peak_comes_to(
         assert compiler.run(remat.Peak(int(more * least)))[-1] <= int(more * least)
 
 
-@pytest.mark.filterwarnings("ignore::remat.integrations.compiled_budget.BudgetWarning")
+@pytest.mark.filterwarnings("ignore::remat.errors.BudgetWarning")
 @pytest.mark.parametrize("salt", [6, 7])
 def test_a_refusal_names_what_was_found_and_proven_and_a_budget_that_holds(
     joint: remat.JointGraph, salt: int

@@ -1,14 +1,12 @@
-"""Which kernels of backward Inductor makes one."""
+"""Which kernels of backward Inductor makes one. Importing this imports Inductor."""
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
-from collections.abc import Iterator
 from typing import Any
 
 from remat.graph.fused_liveness import NEAR_SUMS
-from remat.torch_compat import INDUCTOR, ExternKernelSchedulerNode, InductorChoices, inductor_config
+from remat.torch_compat import ExternKernelSchedulerNode, InductorChoices
 
 #: Nodes of the schedule by which an operator that is no kernel of Inductor's own may be moved ahead.
 _NEAR = 20
@@ -91,20 +89,3 @@ def _waits(scheduler: Any) -> dict[str, int]:
                 last = max(last, maker.min_order)
         found[node.get_name()] = last
     return found
-
-
-@contextlib.contextmanager
-def near_fusions() -> Iterator[None]:
-    """Inductor decides so within; choices of the user's own stay."""
-    if (
-        inductor_config.inductor_choices_class is not None
-        or type(INDUCTOR.choices) is not InductorChoices
-    ):
-        yield
-        return
-    # The setting is in the keys of the caches; the handler is what decides, as a thread reads the setting once.
-    with (
-        inductor_config.patch(inductor_choices_class=NearFusions),
-        INDUCTOR.set_choices_handler(NearFusions()),
-    ):
-        yield

@@ -13,10 +13,9 @@ import torch
 from torch import nn
 
 import remat
-from remat.errors import BudgetError, PlanError
+from remat.errors import BudgetError, BudgetWarning, PlanError
 from remat.graph.liveness import StorageKind
 from remat.graph.storages import has_symbols
-from remat.integrations.partitioner import BudgetWarning
 from remat.running.measure import measure_held, measure_step
 from remat.torch_compat import dynamo_config, functorch_config, inductor_config
 from remat.units import Budget

@@ -1,15 +1,18 @@
-"""What is kept beside a compiled step in PyTorch's caches, so that whoever finds the step has its plan too.
+"""Plans beside compiled steps in PyTorch's caches.
 
-AOTAutograd's cache hands out a compiled step without calling the partitioner. Here lies, under the keys of
-the step's two halves, what the partitioner would have left behind: the plan, the joint graph as text, from
-which the plan's modules are made if somebody asks for them, and the warnings that planning drew.
+AOTAutograd's cache hands out a compiled step without calling the partitioner. The plan of that step lies here, under
+the keys of the step's two halves, with what else the partitioner would have done.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,19 +23,24 @@ from remat.errors import RematError
 from remat.files import Form, read_record, write_record, write_whole
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
+from remat.graph.storages import planned_sizes, sizes_at
+from remat.graph.text import parse_joint, print_joint
+from remat.integrations.compiled_memory import read_timeline
+from remat.planning.plan import Plan
+from remat.planning.planner import plan_graph
+from remat.planning.request import PlanRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """What planning left behind.
+class CachedPlan:
+    """Cached record of the plan of a compiled step.
 
     Attributes:
-        plan: JSON of the plan; empty where a step has none, since it has nothing to differentiate.
-        joint: text of the joint graph as it was captured.
+        plan: JSON of the plan; empty if a step has none, since it has nothing to differentiate.
+        joint: text of the joint graph as it was captured; the modules of the plan are made of it.
         parameters: shapes and dtypes of its parameters.
         operators: its operators that are not PyTorch's own, each with what was known of it.
-        timeline: memory of the compiled step, as `compiled_memory.write_timeline` writes it; empty where it
-            is not known.
+        timeline: memory of the compiled step, as `compiled_memory.write_timeline` writes it; empty if it is not known.
         warnings: what planning warned of: modules and names of the classes, and the texts.
     """
 
@@ -45,28 +53,69 @@ class Kept:
     warnings: tuple[tuple[str, str, str], ...] = ()
     timeline: str = ""
 
+    def warn_again(self) -> None:
+        """Give the warnings that planning gave."""
+        for module, name, text in self.warnings:
+            warnings.warn(text, _category(module, name), stacklevel=2)
 
-def keep(halves: Sequence[str], kept: Kept) -> None:
-    """Writes what was left behind for a step; what cannot be written is not there to be found."""
+    def read(self, request: PlanRequest, graph: str) -> Plan:
+        """The plan, whose modules are made once somebody asks for them.
+
+        Args:
+            request: what the step was planned under.
+            graph: name of the graph in this process.
+
+        Raises:
+            PlanError: the record holds no plan.
+        """
+        plan = replace(Plan.from_json(self.plan), _sizes=planned_sizes())
+        again = partial(_made_again, plan, self.joint, request.hooks, request.reread_inputs)
+        with contextlib.suppress(ValueError, TypeError):  # what is no timeline tells nothing
+            plan = replace(plan, _timeline=read_timeline(self.timeline))
+        return replace(plan, graph=graph, _again=again)
+
+
+def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
+    """A plan with its modules, from the text of its joint graph."""
+    # What a cache holds was edited by nobody, and the plan may be one of several.
+    asked = replace(plan, remat="")
+    request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
+    with sizes_at(plan.planned_for):
+        return plan_graph(parse_joint(joint), replace(request, of_several=True), in_place=True)
+
+
+def _category(module: str, name: str) -> type[Warning]:
+    """A class of warnings of remat by name; that of all if there is none, as nothing else is imported for a file."""
+    if module.partition(".")[0] != "remat":
+        return UserWarning
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError):
+        return UserWarning
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+
+
+def keep(halves: Sequence[str], record: CachedPlan) -> None:
+    """Write a record under the keys of both halves of a step; what cannot be written is not there to be found."""
     try:
         path = _path(halves)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, write_record(kept))
+        write_whole(path, write_record(record))
     except OSError:
         return
 
 
-def find(halves: Sequence[str]) -> Kept | None:
-    """What was left behind for a step, if it is all there and still holds.
+def find(halves: Sequence[str]) -> CachedPlan | None:
+    """The record of a step, if it is complete and still holds.
 
-    It does not where an operator of the step is no longer what it was: tagged, declared or written
+    It does not if an operator of the step is no longer what it was: tagged, declared or written
     otherwise.
     """
     try:
-        kept = read_record(Kept, _path(halves).read_text(encoding="utf-8"))
+        record = read_record(CachedPlan, _path(halves).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there, or damaged
         return None
-    return kept if all(_known_of(name) == known for name, known in kept.operators) else None
+    return record if all(_known_of(name) == known for name, known in record.operators) else None
 
 
 def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
@@ -114,11 +163,6 @@ def halves_of(compiled: Any) -> tuple[str, ...] | None:
         return tuple(str(half.fx_graph_cache_info[0]) for half in halves)
     except Exception:  # of another PyTorch, or bundled: then it is not to be known
         return None
-
-
-def key_of(compiled: Any) -> str | None:
-    """The key of a half that Inductor has compiled, if its own cache keeps it."""
-    return torch_compat.cache_key(compiled)
 
 
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
@@ -169,8 +213,6 @@ def _path(halves: Sequence[str]) -> Path:
 
 def text_of(joint: Any) -> str | None:
     """The text of a joint graph; None where the text would not say all, as of the numbers of constants."""
-    from remat.graph.text import print_joint
-
     if any(node.op == "get_attr" for node in joint.graph.nodes):
         return None
     try:

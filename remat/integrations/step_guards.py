@@ -1,7 +1,11 @@
-"""Budgets in bytes under dynamic shapes: up to which sizes a plan holds one, so that larger ones are planned anew.
+"""What is checked of a compiled step: its sizes, writes to its outputs, and backward twice.
 
-What a step takes is known as expressions of its symbolic sizes. Bounds of these expressions tell up to which sizes
+Budgets in bytes under dynamic shapes: up to which sizes a plan holds one, so that larger ones are planned anew. What a
+step takes is known as expressions of its symbolic sizes. Bounds of these expressions tell up to which sizes
 the budget holds, and Dynamo is asked to compile again beyond. Where it cannot be, sizes are looked at as steps run.
+
+Writes: autograd compares versions of the tensors that a step saves. What a compiled step saves of an output may be
+another tensor on the same memory, with a version of its own, which a write to the output leaves as it is.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import sympy
@@ -16,7 +22,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetError, PlanError, warn
+from remat.errors import BudgetError, BudgetWarning, PlanError, RereadError, warn
 from remat.graph.joint import outputs_of
 from remat.graph.liveness import StorageKind, own_outputs, sums_of
 from remat.graph.source import source_line
@@ -28,7 +34,7 @@ from remat.graph.storages import (
     planned_sizes,
     sizes_at,
 )
-from remat.integrations.compiled_budget import BudgetWarning
+from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
 
@@ -425,3 +431,85 @@ def _largest(
         if holds({**found, name: free[name].most}):
             found[name] = None
     return {name: most for name, most in found.items() if most is not None}
+
+
+def around_autograd(
+    compiled: Callable[..., Any],
+    places: Sequence[int],
+    name: str,
+    *,
+    by_inductor: bool,
+    reread_inputs: bool,
+    count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None = None,
+    look: Callable[[Sequence[Any], Any], None] | None = None,
+) -> Callable[..., Any]:
+    """A compiled step that may be differentiated several times, and refuses once some of its outputs were written to.
+
+    Writes that no version counts, through NumPy or ``.data``, are not noticed.
+
+    Args:
+        compiled: the step; it returns a flat list of values.
+        places: of those, what backward reads again.
+        name: the step, for people.
+        by_inductor: whether Inductor compiled it.
+        reread_inputs: as its plan has it; what backward reads again in spite of False, eager PyTorch reads, too.
+        count: is given the arguments and outputs of each run, and the node of autograd's graph that differentiates it.
+        look: called after each run that may be differentiated, with its arguments and its node.
+    """
+    advice = "Write to a clone of it"
+    if reread_inputs:
+        advice += ", or say reread_inputs=False: then backward reads neither inputs nor outputs again, and keeps more"
+    met: list[type] = []
+
+    def run(*arguments: Any) -> Any:
+        outputs = compiled(*arguments)
+        if met and not places and count is None and look is None:
+            return outputs
+        step = next(filter(None, map(_step_of, outputs)), None)
+        if step is not None:  # there is something to differentiate
+            if not met:
+                met.append(type(step))
+                allow_keeping_the_graph(step, by_inductor=by_inductor)
+            _watch(step, outputs, places, name, advice)
+            if count is not None:
+                count(arguments, outputs, step)
+            if look is not None and type(step) is met[0]:
+                look(arguments, step)
+        return outputs
+
+    return run
+
+
+def _watch(
+    step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
+) -> None:
+    marks = []
+    for k in places:
+        value = outputs[k]
+        if not isinstance(value, torch.Tensor) or value.is_inference():
+            continue
+        mark = value.detach()  # has the same version, and no memory of its own from here on
+        mark.data = value.new_empty(0)
+        shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))
+    if marks:
+        step.register_prehook(partial(_check, marks, advice))
+
+
+def _step_of(value: Any) -> Any:
+    """The node of autograd's graph at which the step that made a value is differentiated."""
+    todo = [getattr(value, "grad_fn", None)]
+    for node in islice(iter(todo), 8):  # an output that is a view is taken of what the step returns
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return node
+        todo += [n for n, _ in getattr(node, "next_functions", ())]
+    return None
+
+
+def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
+    for mark, version, told in marks:
+        if torch_compat.version(mark) != version:
+            raise RereadError(
+                f"{told} was written to between forward and backward, which reads it again; expected it "
+                f"as it was returned. {advice}"
+            )

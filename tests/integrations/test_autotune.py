@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import remat
-from benchmarks.models import build
 from remat.errors import ProblemError
 from remat.integrations import autotune
+from tests.models import build
 
 
 class Block(nn.Module):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import remat
-from benchmarks.models import build
 from remat.errors import BudgetError
 from remat.passes.decide.min_cut import MinCut
 from remat.passes.decide.torch_partition import TorchPartition
@@ -13,6 +12,7 @@ from remat.planning.pipelines import PREPARE, SPLIT, PassManager
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
 from remat.units import Budget
+from tests.models import build
 
 
 def pipeline(share: float) -> PassManager:

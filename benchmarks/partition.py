@@ -1,9 +1,8 @@
 """Time to partition, and time to compile: remat, and PyTorch's partitioner.
 
-``partition``: both partitioners on copies of the same joint graph, a Llama with 7B-shaped layers, in turn. Both are timed alike in
-four modes: garbage collection off or on, and the code of both graphs generated inside the clock or left to the caller, as
-`torch.compile` does. The code generator is PyTorch's on both sides. Processor time counts, since both sides use one
-thread; seconds by the clock are recorded beside it.
+``partition``: both partitioners on copies of the same joint graph, a Llama with 7B-shaped layers, in turn; garbage collection off, and
+no code of the two graphs generated. Processor time counts, since both sides use one thread; seconds by the clock are recorded
+beside it.
 
 ``compile-time``: a first step, forward and backward, in a process of its own with empty caches: under plain Inductor, and
 under remat at a ratio of the saved bytes. The ratio is that of the medians.
@@ -12,60 +11,24 @@ under remat at a ratio of the saved bytes. The ratio is that of the medians.
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import fx
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
 from benchmarks.torch_partitioner import Modules, split_by_pytorch
 from benchmarks.workloads import STEPS, llama
 from remat.torch_compat import use_lazy_graph_module
 
-#: How both sides are timed: whether garbage is collected, and whether code is generated.
-MODES = {
-    "collection off": (False, False),
-    "as torch.compile": (True, False),
-    "code, collection off": (False, True),
-    "code, collection on": (True, True),
-}
 #: PyTorch's side takes minutes on more nodes than this.
 THEIRS_UP_TO = 10_000
-
-
-@contextmanager
-def collecting(on: bool) -> Iterator[None]:
-    gc.collect()
-    (gc.enable if on else gc.disable)()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def timed_split(
-    joint: remat.JointGraph, split: Callable[[fx.GraphModule], Modules], mode: str
-) -> tuple[list[float], Modules]:
-    """Processor seconds, seconds by the clock, and processor seconds of generating code; both graphs."""
-    collect, generate = MODES[mode]
-    module = joint.copy().graph_module  # both sides take apart the graph that they are given
-    # Modules are lazy, as under `torch.compile`: the code of each is generated once, or not at all.
-    with use_lazy_graph_module(True), collecting(collect):
-        start, clock = time.process_time(), time.perf_counter()
-        halves = split(module)
-        between = time.process_time()
-        for half in halves if generate else ():
-            _ = half.code
-        end = time.process_time()
-        return [end - start, time.perf_counter() - clock, end - between], halves
 
 
 def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
@@ -84,23 +47,23 @@ def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator
             "pytorch": functools.partial(split_by_pytorch, joint, budget),
         }
         sides = [side for side in own if side == "remat" or nodes <= THEIRS_UP_TO]
-        timed_split(
-            joint, splits["remat"], "collection off"
-        )  # the process knows all operators then
-        found: dict[str, Row] = {side: {} for side in sides}
-        for mode in list(MODES)[: 1 if quick else None]:
-            seconds: dict[str, list[list[float]]] = {side: [] for side in sides}
+        found: dict[str, list[tuple[float, float, Modules]]] = {side: [] for side in sides}
+        # Modules are lazy, as under `torch.compile`: nobody asks for their code here.
+        with use_lazy_graph_module(True):
+            splits["remat"](joint.copy().graph_module)  # the process knows all operators then
             for _ in range(1 if quick else 3):
                 for side in sides:
-                    spent, halves = timed_split(joint, splits[side], mode)
-                    seconds[side].append(spent)
-                    found[side]["nodes"] = [len(half.graph.nodes) for half in halves]
-            for side in sides:
-                keys = ("seconds", "clock_seconds", "code_seconds")
-                medians = map(statistics.median, zip(*seconds[side], strict=True))
-                found[side][mode] = dict(zip(keys, medians, strict=True))
+                    # A partitioner takes apart the graph that it is given.
+                    split = functools.partial(splits[side], joint.copy().graph_module)
+                    found[side].append(timed(split))
         for side in sides:
-            yield own[side].row(layers=layers, joint_nodes=nodes, **found[side])
+            clock_s, cpu_s = (statistics.median(run[at] for run in found[side]) for at in (0, 1))
+            yield own[side].row(
+                layers=layers,
+                joint_nodes=nodes,
+                nodes=[len(half.graph.nodes) for half in found[side][-1][2]],
+                **{"collection off": {"seconds": cpu_s, "clock_seconds": clock_s}},
+            )
 
 
 def summarise_partition(rows: list[Row]) -> Row:

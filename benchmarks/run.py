@@ -70,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--budgets", default="", help="instead of the experiment's own")
     parser.add_argument("--sides", default="", help="some of the experiment's")
     parser.add_argument("--json", type=Path, help="file of the results")
-    parser.add_argument("--list", action="store_true", help="name the workloads, budgets and sides")
     parser.add_argument("--show", action="store_true", help="print the tables; measure nothing")
     parser.epilog = "experiments: " + ", ".join(MODULES)
     options = parser.parse_args(arguments)
@@ -93,10 +92,6 @@ def run(
         show(experiment, json.loads(path.read_text()))
         return True
     cases = chosen(experiment, options, parser)
-    if options.list:
-        for case in cases:
-            print(f"{case.workload} budget={case.budget} side={case.side}")
-        return True
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     workloads = dict.fromkeys(case.workload for case in cases)

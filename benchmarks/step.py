@@ -1,6 +1,6 @@
 """Real training steps under Inductor: remat against PyTorch's partitioner, by a stopwatch.
 
-PyTorch's partitioner gets a budget; the bytes that it then really hands from forward to backward are counted. Beside it run, each on a copy
+PyTorch's partitioner gets a budget; the bytes that it then hands from forward to backward are counted on the captured graph. Beside it run, each on a copy
 of the model:
 
 - ``pytorch again``: the same once more; its ratio is the spread of the measurement;
@@ -26,7 +26,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -35,14 +35,14 @@ import torch
 from scipy.stats import spearmanr
 from torch import fx, nn
 from torch._dynamo.utils import counters
-from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch._functorch import config as functorch
 
 import remat
 from benchmarks.experiment import Case, Experiment, Row, budgets_of, geometric_mean, grid, quiet
+from benchmarks.torch_partitioner import TorchPartitioner
 from benchmarks.workloads import STEPS, Batch, Workload
 from remat.graph.costs.measure import describe_device
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import saved_storages
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step
@@ -66,60 +66,8 @@ KEPT_MEMORY = {
 }
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Decided:
-    """A decision of PyTorch's partitioner.
-
-    Attributes:
-        joint: the joint graph that it was given.
-        saved_bytes: bytes of the distinct storages that its forward hands to backward.
-        forward: names of the operators in its forward.
-        backward: names of the operators in its backward.
-    """
-
-    joint: JointGraph
-    saved_bytes: int
-    forward: frozenset[str]
-    backward: frozenset[str]
-
-
 def operators(module: fx.GraphModule) -> frozenset[str]:
     return frozenset(n.name for n in module.graph.nodes if n.op == "call_function")
-
-
-class PyTorch(CustomPartitionerFn):
-    """PyTorch's own partitioner at a budget, called as Inductor calls it.
-
-    Its decision is handed on and not kept, as Inductor copies its options deeply.
-    """
-
-    def __init__(self, budget: float, tell: Callable[[Decided], None]) -> None:
-        self.budget = budget
-        self.tell = tell
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        from torch._functorch import config
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-        own_outputs = int(convention["num_fwd_outputs"])
-        joint = JointGraph(graph_module=gm, num_fwd_outputs=own_outputs).copy()
-        with config.patch(activation_memory_budget=self.budget):
-            halves = min_cut_rematerialization_partition(gm, joint_inputs, **convention)
-        forward, backward = (operators(half) for half in halves)
-        self.tell(
-            Decided(
-                joint=joint,
-                saved_bytes=sum(saved_storages(halves[0], own_outputs).values()),
-                forward=forward,
-                backward=backward,
-            )
-        )
-        return halves
-
-    def uuid(self) -> str:
-        return f"pytorch-{self.budget}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -149,25 +97,15 @@ class Variant:
     peak_bytes: list[int] = field(default_factory=list)
 
 
-class Yardstick:
-    """The costs of the operators of a joint graph, by name: one measure for every decision."""
-
-    def __init__(self, joint: JointGraph, costs: Sequence[str]) -> None:
-        state = prepare(joint)
-        self.prices: dict[str, dict[str, int]] = {}
-        for cost in costs:
-            problem = state.lowered(registry().cost_model(cost)).problem
-            prices = zip(problem.names, problem.cost, strict=True)
-            self.prices[cost] = {name: price for name, price in prices if price}
-            needed = zip(problem.names, problem.in_forward, strict=True)
-            self.needed = {name for name, is_needed in needed if is_needed}
-
-    def describe(self, variant: Variant, forward: frozenset[str], backward: frozenset[str]) -> None:
-        """Records the cost of a variant's recomputing, from the operators of its graphs."""
-        again = forward & backward & self.needed
-        variant.predicted_ps = {
-            cost: sum(table.get(n, 0) for n in again) for cost, table in self.prices.items()
-        }
+def prices_of(joint: JointGraph) -> dict[str, dict[str, int]]:
+    """The costs of the operators that forward needs, by cost model and name: one measure for every decision."""
+    state = prepare(joint)
+    prices = {}
+    for cost in COSTS:
+        problem = state.lowered(registry().cost_model(cost)).problem
+        nodes = zip(problem.names, problem.cost, problem.in_forward, strict=True)
+        prices[cost] = {name: price for name, price, needed in nodes if needed}
+    return prices
 
 
 def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
@@ -192,7 +130,12 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
         made.append(variant)
         return variant
 
-    def ours(side: str, budget: float, asked: Any, yardstick: Yardstick) -> None:
+    def recompute(variant: Variant, saved_bytes: int, twice: Iterable[str]) -> None:
+        variant.saved_bytes, names = saved_bytes, list(twice)
+        for cost, table in prices.items():
+            variant.predicted_ps[cost] = sum(table.get(name, 0) for name in names)
+
+    def ours(side: str, budget: float, asked: Any) -> None:
         known = len(remat.plans())
         # An option that no other variant has, else Dynamo takes a step that it has compiled for another one.
         options = {"budget": asked, "rank_wait_s": 30 + len(made) / 1000}
@@ -202,23 +145,22 @@ def variants(name: str, budgets: Sequence[float]) -> list[Variant]:
             print(f"{name}: {side} at {budget}: {error}", flush=True)
             return
         (plan,) = remat.plans()[known:]
-        variant.saved_bytes = plan.saved_bytes
-        yardstick.describe(variant, operators(plan.forward), operators(plan.backward))
+        recompute(variant, plan.saved_bytes, operators(plan.forward) & operators(plan.backward))
 
+    joint = remat.capture(copy.deepcopy(original), (), batch)
+    prices, splits = prices_of(joint), TorchPartitioner(joint)
     add("eager", None)
     for budget in (1.0, *budgets):
+        theirs = splits.split(budget)
         for side in SIDES[:2]:
-            decisions: list[Decided] = []
-            partition = PyTorch(budget, decisions.append)
-            variant = add(side, budget, "inductor", {"custom_partitioner_fn": partition})
-            (theirs,) = decisions  # one graph, compiled now and not found in a cache
-            variant.saved_bytes = theirs.saved_bytes
-            yardstick = Yardstick(theirs.joint, COSTS)
-            yardstick.describe(variant, theirs.forward, theirs.backward)
-        saved = remat.Saved(theirs.saved_bytes) if budget < 1 else 1.0
-        ours("remat", budget, saved, yardstick)
+            # An option that no other variant has, as below; it is of a tuner that is off.
+            options = {"autotune_num_choices_displayed": 10 + len(made)}
+            with functorch.patch(activation_memory_budget=budget):
+                variant = add(side, budget, "inductor", options)
+            recompute(variant, theirs.saved_bytes, theirs.twice)
+        ours("remat", budget, remat.Saved(theirs.saved_bytes) if budget < 1 else 1.0)
         if budget < 1:
-            ours("remat peak", budget, remat.Peak(peak_of(variant, batch)), yardstick)
+            ours("remat peak", budget, remat.Peak(peak_of(variant, batch)))
     return made
 
 
@@ -252,32 +194,13 @@ def one_step(v: Variant, optimizer: Any, batch: Batch, *, counted: bool) -> None
         v.forward_ms.append((between - start) * 1e3)
 
 
-def check_meter() -> None:
-    """Measures a compiled step whose peak is known: five matrices at the end of forward.
-
-    They are the input, the weight, the first product and its sine, and the second product, which is
-    the output; generated code allocates the last three.
-    """
-    side = 1024
-    x, w = torch.randn(side, side, requires_grad=True), torch.randn(side, side)
-
-    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return torch.sin(x @ w) @ w
-
-    with quiet():
-        measured = measure_step(torch.compile(step, fullgraph=True), (x, w), by="allocator")
-    matrices = measured.forward_peak_bytes / (4 * side * side)
-    if abs(matrices - 5) > 0.01:
-        raise SystemExit(f"the peak of a step that takes 5 matrices is measured as {matrices:.3f}")
-
-
 def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     """Each variant is a compilation of the same code; Dynamo gives up after eight by default."""
     # Operators are timed anew for the cost model ``profile``, whatever is known from before.
     with (
         tempfile.TemporaryDirectory() as folder,
         torch._dynamo.config.patch(recompile_limit=64),
-        torch._functorch.config.patch(enable_autograd_cache=False),
+        functorch.patch(enable_autograd_cache=False),
     ):
         os.environ["REMAT_CACHE"] = folder
         yield from timed_steps(name, cases, 5 if quick else 20)
@@ -285,7 +208,6 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
 
 def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
     work, start, load = STEPS[name], time.perf_counter(), os.getloadavg()[0]
-    check_meter()
     made = variants(name, [b for b in budgets_of(cases) if b is not None and b < 1])
     batch, compiled = work.batches(1)[0], counters["stats"]["unique_graphs"]
     train(made, work, steps)

@@ -295,31 +295,14 @@ CHECKPOINTED: Mapping[str, Workload] = {
 }  # fmt: skip
 
 #: What whole steps, with an optimizer, are measured on: overrides of the configs of `transformers`.
-FITTED: Mapping[str, tuple[str, ...]] = {
-    "llama": (
-        "hidden_size=512",
-        "intermediate_size=1408",
-        "num_hidden_layers=4",
-        "num_attention_heads=8",
-        "num_key_value_heads=4",
-        "vocab_size=8000",
-    ),
-    "gpt2": ("n_embd=512", "n_layer=4", "n_head=8", "vocab_size=8000"),
-    "bert": (
-        "hidden_size=512",
-        "num_hidden_layers=4",
-        "num_attention_heads=8",
-        "intermediate_size=2048",
-        "vocab_size=8000",
-    ),
-    "t5": ("d_model=512", "d_ff=1024", "num_layers=3", "num_decoder_layers=3", "vocab_size=8000"),
-    "vit": (
-        "hidden_size=384",
-        "num_hidden_layers=6",
-        "num_attention_heads=6",
-        "intermediate_size=1536",
-    ),
-    "resnet": ("layer_type=basic", "depths=[2,2,2,2]", "hidden_sizes=[64,128,256,512]"),
+FITTED: Mapping[str, str] = {
+    "llama": "hidden_size=512 intermediate_size=1408 num_hidden_layers=4 num_attention_heads=8 "
+    "num_key_value_heads=4 vocab_size=8000",
+    "gpt2": "n_embd=512 n_layer=4 n_head=8 vocab_size=8000",
+    "bert": "hidden_size=512 num_hidden_layers=4 num_attention_heads=8 intermediate_size=2048 vocab_size=8000",
+    "t5": "d_model=512 d_ff=1024 num_layers=3 num_decoder_layers=3 vocab_size=8000",
+    "vit": "hidden_size=384 num_hidden_layers=6 num_attention_heads=6 intermediate_size=1536",
+    "resnet": "layer_type=basic depths=[2,2,2,2] hidden_sizes=[64,128,256,512]",
 }
 
 

@@ -158,13 +158,10 @@ def result_path(experiment: Experiment, *, quick: bool) -> Path:
     return RESULTS / f"{stem}{'.quick' if quick else ''}.json"
 
 
-def read_rows(path: Path, leave_out: Iterable[str]) -> list[Row]:
-    """The rows of a file, without those of some workloads; none without a file."""
-    if not path.exists():
-        return []
-    left_out = set(leave_out)
-    rows: list[Row] = json.loads(path.read_text())["rows"]
-    return [row for row in rows if row["workload"] not in left_out]
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; none without a file."""
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
 
 
 def write_record(path: Path, experiment: Experiment, rows: list[Row]) -> Row:

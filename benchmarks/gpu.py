@@ -17,6 +17,7 @@ Measured, for six models in bfloat16, as far as the time reaches; the rest is li
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import statistics
@@ -36,11 +37,12 @@ from scipy.stats import spearmanr
 
 import remat
 from benchmarks.experiment import RESULTS, Case, Row, geometric_mean, header, quiet
-from benchmarks.workloads import LARGE, STEPS, Workload
+from benchmarks.workloads import LARGE, Workload
 from remat.graph.costs.measure import describe_device, free_bytes
 from remat.planning.pipelines import prepare
 from remat.plugins.registry import registry
 from remat.running.measure import measure_step
+from tests.models import build as build_small
 
 NEEDED_BYTES = 40 * 2**30
 #: The lower budget of PyTorch's partitioner.
@@ -48,8 +50,19 @@ BUDGET = 0.4
 #: Relative distance of gradients between two compiled steps in bfloat16 or float32, over all parameters.
 LIMIT = {"cuda": 5e-2, "cpu": 1e-3}
 COSTS = ("roofline", "roofline-fused", "inductor")
-#: Models on the CPU, which stand for the large ones.
-SMALL = {name: STEPS[name] for name in ("llama", "gpt2-long", "bert", "vit", "resnet", "unet")}
+
+
+def small(name: str) -> Workload:
+    """A model of the tests, which stands for a large one on the CPU."""
+    step = functools.partial(build_small, name)
+    return Workload(
+        about="small, as in tests.models",
+        model=lambda: step().model,
+        batch=lambda: dict(step().kwargs),
+    )
+
+
+SMALL = {name: small(name) for name in ("llama", "gpt2", "bert", "t5", "vit", "resnet")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

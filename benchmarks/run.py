@@ -95,17 +95,18 @@ def run(
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     workloads = dict.fromkeys(case.workload for case in cases)
-    rows = read_rows(path, workloads) if options.only else []
+    rows = read_rows(path) if options.only else []
     record: Row = {}
     missed: list[str] = []
     for workload in workloads:
         own = [case for case in cases if case.workload == workload]
         try:
-            rows += measured(experiment, own, quick=options.quick)
+            found = list(measured(experiment, own, quick=options.quick))
         except Exception as error:  # one workload less; the others are measured
             traceback.print_exc()
             missed.append(f"{workload}: {error!r}")
             continue
+        rows = [row for row in rows if row["workload"] != workload] + found
         record = write_record(path, experiment, rows)
     if record:
         show(experiment, record)

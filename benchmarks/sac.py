@@ -37,7 +37,6 @@ from remat.sac.solve.step_plot import simulate_plan
 
 #: How far estimates of activation bytes may be off.
 BYTES_OFF = 0.03
-REPEATS = 15
 #: The gap at which PyTorch's program stops.
 THEIR_GAP = 0.05
 PS_PER_MS = 10**9
@@ -54,10 +53,10 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
     for side, rows in (("step", steps), ("program", program)):
         own = [case for case in cases if case.side == side]
         if own:
-            yield from rows(name, own)
+            yield from rows(name, own, 3 if quick else 15)
 
 
-def steps(name: str, cases: Sequence[Case]) -> Iterator[Row]:
+def steps(name: str, cases: Sequence[Case], repeats: int) -> Iterator[Row]:
     work = CHECKPOINTED[name]
     model, kwargs = work.model().train(), work.batch()
     tree = estimate(model, (), kwargs, mode="operator-level-benchmark")
@@ -70,7 +69,7 @@ def steps(name: str, cases: Sequence[Case]) -> Iterator[Row]:
             {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in given}.values()
         )
         simulated = simulate_plan(tree, found)
-        again_ms = found.recompute_ms, measured_again(model, kwargs, found)
+        again_ms = found.recompute_ms, measured_again(model, kwargs, found, repeats)
         yield case.row(
             budget_bytes=found.budget_bytes,
             modules=len(found.modules),
@@ -84,7 +83,7 @@ def steps(name: str, cases: Sequence[Case]) -> Iterator[Row]:
         remove(model)
 
 
-def program(name: str, cases: Sequence[Case]) -> Iterator[Row]:
+def program(name: str, cases: Sequence[Case], _: int) -> Iterator[Row]:
     """The program alone, for a Llama of many layers."""
     layers = int(name.split()[2])
     tree = estimate(*many_layers(layers))
@@ -141,7 +140,7 @@ def measured_bytes(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> 
     return held, peak
 
 
-def measured_again(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> float:
+def measured_again(model: nn.Module, kwargs: dict[str, Any], found: SACPlan, repeats: int) -> float:
     """Milliseconds of a step in which modules run again, the median of some steps.
 
     A module runs again while backward runs: from there on, the time of its forward counts.
@@ -164,7 +163,7 @@ def measured_again(model: nn.Module, kwargs: dict[str, Any], found: SACPlan) -> 
         module.__dict__["forward"] = timed_forward(module.forward)
     apply(model, found)
     found_ms = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         spent[0], backward[0] = 0.0, False
         result = run_forward(loss_only(model), (), kwargs)
         backward[0] = True

@@ -6,7 +6,7 @@
 # make lint    ruff and mypy
 # make docs    build the site into site/; python -m http.server -d site shows it
 # make wheel   a wheel for this Python and the source distribution, into dist/
-# make bench   run every benchmark; results go to benchmarks/results
+# make bench   run every benchmark; results go to benchmarks/results; ARGS=--quick measures a part of each
 # make mutants plant small faults and see whether the tests find them; takes an hour
 # make format  let ruff rewrite what it can
 #
@@ -92,12 +92,8 @@ wheel: $(STAMP)
 	fi; ls dist
 
 bench: $(STAMP)
-	@set -e; for file in benchmarks/[a-z]*.py; do \
-	  grep -q '__main__' $$file || continue; \
-	  [ $$file != benchmarks/mutants.py ] || continue; \
-	  echo "== $$file"; PYTHONPATH=. $(BIN)/python $$file $(ARGS); \
-	done
+	$(BIN)/python -m benchmarks.run all $(ARGS)
 
 mutants: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt cosmic-ray coverage
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py $(ARGS)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt cosmic-ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.mutants $(ARGS)

@@ -1,117 +1,73 @@
-"""How far gradients move from eager PyTorch's under a memory budget: ours and PyTorch's partitioner.
+"""Do gradients stay those of eager PyTorch at every budget? Under remat, and under PyTorch's own partitioner.
 
-    python -m benchmarks.gradients [--quick] [--models llama,gpt2] [--lower eager,inductor]
+``gradients``: every model of `tests.models`, those with custom operators, and those whose inputs are overwritten before
+backward (planned with ``reread_inputs=False``). remat plans with every solver at every budget; solvers that decide alike
+are compiled once. The figure is the norm of the difference of all gradients together, relative to their norm under eager
+PyTorch; the worst over solvers and budgets counts. Inductor draws eager's random numbers (``fallback_random``).
 
-Every model of `benchmarks.models`, those with custom operators too, at every budget: ours with every solver that runs here, PyTorch's
-with its default solver, each with the graphs run as they are and through Inductor (with
-``fallback_random``, so that eager's random numbers are drawn). The figure is the norm of the
-difference of all gradients together, relative to their norm under eager PyTorch; the worst over
-solvers and budgets is shown. Solvers that decide alike are compiled once. Steps that refill their
-inputs before backward (`benchmarks.refilled`) are planned with ``reread_inputs=False``.
+``model-types``: types of `transformers` models train two steps, with static and dynamic shapes; outputs, all gradients,
+buffers and the state of the generator are compared with eager PyTorch's. Under the eager lowering, all budgets must agree
+bit for bit. A case that raises is a result. A case at budget None is PyTorch without remat. It runs under the eager lowering
+with static shapes, and elsewhere if remat raised, was wrong, or compiled anew for the second batch.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import functools
 import math
-import sys
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import remat
-from benchmarks.machine import header
-from benchmarks.models import CUSTOM, ZOO, Outcome, Step, build
-from benchmarks.refilled import CASES as REFILLED
+from benchmarks.experiment import Case, Experiment, Row, grid, timed
+from tests.model_type_steps import LIMIT, Bench
+from tests.model_type_steps import Case as TypeCase
+from tests.model_types import RECIPES, make
+from tests.models import CUSTOM, ZOO, Outcome, Step, build
+from tests.refilled import CASES as REFILLED
 
 BUDGETS = (0, 0.05, 0.2, 0.5, 0.8, 1)
-#: Differences above these are wrong numbers, not another order of summation.
-LIMIT = {"eager": 1e-5, "inductor": 1e-4}
-RESULTS = Path(__file__).parent / "results" / "gradients.json"
+QUICK_BUDGETS = (0.05, 1)
+MODELS = (*ZOO, *CUSTOM, *REFILLED)
+SIDES = ("remat eager", "pytorch eager", "remat inductor", "pytorch inductor")
+#: Budgets of a lowering. Budget 1 comes first: the others must equal it.
+TYPE_BUDGETS: dict[str, tuple[float | None, ...]] = {
+    "eager": (1.0, 0.5, 0.2, None),
+    "inductor": (0.5, None),
+}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One model under one partitioner and one lowering.
-
-    Attributes:
-        model: name in the zoo.
-        lower: ``"eager"`` or ``"inductor"``.
-        partitioner: ``"remat"`` or ``"pytorch"``.
-        worst: greatest relative difference of the gradients from eager PyTorch's.
-        worst_at: where that was.
-        wrong_at: budgets (and solvers) at which it is above the limit of the lowering.
-        failed: what raised, by budget.
-        steps: steps compiled and run.
-        covered: pairs of solver and budget that they stand for.
-        same_as_full_budget: whether outputs, gradients, buffers and random state were those of
-            budget 1 bit for bit, at every budget.
-        elapsed_s: seconds for all of it.
-    """
-
-    model: str
-    lower: str
-    partitioner: str
-    worst: float
-    worst_at: str
-    wrong_at: tuple[str, ...]
-    failed: dict[str, str]
-    steps: int
-    covered: int
-    same_as_full_budget: bool
-    elapsed_s: float
+@functools.lru_cache(maxsize=1)
+def step_of(name: str) -> Step:
+    """A step by its name; all start from the same numbers."""
+    if name not in REFILLED:
+        return build(name)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return REFILLED[name]()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Raw)
-    parser.add_argument("--quick", action="store_true", help="budgets 0.05, 0.5 and 1; no Inductor")
-    parser.add_argument(
-        "--models",
-        default=",".join([*ZOO, *CUSTOM, *REFILLED]),
-        help="names, separated by commas",
-    )
-    parser.add_argument("--lower", default=None, help="eager, inductor, or both (default)")
-    parser.add_argument("--output", type=Path, default=None, help=f"JSON file (default {RESULTS})")
-    given = parser.parse_args()
-    budgets = (0.05, 0.5, 1) if given.quick else BUDGETS
-    lowerings = (given.lower or ("eager" if given.quick else "eager,inductor")).split(",")
-    output = given.output or (RESULTS.with_suffix(".quick.json") if given.quick else RESULTS)
-    rows: list[Row] = []
-    console = Console(width=None if sys.stdout.isatty() else 110)
-    for lower in lowerings:
-        for name in given.models.split(","):
-            for measure in (ours, theirs):
-                with console.status(f"{name}, {lower}, {measure.__name__}"):
-                    rows.append(measure(name, lower, budgets))
-            output.parent.mkdir(parents=True, exist_ok=True)
-            output.write_text(json.dumps(report(rows, budgets), indent=2) + "\n")
-    for lower in lowerings:
-        console.print(table(rows, lower, budgets))
-    console.print(f"written to {output}")
-    if any(r.wrong_at or r.failed for r in rows if r.partitioner == "remat"):
-        raise SystemExit(1)
+def compiled(step: Step, **how: Any) -> Outcome:
+    torch._dynamo.reset()
+    return step.train(torch.compile(step.model, **how))
 
 
-class _Raw(argparse.RawDescriptionHelpFormatter):
-    pass
+#: A step to run, with the labels of what it stands for.
+Run = tuple[list[str], Callable[[], Outcome]]
 
 
-def ours(name: str, lower: str, budgets: Sequence[float]) -> Row:
+def runs_of_remat(name: str, lower: str, budgets: Sequence[float]) -> Iterator[Run]:
     """Every solver at every budget; each distinct decision is compiled and run once."""
     from torch._inductor import config as inductor
 
-    step = _step(name)
+    step = step_of(name)
     with inductor.patch(fallback_random=lower == "inductor"):
-        joint = remat.capture(step.model, step.args, step.kwargs, lower=lower)
+        joint = remat.capture(step.model, step.args, step.kwargs, lower=lower)  # type: ignore[arg-type]
     plans: dict[object, tuple[list[str], remat.Plan]] = {}
     for solver in remat.solver_names():
         for budget in budgets:
@@ -120,16 +76,12 @@ def ours(name: str, lower: str, budgets: Sequence[float]) -> Row:
     options: dict[str, Any] = {"lower": lower}
     if lower == "inductor":
         options["fallback_random"] = True
-
-    def runs() -> Iterator[tuple[list[str], Callable[[], Outcome]]]:
-        for labels, plan in plans.values():
-            how = {"backend": "remat", "options": {**options, "plan": plan}}
-            yield labels, lambda how=how: _compiled(step, **how)  # type: ignore[misc]
-
-    return _row(step, name, lower, "remat", runs())
+    for labels, plan in plans.values():
+        how = {"backend": "remat", "options": {**options, "plan": plan}}
+        yield labels, functools.partial(compiled, step, **how)
 
 
-def theirs(name: str, lower: str, budgets: Sequence[float]) -> Row:
+def runs_of_pytorch(name: str, lower: str, budgets: Sequence[float]) -> Iterator[Run]:
     """PyTorch's partitioner at the same budgets, with its default solver."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
@@ -143,136 +95,180 @@ def theirs(name: str, lower: str, budgets: Sequence[float]) -> Row:
             partition_fn=min_cut_rematerialization_partition,
             keep_inference_input_mutations=True,
         )
-    step = _step(name)
 
     def at(budget: float) -> Outcome:
         with (
             functorch.patch(activation_memory_budget=budget, enable_autograd_cache=False),
             inductor.patch(fallback_random=True),
         ):
-            return _compiled(step, backend=backend)
+            return compiled(step_of(name), backend=backend)
 
-    def runs() -> Iterator[tuple[list[str], Callable[[], Outcome]]]:
-        for budget in budgets:
-            yield [f"{budget}"], lambda b=budget: at(b)  # type: ignore[misc]
-
-    return _row(step, name, lower, "pytorch", runs())
+    for budget in budgets:
+        yield [f"{budget}"], functools.partial(at, budget)
 
 
-def _step(name: str) -> Step:
-    """A model of the zoo, or a step whose inputs are refilled, from the same numbers."""
-    if name not in REFILLED:
-        return build(name)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        return REFILLED[name]()
+def measure_gradients(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    budgets = QUICK_BUDGETS if quick else BUDGETS
+    for case in cases:
+        who, lower = case.side.split()
+        runs = (runs_of_remat if who == "remat" else runs_of_pytorch)(name, lower, budgets)
+        yield case.row(**distances(step_of(name), lower, runs))
 
 
-def _compiled(step: Step, **how: Any) -> Outcome:
-    torch._dynamo.reset()
-    return step.train(torch.compile(step.model, **how))
+def distances(step: Step, lower: str, runs: Iterable[Run]) -> Row:
+    """How far the gradients of some runs are from eager PyTorch's.
 
-
-def _row(
-    step: Step,
-    name: str,
-    lower: str,
-    partitioner: str,
-    runs: Iterator[tuple[list[str], Callable[[], Outcome]]],
-) -> Row:
+    Returns:
+        The worst difference, and where it was; the labels of the runs above the limit; what raised, by label; how many
+        steps ran, and for how many labels they stand; whether all left behind the same bits as budget 1.
+    """
     reference = step.train()
     start = time.perf_counter()
-    worst, worst_at, steps, covered = 0.0, "", 0, 0
-    wrong: list[str] = []
-    failed: dict[str, str] = {}
-    outcomes: list[tuple[list[str], Outcome]] = []
+    covered, wrong, failed = 0, [], {}
+    outcomes: list[tuple[list[str], Outcome, float]] = []
     for labels, run in runs:
-        steps, covered = steps + 1, covered + len(labels)
+        covered += len(labels)
         try:
             outcome = run()
         except Exception as error:  # a partitioner that raises is a result here
             inner = getattr(error, "inner_exception", error)
             failed[labels[0]] = f"{type(inner).__name__}: {str(inner).splitlines()[0][:160]}"
             continue
-        outcomes.append((labels, outcome))
         distance = outcome.gradient_distance(reference)
-        if distance > worst or not worst_at:
-            worst, worst_at = distance, labels[0]
+        outcomes.append((labels, outcome, distance))
         if distance > LIMIT[lower]:
             wrong += labels
-    full = next((o for labels, o in outcomes if any(_is_full(label) for label in labels)), None)
-    return Row(
-        model=name,
-        lower=lower,
-        partitioner=partitioner,
-        worst=worst,
-        worst_at=worst_at,
-        wrong_at=tuple(wrong),
-        failed=failed,
-        steps=steps,
-        covered=covered,
-        same_as_full_budget=full is not None
-        and not failed
-        and all(not o.differs_from(full) for _, o in outcomes),
-        elapsed_s=time.perf_counter() - start,
+    worst = max(outcomes, key=lambda found: found[2], default=([""], None, 0.0))
+    full = next(
+        (o for labels, o, _ in outcomes if any(x.split(" ")[-1] == "1" for x in labels)), None
     )
-
-
-def _is_full(label: str) -> bool:
-    return label.rpartition(" ")[2] == "1"
-
-
-def table(rows: Sequence[Row], lower: str, budgets: Sequence[float]) -> Table:
-    """One line per model: ours beside PyTorch's."""
-    shown = Table(
-        title=f"Worst relative difference of gradients from eager PyTorch, budgets "
-        f"{', '.join(map(str, budgets))}; lowering: {lower}; wrong above {LIMIT[lower]:g}",
-        title_justify="left",
-    )
-    for head in (
-        "model",
-        "ours",
-        "solver × budget",
-        "bits as at 1",
-        f"PyTorch {torch.__version__}",
-        "wrong at",
-    ):
-        left = head in ("model", "wrong at")
-        shown.add_column(head, justify="left" if left else "right", no_wrap=head == "model")
-    for mine in rows:
-        if mine.lower != lower or mine.partitioner != "remat":
-            continue
-        other = next(
-            r for r in rows if (r.model, r.lower, r.partitioner) == (mine.model, lower, "pytorch")
-        )
-        where = [*other.wrong_at, *(f"{b}: {e.split(':')[0]}" for b, e in other.failed.items())]
-        shown.add_row(
-            mine.model,
-            _format(mine),
-            str(mine.covered),
-            "yes" if mine.same_as_full_budget else "no",
-            _format(other),
-            ", ".join(where) or "–",
-        )
-    return shown
-
-
-def _format(row: Row) -> str:
-    text = "∞" if math.isinf(row.worst) else f"{row.worst:.1e}"
-    bad = row.wrong_at or (row.failed and row.partitioner == "remat")
-    return f"[red]{text}[/red]" if bad else text
-
-
-def report(rows: Sequence[Row], budgets: Sequence[float]) -> dict[str, Any]:
     return {
-        **header("gradients"),
-        "budgets": list(budgets),
-        "solvers": list(remat.solver_names()),
-        "limits": LIMIT,
-        # JSON knows no infinity.
-        "rows": [asdict(r) | {"worst": r.worst if math.isfinite(r.worst) else None} for r in rows],
+        "worst": worst[2] if math.isfinite(worst[2]) else None,  # JSON knows no infinity
+        "worst_at": worst[0][0],
+        "wrong_at": wrong,
+        "failed": failed,
+        "steps": len(outcomes) + len(failed),
+        "covered": covered,
+        "same_as_full_budget": full is not None
+        and not failed
+        and not any(outcome.differs_from(full) for _, outcome, _ in outcomes),
+        "elapsed_s": time.perf_counter() - start,
     }
 
 
-if __name__ == "__main__":
-    main()
+def summarise_gradients(rows: list[Row]) -> Row:
+    ours = [row for row in rows if row["side"].startswith("remat")]
+    return {
+        "budgets": list(BUDGETS),
+        "solvers": list(remat.solver_names()),
+        "limits": LIMIT,
+        "wrong": [f"{r['workload']}, {r['side']}" for r in ours if r["wrong_at"] or r["failed"]],
+    }
+
+
+def measure_types(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    """Two steps of a model type, by each lowering that the cases name."""
+    from torch._inductor.utils import fresh_cache
+
+    built = make(name)
+    bench = Bench(built)
+    facts = {
+        "title": built.title,
+        "parameters": sum(p.numel() for p in built.model.parameters()),
+        "random": bench.is_random(),
+        "threads": torch.get_num_threads(),
+    }
+    for lower in TYPE_BUDGETS:
+        own = [case for case in cases if case.side.split()[1] == lower]
+        if not own:
+            continue
+        start, load = time.perf_counter(), os.getloadavg()[0]
+        warm_up_s = timed(lambda lower=lower: warm_up(lower))[0]
+        rows = []
+        for shapes in ("static",) if quick else ("static", "dynamic"):
+            bad = False
+            for case in own:
+                if case.budget is None and not bad and (lower, shapes) != ("eager", "static"):
+                    continue
+                with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
+                    result = bench.run(TypeCase(lower=lower, shapes=shapes, budget=case.budget))
+                bad = bad or result.wrong or result.failed is not None or result.again > 0
+                rows.append(case.row(**without_case(asdict(result)), wrong=result.wrong))
+        spent = {
+            "warm_up_s": round(warm_up_s, 1),
+            "elapsed_s": round(time.perf_counter() - start, 1),
+            "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
+        }
+        yield Case(workload=name, side=f"model {lower}").row(**facts, **spent)
+        yield from rows
+
+
+def without_case(result: Row) -> Row:
+    return {key: value for key, value in result.items() if key not in ("lower", "budget")}
+
+
+def warm_up(lower: str) -> None:
+    """Compiles something small, so that no case pays for imports and for precompiled headers."""
+    known = len(remat.plans())
+    step = torch.compile(torch.nn.Linear(8, 8), backend="remat", options={"lower": lower})
+    step(torch.ones(8, 8)).sin().sum().backward()
+    if len(remat.plans()) == known:
+        raise SystemExit("a linear layer did not run on a plan of remat's")
+
+
+def summarise_types(rows: list[Row]) -> Row:
+    """Counts of cases, and those that are wrong or fail under remat alone."""
+    measured = [row for row in rows if not row["side"].startswith("model")]
+    bad = [row for row in measured if row["wrong"] or row["failed"] is not None]
+    without = {
+        (r["workload"], r["side"].split()[1], r["shapes"]) for r in bad if r["budget"] is None
+    }
+    ours = [row for row in bad if row["budget"] is not None]
+    return {
+        "times": "first_cpu_s: processor seconds, compilers included; the others: wall seconds",
+        "limits": LIMIT,
+        "cases": sum(row["budget"] is not None for row in measured),
+        "wrong_or_failed": len(ours),
+        "under_remat_alone": [
+            f"{r['workload']}, {r['side']}, {r['shapes']}, budget {r['budget']}: "
+            f"{r['failed'] or 'wrong'}"
+            for r in ours
+            if (r["workload"], r["side"].split()[1], r["shapes"]) not in without
+        ],
+    }
+
+
+def type_cases(names: Iterable[str], lowers: Iterable[str]) -> tuple[Case, ...]:
+    return tuple(
+        Case(workload=name, budget=b, side=f"{'pytorch' if b is None else 'remat'} {lower}")
+        for name in names
+        for lower in lowers
+        for b in TYPE_BUDGETS[lower]
+    )
+
+
+EXPERIMENTS = {
+    "gradients": Experiment(
+        name="gradients",
+        about="how far gradients move from eager PyTorch's under a budget, by every solver",
+        cases=grid(MODELS, sides=SIDES),
+        quick=grid(("randn_like", "mutated_buffer", "custom_counting"), sides=SIDES[:2]),
+        measure=measure_gradients,
+        summarise=summarise_gradients,
+        tables=("gradients",),
+        missed=lambda summary: summary["wrong"],
+    ),
+    "model-types": Experiment(
+        name="model-types",
+        about="two training steps of types of transformers models, beside eager PyTorch's",
+        cases=type_cases(RECIPES, TYPE_BUDGETS),
+        quick=type_cases(("llama", "convnext"), ("eager",)),
+        measure=measure_types,
+        summarise=summarise_types,
+        tables=("model-types",),
+        missed=lambda summary: summary["under_remat_alone"],
+        apart=True,
+        # Kernels are compiled one after another by children of the process, so that it sees their time.
+        environment={"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"},
+    ),
+}

@@ -1,6 +1,6 @@
-"""Captures the training steps of `benchmarks/architectures.py` as instances, under fake tensors.
+"""Captures the training steps of `tests.architectures` as instances, under fake tensors.
 
-    python benchmarks/make_instances.py [NAME …] [--to FOLDER]
+    python -m benchmarks.make_instances [NAME …] [--to FOLDER]
 
 Writes `benchmarks/instances/NAME.json`, the graph problem of one training step, for every
 architecture, and `knapsack_NAME-expensive.json` and `knapsack_NAME-all.json` for some older ones:
@@ -14,15 +14,11 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
-import time
 import warnings
 from pathlib import Path
 
-from architectures import ARCHITECTURES
-
 import remat
 from remat.cli.hf import build
-from remat.cli.instances import figures
 from remat.graph.costs import Roofline
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.roles import UNREACHABLE
@@ -31,7 +27,7 @@ from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State
 from remat.passes.decide.min_cut import Banned
 from remat.planning.pipelines import prepare
-from remat.units import format_bytes
+from tests.architectures import ARCHITECTURES
 
 FOLDER = Path(__file__).parent / "instances"
 KNAPSACKS: dict[str, tuple[str, str, int, int]] = {
@@ -43,13 +39,11 @@ KNAPSACKS: dict[str, tuple[str, str, int, int]] = {
 }  # fmt: skip
 
 
-def graph_instance(name: str, folder: Path) -> str:
-    """Captures an architecture; returns its line of the table."""
-    start = time.perf_counter()
+def graph_instance(name: str, folder: Path) -> None:
+    """Captures an architecture, and writes its graph problem."""
     model, args, kwargs = ARCHITECTURES[name]()
     count = sum(p.numel() for p in model.parameters())
     joint = remat.capture(model, args, kwargs)
-    captured_s = time.perf_counter() - start
     shapes = [
         f"{key} {'×'.join(map(str, value.shape))}"
         for key, value in (*((f"input {i}", a) for i, a in enumerate(args)), *kwargs.items())
@@ -59,16 +53,9 @@ def graph_instance(name: str, folder: Path) -> str:
         f"{str(next(model.parameters()).dtype).partition('.')[2]}, {', '.join(shapes)}; "
         f"{joint.lower} lowering"
     )
-    made = remat.instance(joint, Roofline(), name=name, source=source)
     path = folder / f"{name}.json"
-    remat.save_instance(path, made)
-    of = figures(made)
-    return (
-        f"{name:16} {len(joint.graph.nodes):>7,} {of['nodes']:>7,} {of['edges']:>7,} "
-        f"{of['candidates']:>10,} {format_bytes(of['full_bytes']):>10} "
-        f"{format_bytes(of['least_bytes']):>10} {captured_s:>8.1f} s "
-        f"{time.perf_counter() - start:>6.1f} s {path.stat().st_size / 1000:>6,.0f} kB"
-    )
+    remat.save_instance(path, remat.instance(joint, Roofline(), name=name, source=source))
+    print(f"{path.name}: {len(joint.graph.nodes):,} joint nodes", flush=True)
 
 
 def knapsack_instances(name: str, folder: Path) -> None:
@@ -135,30 +122,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    known = [*ARCHITECTURES, *KNAPSACKS]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(known)}")
+    makers = {
+        **dict.fromkeys(ARCHITECTURES, graph_instance),
+        **dict.fromkeys(KNAPSACKS, knapsack_instances),
+    }
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(makers)}")
+    parser.add_argument("--quick", action="store_true", help="random-skips alone")
     parser.add_argument("--to", type=Path, default=FOLDER, help="folder of the instances")
     options = parser.parse_args()
-    names = options.names or known
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        parser.error(f"there is no '{unknown[0]}'; known: {', '.join(known)}")
+    names = ["random-skips"] if options.quick else options.names or list(makers)
+    if unknown := [name for name in names if name not in makers]:
+        parser.error(f"there is no '{unknown[0]}'; known: {', '.join(makers)}")
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     options.to.mkdir(exist_ok=True)
-    print(
-        f"{'architecture':16} {'joint':>7} {'nodes':>7} {'edges':>7} {'candidates':>10} "
-        f"{'full':>10} {'least':>10} {'capture':>10} {'all':>8} {'file':>9}",
-        flush=True,
-    )
     for name in names:
-        if name in ARCHITECTURES:
-            print(graph_instance(name, options.to), flush=True)
-            gc.collect()
-    for name in names:
-        if name in KNAPSACKS:
-            knapsack_instances(name, options.to)
-            gc.collect()
+        makers[name](name, options.to)
+        gc.collect()
 
 
 if __name__ == "__main__":

@@ -1,243 +1,138 @@
-"""Our partitioner and PyTorch's on the same captured joint graph, in one process.
+"""Time to partition, and time to compile: remat, and PyTorch's partitioner.
 
-Llama stacks with 7B-shaped layers, at budgets 1.0 and 0.3. Both sides get a copy of the same graph,
-turn and turn about, and are timed alike, four ways: garbage collection off or on, and the code of
-both halves generated inside the clock or left to whoever asks for it, as `torch.compile` does. The
-code generator is PyTorch's on both sides; "limit" is the ratio that a partitioner would reach which
-takes no time itself. What counts is the processor time of this process, since both
-sides use one thread; seconds by the clock are recorded beside it.
+``partition``: both partitioners on copies of the same joint graph, a Llama with 7B-shaped layers, in turn; garbage collection off, and
+no code of the two graphs generated. Processor time counts, since both sides use one thread; seconds by the clock are recorded
+beside it.
 
-Besides the whole: the minimum cut, on the very network that PyTorch builds; `cse`, extraction and
-reordering against their counterparts; how our time grows with the graph; what the pass manager adds
-to the passes; what `import remat` adds to `import torch`.
-
-    python benchmarks/partition.py [--layers 2,8,32,128] [--theirs-up-to 32] [--json FILE]
+``compile-time``: a first step, forward and backward, in a process of its own with empty caches: under plain Inductor, and
+under remat at a ratio of the saved bytes. The ratio is that of the medians.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
+import functools
 import math
-import os
-import platform
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch_config
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 import remat
-from benchmarks import partition_parts as parts
-from benchmarks.machine import describe_cpu
-from remat.integrations.partitioner import Partitioner
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
+from benchmarks.torch_partitioner import Modules, split_by_pytorch
+from benchmarks.workloads import STEPS, llama
+from remat.torch_compat import use_lazy_graph_module
 
-RESULTS = Path(__file__).parent / "results" / "partition.json"
-
-#: How both sides are timed: whether garbage is collected, and whether code is generated.
-WAYS = {
-    "collection off": (False, False),
-    "as torch.compile": (True, False),
-    "code, collection off": (False, True),
-    "code, collection on": (True, True),
-}
-
-Modules = tuple[fx.GraphModule, fx.GraphModule]
+#: PyTorch's side takes minutes on more nodes than this.
+THEIRS_UP_TO = 10_000
 
 
-def llama(layers: int) -> remat.JointGraph:
-    """A Llama with 7B-shaped layers on the meta device, captured as Inductor would see it."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers)).train()
-        ids = torch.zeros(1, 2048, dtype=torch.long)
-    return remat.capture(model, kwargs={"input_ids": ids, "labels": ids})
-
-
-def ours(joint: remat.JointGraph, budget: float) -> Callable[[fx.GraphModule], Modules]:
-    partition = Partitioner(budget=budget, solver="dp", cost="flops")
-    return lambda module: partition(
-        module,
-        [],
-        num_fwd_outputs=joint.num_fwd_outputs,
-        static_lifetime_input_indices=list(joint.static_inputs),
-    )
-
-
-def theirs(joint: remat.JointGraph, budget: float) -> Callable[[fx.GraphModule], Modules]:
-    settings: dict[str, Any] = {
-        "activation_memory_budget": budget,
-        "activation_memory_budget_solver": "dp",
-    }
-
-    def partition(module: fx.GraphModule) -> Modules:
-        with functorch_config.patch(**settings):
-            return min_cut_rematerialization_partition(
-                module,
-                [],
+def measure_partition(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    layers = int(name.removeprefix("llama-"))
+    joint = remat.capture(*llama(layers))
+    nodes = len(joint.graph.nodes)
+    for budget in dict.fromkeys(case.budget for case in cases):
+        own = {case.side: case for case in cases if case.budget == budget}
+        splits: dict[str, Callable[[fx.GraphModule], Modules]] = {
+            "remat": functools.partial(
+                remat.partitioner(budget, solver="dp", cost="flops"),
+                joint_inputs=[],
                 num_fwd_outputs=joint.num_fwd_outputs,
                 static_lifetime_input_indices=list(joint.static_inputs),
+            ),
+            "pytorch": functools.partial(split_by_pytorch, joint, budget),
+        }
+        sides = [side for side in own if side == "remat" or nodes <= THEIRS_UP_TO]
+        found: dict[str, list[tuple[float, float, Modules]]] = {side: [] for side in sides}
+        # Modules are lazy, as under `torch.compile`: nobody asks for their code here.
+        with use_lazy_graph_module(True):
+            splits["remat"](joint.copy().graph_module)  # the process knows all operators then
+            for _ in range(1 if quick else 3):
+                for side in sides:
+                    # A partitioner takes apart the graph that it is given.
+                    split = functools.partial(splits[side], joint.copy().graph_module)
+                    found[side].append(timed(split))
+        for side in sides:
+            clock_s, cpu_s = (statistics.median(run[at] for run in found[side]) for at in (0, 1))
+            yield own[side].row(
+                layers=layers,
+                joint_nodes=nodes,
+                nodes=[len(half.graph.nodes) for half in found[side][-1][2]],
+                **{"collection off": {"seconds": cpu_s, "clock_seconds": clock_s}},
             )
 
-    return partition
 
-
-@contextmanager
-def collecting(on: bool) -> Iterator[None]:
-    gc.collect()
-    (gc.enable if on else gc.disable)()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def timed(
-    joint: remat.JointGraph, partition: Callable[[fx.GraphModule], Modules], way: str
-) -> tuple[list[float], Modules]:
-    """Processor seconds, seconds by the clock, processor seconds of generating code; the halves."""
-    collect, generate = WAYS[way]
-    module = joint.copy().graph_module  # both sides take apart the graph that they are given
-    # Modules are lazy, as under `torch.compile`: each half's code is generated once, or not at all.
-    with fx._lazy_graph_module._use_lazy_graph_module(True), collecting(collect):
-        start, clock = time.process_time(), time.perf_counter()
-        halves = partition(module)
-        split = time.process_time()
-        for half in halves if generate else ():
-            _ = half.code
-        end = time.process_time()
-        return [end - start, time.perf_counter() - clock, end - split], halves
-
-
-def compare(joint: remat.JointGraph, budget: float, repeat: int, *, both: bool) -> dict[str, Any]:
-    """Both sides at one budget, turn and turn about."""
-    sides = {"ours": ours(joint, budget), **({"pytorch": theirs(joint, budget)} if both else {})}
-    row: dict[str, Any] = {"budget": budget, "joint_nodes": len(joint.graph.nodes)}
-    row |= {name: {} for name in sides}
-    timed(joint, sides["ours"], next(iter(WAYS)))  # afterwards the process knows all operators
-    for way in WAYS:
-        seconds: dict[str, list[list[float]]] = {name: [] for name in sides}
-        for _ in range(repeat):
-            for name, partition in sides.items():
-                spent, halves = timed(joint, partition, way)
-                seconds[name].append(spent)
-                row[name]["nodes"] = [len(h.graph.nodes) for h in halves]
-        for name, all_spent in seconds.items():
-            keys = ("seconds", "clock_seconds", "code_seconds")
-            medians = map(statistics.median, zip(*all_spent, strict=True))
-            row[name][way] = dict(zip(keys, medians, strict=True))
-        if both:
-            mine, other = row["ours"][way], row["pytorch"][way]
-            row[f"ratio {way}"] = other["seconds"] / mine["seconds"]
-            if WAYS[way][1]:
-                free = other["seconds"] - other["code_seconds"] + mine["code_seconds"]
-                row[f"limit {way}"] = free / mine["code_seconds"]
-    row["ours"]["saved_bytes"] = remat.plans()[-1].saved_bytes
-    if both:
-        row["cuts"] = parts.cuts(lambda: sides["pytorch"](joint.copy().graph_module))
-    return row
-
-
-def growth(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Exponents of our time over the number of joint nodes: over all sizes, and over the last two."""
-    way = next(iter(WAYS))
-    points = [(r["joint_nodes"], r["ours"][way]["seconds"]) for r in rows if r["budget"] == 1]
+def summarise_partition(rows: list[Row]) -> Row:
+    """Exponents of remat's time over the number of joint nodes: over all sizes, and over the last two."""
+    points = sorted(
+        (row["joint_nodes"], row["collection off"]["seconds"])
+        for row in rows
+        if row["side"] == "remat" and row["budget"] == 1
+    )
+    if len(points) < 2:
+        return {}
 
     def exponent(a: tuple[int, float], b: tuple[int, float]) -> float:
         return math.log(b[1] / a[1]) / math.log(b[0] / a[0])
 
-    if len(points) < 2:
-        return {}
-    return {"overall": exponent(points[0], points[-1]), "last": exponent(*points[-2:])}
+    ends = {"overall": (points[0], points[-1]), "last": (points[-2], points[-1])}
+    return {"growth": {name: exponent(*pair) for name, pair in ends.items()}}
 
 
-def show(layers: int, row: dict[str, Any]) -> None:
-    text = f"{layers:>6} {row['budget']:>6} {row['joint_nodes']:>6}"
-    for way in WAYS:
-        mine = row["ours"][way]["seconds"]
-        if "pytorch" in row:
-            text += f" {row['pytorch'][way]['seconds']:>8.2f}s {mine:>7.3f}s"
-            text += f" {row[f'ratio {way}']:>5.1f}x"
-            if WAYS[way][1]:
-                text += f" {row[f'limit {way}']:>5.1f}x"
-        else:
-            text += f" {'-':>9} {mine:>7.3f}s {'-':>6}" + " " * 7 * WAYS[way][1]
-    if "cuts" in row:
-        slow = sum(c["networkx_seconds"] for c in row["cuts"])
-        fast = sum(c["ortools_seconds"] for c in row["cuts"])
-        equal = all(c["networkx_value"] == c["ortools_value"] for c in row["cuts"])
-        text += f" {len(row['cuts']):>4} {slow / fast:>6.0f}x {'equal' if equal else 'DIFFER':>7}"
-    print(text, flush=True)
+def first_step(name: str, budget: float | None) -> Iterator[Row]:
+    """Seconds of a first step, under remat if there is a budget."""
+    step, batch = STEPS[name].build(), STEPS[name].batches(1)[0]
+    backend, options = ("inductor", {}) if budget is None else ("remat", {"budget": budget})
+    compiled: Any = torch.compile(step, backend=backend, options=options)
+    start = time.perf_counter()
+    compiled(**batch).backward()
+    yield {"seconds": round(time.perf_counter() - start, 3)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--layers", default="2,8,32,128")
-    parser.add_argument("--budgets", default="1.0,0.3")
-    parser.add_argument("--theirs-up-to", type=int, default=32, help="layers, for PyTorch's side")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    record: dict[str, Any] = {
-        "torch": torch.__version__,
-        "remat": remat.__version__,
-        "machine": f"{platform.machine()}, {describe_cpu()}, {os.cpu_count()} cores",
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "repeat": options.repeat,
-    }
-    print(f"torch {torch.__version__}, remat {remat.__version__}, {record['machine']}")
-    print(f"processor seconds, median of {options.repeat}")
-    columns = f" {'PyTorch':>9} {'ours':>8} {'ratio':>6}"
-    heads = {way: columns + f" {'limit':>6}" * code for way, (_, code) in WAYS.items()}
-    print(f"{'':>20}" + "".join(f"{way:^{len(h)}}" for way, h in heads.items()) + f" {'cuts':^20}")
-    print(
-        f"{'layers':>6} {'budget':>6} {'joint':>6}"
-        + "".join(heads.values())
-        + f" {'n':>4} {'ratio':>7} {'values':>7}"
-    )
-    rows: list[dict[str, Any]] = []
-    for layers in map(int, options.layers.split(",")):
-        joint = llama(layers)
-        both = layers <= options.theirs_up_to
-        for budget in map(float, options.budgets.split(",")):
-            row = {"layers": layers, **compare(joint, budget, options.repeat, both=both)}
-            rows.append(row)
-            show(layers, row)
-        if both:
-            reference = joint
-    record["rows"] = rows
-    record["growth"] = growth(rows)
-    for name, exponent in record["growth"].items():
-        print(f"our time grows with the power {exponent:.2f} of the nodes ({name})")
-    budget = float(options.budgets.split(",")[-1])
-    record["parts"] = parts.against_counterparts(
-        reference, ours(reference, budget), theirs(reference, budget), options.repeat
-    )
-    for name, (mine, other) in record["parts"].items():
-        print(
-            f"{name:<12} {mine * 1e3:>7.1f} ms, PyTorch's {other * 1e3:>7.1f} ms: {other / mine:.1f}x"
-        )
-    record["manager_overhead"] = parts.manager_overhead(reference, budget)
-    for name, share in record["manager_overhead"].items():
-        print(f"{name}: the pass manager adds {share:.2%} to the passes")
-    record["import_seconds"] = parts.import_seconds()
-    for name, seconds in record["import_seconds"].items():
-        print(f"{name} takes {seconds * 1e3:.0f} ms beyond import torch")
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"written to {options.json}")
+def measure_compile_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    seconds: dict[Case, list[float]] = {case: [] for case in cases}
+    for turn in range(1 if quick else 3):
+        for case in cases[:: 1 if turn % 2 else -1]:
+            with tempfile.TemporaryDirectory() as folder:
+                caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "REMAT_CACHE": folder}
+                budget = case.budget if case.side == "remat" else None
+                (row,) = in_process(first_step, name, budget, environment=caches)
+                seconds[case].append(row["seconds"])
+    medians = {case.side: statistics.median(found) for case, found in seconds.items()}
+    for case, found in seconds.items():
+        row = case.row(seconds=found)
+        if case.side == "remat" and "inductor" in medians:
+            row["ratio"] = round(medians["remat"] / medians["inductor"], 4)
+        yield row
 
 
-if __name__ == "__main__":
-    main()
+def summarise_compile_time(rows: list[Row]) -> Row:
+    ours = [row for row in rows if "ratio" in row]
+    mean = geometric_mean(row["ratio"] for row in ours)
+    return {"budget": ours[0]["budget"] if ours else None, "geometric_mean": round(mean, 4)}
+
+
+EXPERIMENTS = {
+    "partition": Experiment(
+        name="partition",
+        about="processor seconds of both partitioners on the same joint graph",
+        cases=grid([f"llama-{n}" for n in (2, 8, 32, 128)], (1.0, 0.3), ("remat", "pytorch")),
+        quick=grid(("llama-2",), (0.3,), ("remat", "pytorch")),
+        measure=measure_partition,
+        summarise=summarise_partition,
+        tables=("partition",),
+    ),
+    "compile-time": Experiment(
+        name="compile-time",
+        about="seconds of a first step with empty caches, beside plain Inductor's",
+        cases=grid(("llama", "resnet", "gpt2-long", "bert", "unet"), (0.5,), ("inductor", "remat")),
+        quick=grid(("gpt2-long",), (0.5,), ("inductor", "remat")),
+        measure=measure_compile_time,
+        summarise=summarise_compile_time,
+        tables=("first-step",),
+    ),
+}

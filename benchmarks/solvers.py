@@ -1,52 +1,89 @@
-"""Knapsack solvers side by side: ours and their peers, on one grid, by one yardstick.
+"""Knapsack solvers side by side: remat's and their peers, on one grid, by one yardstick.
 
-Families of Pisinger (2005) over R = 10^3, 10^5, 10^7 and n = 50, 300, 1,000, 10,000 at several
-seeds and capacities; peers, which are slow, on a part of the grid. Each run has a second, and who
-is not back soon after is killed. One row per family and solver: share of cells proven optimal and
-share feasible within the second, median and worst time, worst gap to the best bound that any solver
-proved, and how many answers did not fit. The same items, `relax`'s bound and the check of every
-answer are shared by all. Then: 100,000 random problems against dynamic programming; real instances,
-where benchmarks/instances has any; and peak memory at 10,000 items.
+The workload ``grid``: families of Pisinger (2005) over R = 10^3, 10^5, 10^7 and n = 50, 300, 1,000, 10,000 at several seeds and
+capacities; peers, which are slow, on a part of the grid. Each run has a second; a solver that is not back soon after
+is killed. One row per family and solver: share of cells proven optimal and share feasible within the second, median and worst
+time, worst gap to the best bound that any solver proved, and answers that did not fit. ``shared`` rows count only the cells
+that all solvers faced.
 
-    python benchmarks/solvers.py [--quick] [--only grid,random,real,memory] [--json FILE]
+``real``: the knapsacks of benchmarks/instances. ``memory``: peak memory of a process at 10,000 items. The kept results have a part
+``random`` too: 100,000 random problems against dynamic programming. The conformance kit does that now.
+
+PyTorch's four knapsack functions take part as solvers, called as PyTorch's partitioner calls them: sizes and room are shares
+of the total.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
-import platform
-import random
+import resource
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
+import remat
+from benchmarks.experiment import Case, Experiment, Row, grid, in_process
+from remat.errors import SolverError
+from remat.plugins import isolated, registry
+from remat.solvers import KnapsackProblem, Solver, Status, run
+from remat.solvers.bounds import relax
+from remat.testing.families import FAMILIES, family
 
-ROOT = Path(__file__).parent
-sys.path.insert(0, str(ROOT))  # so that a solver's own process finds the module below
-
-from torch_knapsacks import FROM_TORCH  # noqa: E402
-
-import remat  # noqa: E402
-from remat.errors import SolverError  # noqa: E402
-from remat.plugins import isolated, registry  # noqa: E402
-from remat.solvers import KnapsackProblem, Solver, Status, run  # noqa: E402
-from remat.solvers.bounds import relax  # noqa: E402
-from remat.testing.families import FAMILIES, family  # noqa: E402
-
-RESULTS = ROOT / "results" / "solvers.json"
-INSTANCES = ROOT / "instances"
+INSTANCES = Path(__file__).parent / "instances"
 LIMIT_S = 1.0
 GRACE_S = 1.0
 OURS = ("native", "auto", "dp", "greedy")
 PEERS = ("cpsat", "milp", "pulp")
+
+
+class TorchKnapsack(Solver):
+    """A function of ``torch._functorch._activation_checkpointing.knapsack``."""
+
+    function: ClassVar[str] = ""
+    time_limit: ClassVar[bool] = False
+
+    def solve(self, problem: KnapsackProblem, **kwargs: Any) -> list[int]:
+        from torch._functorch._activation_checkpointing import knapsack
+
+        total = problem.total_weight or 1
+        memory = [weight / total for weight in problem.weights]
+        runtimes = [float(value) for value in problem.values]
+        room = min(1.0, problem.capacity / total)
+        saved: list[int] = getattr(knapsack, self.function)(memory, runtimes, room)[1]
+        return saved
+
+    def refuses(self, problem: KnapsackProblem) -> str | None:
+        # Imported here, so that in a process of its own the clock does not count it.
+        from torch._functorch._activation_checkpointing import knapsack
+
+        return None if hasattr(knapsack, self.function) else f"torch has no {self.function}"
+
+
+class TorchGreedy(TorchKnapsack):
+    name: ClassVar[str] = "torch-greedy"
+    function: ClassVar[str] = "greedy_knapsack"
+
+
+class TorchIlp(TorchKnapsack):
+    name: ClassVar[str] = "torch-ilp"
+    function: ClassVar[str] = "ilp_knapsack"
+
+
+class TorchDp(TorchKnapsack):
+    name: ClassVar[str] = "torch-dp"
+    function: ClassVar[str] = "dp_knapsack"
+
+
+class TorchHirschberg(TorchKnapsack):
+    name: ClassVar[str] = "torch-hirschberg"
+    function: ClassVar[str] = "dp_knapsack_sliding_hirschberg"
+
+
+FROM_TORCH: tuple[type[TorchKnapsack], ...] = (TorchGreedy, TorchIlp, TorchDp, TorchHirschberg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +105,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one solver made of one cell; no value where it gave no answer that fits."""
+    """The answer of one solver to one cell; no value if none fits."""
 
     solver: str
     cell: Cell
@@ -80,11 +117,11 @@ class Outcome:
     reason: str | None = None
 
 
-def grid(quick: bool) -> Iterator[Cell]:
+def cells(quick: bool) -> Iterator[Cell]:
     sizes = (50, 300) if quick else (50, 300, 1_000, 10_000)
     spans = (10**3, 10**7) if quick else (10**3, 10**5, 10**7)
     draws = ((50, 1),) if quick else tuple((h, s) for h in (10, 50, 90) for s in (1, 2, 3))
-    for name in FAMILIES:
+    for name in list(FAMILIES)[:2] if quick else FAMILIES:
         for items in sizes:
             for span in spans:
                 for share, seed in draws:
@@ -94,14 +131,14 @@ def grid(quick: bool) -> Iterator[Cell]:
                     )
 
 
-def contestants() -> tuple[list[Solver], list[Solver], list[str]]:
-    """Ours, in this process; peers, each in its own; and why somebody is missing."""
-    notes, ours, peers = [], [], []
+def contestants() -> tuple[list[Solver], list[Solver]]:
+    """remat's, in this process; peers, each in its own. A solver that is not installed is missing."""
+    ours, peers = [], []
     for name in (*OURS, *PEERS):
         try:
             solver = registry().solver(name)
         except SolverError as error:
-            notes.append(str(error))
+            print(f"note: {error}", file=sys.stderr)
             continue
         if name in OURS:
             ours.append(solver)
@@ -110,19 +147,19 @@ def contestants() -> tuple[list[Solver], list[Solver], list[str]]:
     peers += [isolated(kind(), grace_s=GRACE_S) for kind in FROM_TORCH]
     for solver in (*ours, *peers):
         warm_up(solver)
-    return ours, peers, notes
+    return ours, peers
 
 
 def warm_up(solver: Solver) -> None:
-    """Have it load its libraries before the clock runs."""
+    """Lets it load its libraries before the clock runs."""
     with contextlib.suppress(SolverError):
         run(solver, family("weakly-correlated", items=40, span=1_000, share=50, seed=1))
 
 
-def attempt(solver: Solver, cell: Cell, problem: KnapsackProblem, limit_s: float) -> Outcome:
+def attempt(solver: Solver, cell: Cell, problem: KnapsackProblem) -> Outcome:
     start = time.perf_counter()
     try:
-        solution = run(solver, problem, time_limit=limit_s)
+        solution = run(solver, problem, time_limit=LIMIT_S)
     except SolverError as error:
         seconds = time.perf_counter() - start
         warm_up(solver)  # it may have been killed
@@ -143,320 +180,119 @@ def attempt(solver: Solver, cell: Cell, problem: KnapsackProblem, limit_s: float
     )
 
 
-def run_grid(cells: Iterable[Cell], limit_s: float) -> tuple[list[Outcome], list[str]]:
-    ours, peers, notes = contestants()
-    outcomes = []
-    for cell in cells:
+def grid_rows(quick: bool) -> Iterator[Row]:
+    ours, peers = contestants()
+    outcomes: list[Outcome] = []
+    for cell in cells(quick):
         problem = cell.problem()
         facing = (*ours, *(peers if cell.peers else ()))
-        outcomes += [attempt(solver, cell, problem, limit_s) for solver in facing]
-    return outcomes, notes
-
-
-def summarise(outcomes: list[Outcome], limit_s: float, *, shared: bool) -> list[dict[str, Any]]:
-    """One row per family and solver, and one per solver over all families.
-
-    Args:
-        outcomes: of the whole grid.
-        limit_s: seconds that count as in time.
-        shared: of the cells that every solver faced only, so that rows compare.
-    """
+        outcomes += [attempt(solver, cell, problem) for solver in facing]
     bounds: dict[Cell, int] = {}
     for o in outcomes:
-        known = bounds.get(o.cell)
-        if known is None:
-            known = relax(o.cell.problem()).bound
+        known = bounds[o.cell] if o.cell in bounds else relax(o.cell.problem()).bound
         bounds[o.cell] = known if o.bound is None else min(known, o.bound)
-    rows = []
-    solvers = list(dict.fromkeys(o.solver for o in outcomes))
-    for name in (*FAMILIES, "all"):
-        for solver in solvers:
-            mine = [
-                o
-                for o in outcomes
-                if o.solver == solver
-                and name in (o.cell.family, "all")
-                and (o.cell.peers or not shared)
-            ]
-            if not mine:
-                continue
-            gaps = [
-                (bounds[o.cell] - o.value) / max(1, bounds[o.cell])
-                for o in mine
-                if o.value is not None
-            ]
-            in_time = [o for o in mine if o.seconds <= limit_s * 1.05]
-            rows.append(
-                {
-                    "family": name,
-                    "solver": solver,
-                    "cells": len(mine),
-                    "proven": sum(o.proven for o in in_time) / len(mine),
-                    "feasible": sum(o.value is not None for o in in_time) / len(mine),
-                    "median_s": statistics.median(o.seconds for o in mine),
-                    "worst_s": max(o.seconds for o in mine),
-                    "worst_gap": max(gaps, default=None),
-                    "infeasible": sum(o.infeasible for o in mine),
-                }
-            )
-    return rows
+    for shared in (False, True):
+        counted = [o for o in outcomes if o.cell.peers or not shared]
+        for name in (*FAMILIES, "all"):
+            for solver in dict.fromkeys(o.solver for o in outcomes):
+                mine = [o for o in counted if o.solver == solver and name in (o.cell.family, "all")]
+                if mine:
+                    facts = {"side": solver, "shared": shared, "family": name}
+                    yield {**facts, **figures(mine, bounds)}
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    print(
-        f"{'family':30} {'solver':17} {'cells':>5} {'proven':>7} {'feasible':>8} {'median':>10}"
-        f" {'worst':>10} {'worst gap':>10} {'over':>5}"
-    )
-    for r in rows:
-        gap = "-" if r["worst_gap"] is None else f"{r['worst_gap']:.4%}"
-        print(
-            f"{r['family']:30} {r['solver']:17} {r['cells']:>5} {r['proven']:>7.1%}"
-            f" {r['feasible']:>8.1%} {r['median_s'] * 1e3:>8.2f}ms {r['worst_s'] * 1e3:>8.1f}ms"
-            f" {gap:>10} {r['infeasible']:>5}"
-        )
+def figures(mine: Sequence[Outcome], bounds: dict[Cell, int]) -> Row:
+    """The figures of one solver over some cells."""
+    valued = [(o.value, bounds[o.cell]) for o in mine if o.value is not None]
+    in_time = [o for o in mine if o.seconds <= LIMIT_S * 1.05]
+    return {
+        "cells": len(mine),
+        "proven": sum(o.proven for o in in_time) / len(mine),
+        "feasible": sum(o.value is not None for o in in_time) / len(mine),
+        "median_s": statistics.median(o.seconds for o in mine),
+        "worst_s": max(o.seconds for o in mine),
+        "worst_gap": max(((b - v) / max(1, b) for v, b in valued), default=None),
+        "infeasible": sum(o.infeasible for o in mine),
+    }
 
 
-def targets(outcomes: list[Outcome]) -> list[dict[str, Any]]:
-    """The cells that have a target of their own, for the compiled kernel."""
-    asked = (
-        (("uncorrelated", "weakly-correlated"), 10_000, 0.010),
-        (("strongly-correlated", "inverse-strongly-correlated"), 1_000, 1.0),
-    )
-    rows = []
-    for names, items, target_s in asked:
-        for name in names:
-            mine = [
-                o
-                for o in outcomes
-                if o.solver == "native"
-                and (o.cell.family, o.cell.items, o.cell.span) == (name, items, 10**7)
-            ]
-            if mine:
-                rows.append(
-                    {
-                        "family": name,
-                        "items": items,
-                        "target_s": target_s,
-                        "median_s": statistics.median(o.seconds for o in mine),
-                        "worst_s": max(o.seconds for o in mine),
-                        "proven": sum(o.proven for o in mine) / len(mine),
-                    }
-                )
-    return rows
-
-
-def table_optimum(problem: KnapsackProblem) -> int:
-    """The optimum by dynamic programming over the capacity, which must be small."""
-    best = np.zeros(min(problem.capacity, problem.total_weight) + 1, dtype=np.int64)
-    for weight, value in zip(problem.weights, problem.values, strict=True):
-        if weight < len(best):
-            best[weight:] = np.maximum(best[weight:], best[: len(best) - weight] + value)
-    return int(best[-1])
-
-
-def random_problem(draw: random.Random) -> tuple[KnapsackProblem, int]:
-    """A small problem in any units, and its optimum."""
-    count = draw.randint(0, 14)
-    kind = draw.randrange(5)
-    span = draw.choice((3, 12, 60))
-    weights = [draw.randint(0, span) for _ in range(count)]
-    values = {
-        0: [draw.randint(0, span) for _ in weights],
-        1: [w + span // 10 + 1 for w in weights],
-        2: list(weights),
-        3: [max(0, w - span // 10) for w in weights],
-        4: [draw.choice((0, 1, span)) for _ in weights],
-    }[kind]
-    small = KnapsackProblem(tuple(weights), tuple(values), draw.randint(0, sum(weights) + 1))
-    by, worth = draw.choice((1, 1, 512, 2**30 + 1)), draw.choice((1, 1, 1_000_003))
-    scaled = KnapsackProblem(
-        tuple(w * by for w in weights),
-        tuple(v * worth for v in values),
-        small.capacity * by + draw.randrange(by),
-    )
-    return scaled, table_optimum(small) * worth
-
-
-def run_random(count: int) -> list[dict[str, Any]]:
-    """How often a solver of ours is over capacity, or below the optimum while claiming it."""
-    rows = []
-    for name in ("native", "auto", "dp"):
-        if name not in registry().solver_names():
-            continue
-        solver, draw = registry().solver(name), random.Random(1)
-        problems = count if name == "native" else count // 10
-        refused = wrong = unproven = 0
-        start = time.perf_counter()
-        for _ in range(problems):
-            problem, optimum = random_problem(draw)
-            try:
-                solution = run(solver, problem)
-            except SolverError as error:
-                refused += 1
-                print(f"{name}: {error}: {problem}")
-                continue
-            claims = solution.status is Status.OPTIMAL
-            if (claims and solution.value != optimum) or solution.bound < optimum:
-                wrong += 1
-                print(f"{name}: {solution} where {optimum} is optimal: {problem}")
-            unproven += not claims
-        rows.append(
-            {
-                "solver": name,
-                "problems": problems,
-                "refused_answers": refused,
-                "wrong_claims": wrong,
-                "unproven": unproven,
-                "seconds": time.perf_counter() - start,
-            }
-        )
-        print(
-            f"{name}: {problems:,} random problems, {refused} refused answers (over capacity or"
-            f" malformed), {wrong} wrong claims, {unproven} not proven, {rows[-1]['seconds']:.0f} s"
-        )
-    return rows
-
-
-def instances() -> Iterator[tuple[str, KnapsackProblem]]:
-    """Captured knapsacks, each at the capacity of its file."""
-    for path in sorted(INSTANCES.glob("knapsack_*.json")):
+def real_rows(quick: bool) -> Iterator[Row]:
+    """Captured knapsacks, each at the capacity of its file: median of five runs of remat's, one of each peer."""
+    ours, peers = contestants()
+    for path in sorted(INSTANCES.glob("knapsack_*.json"))[: 1 if quick else None]:
         made = remat.load_instance(path)
-        share = made.problem.capacity / max(1, made.problem.total_weight)
-        yield f"{made.name} at {share:.0%}", made.problem
-
-
-def run_real(limit_s: float) -> list[dict[str, Any]]:
-    """Captured instances: median of five runs of ours, one of each peer."""
-    ours, peers, _ = contestants()
-    rows = []
-    for name, problem in instances():
-        print(f"{name}: {len(problem)} items")
+        problem = made.problem
+        name = f"{made.name} at {problem.capacity / max(1, problem.total_weight):.0%}"
         for solver in (*ours, *peers):
-            times, reason, solution = [], None, None
+            seconds, reason, solution = [], None, None
             for _ in range(5 if solver in ours else 1):
                 start = time.perf_counter()
                 try:
                     # PyTorch's dp is given its time: the comparison is by how much.
-                    limit = None if solver.name.startswith("torch") else limit_s
+                    limit = None if solver.name.startswith("torch") else LIMIT_S
                     solution = run(solver, problem, time_limit=limit)
                 except SolverError as error:
                     reason = str(error)
-                times.append(time.perf_counter() - start)
-            rows.append(
-                {
-                    "instance": name,
-                    "items": len(problem),
-                    "solver": solver.name,
-                    "seconds": statistics.median(times),
-                    "value": None if solution is None else solution.value,
-                    "proven": solution is not None and solution.status is Status.OPTIMAL,
-                    "reason": reason,
-                }
-            )
-            r = rows[-1]
-            said = "proven" if r["proven"] else reason or "not proven"
-            print(f"    {r['solver']:17} {r['seconds'] * 1e3:>10.3f} ms  {said}")
-    if not rows:
-        print(f"no instances in {INSTANCES}: skipped")
-    return rows
+                seconds.append(time.perf_counter() - start)
+            yield {
+                "side": solver.name,
+                "instance": name,
+                "items": len(problem),
+                "seconds": statistics.median(seconds),
+                "value": None if solution is None else solution.value,
+                "proven": solution is not None and solution.status is Status.OPTIMAL,
+                "reason": reason,
+            }
 
 
-PEAK = """
-import json, resource, sys
-from remat.plugins import registry
-from remat.solvers import KnapsackProblem, run
-from remat.testing.families import family
-
-def peak():
+def peak_bytes() -> int:
+    """Peak memory of this process so far."""
     try:  # ru_maxrss starts from what the parent had
-        with open("/proc/self/status") as file:
-            return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(x.split()[1]) for x in lines if x.startswith("VmHWM")) * 1024
     except OSError:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
-name, kind = sys.argv[1:]
-problem = family(kind, items=10_000, span=10**7, share=50, seed=1)
-solver = registry().solver(name)
-run(solver, family(kind, items=100, span=1_000, share=50, seed=1))  # libraries are loaded before
-before = peak()
-run(solver, problem, time_limit=1.0)
-print(json.dumps({"growth_bytes": peak() - before, "peak_bytes": peak()}))
-"""
+
+def memory_of(name: str, kind: str) -> Iterator[Row]:
+    problem = family(kind, items=10_000, span=10**7, share=50, seed=1)
+    solver = registry().solver(name)
+    run(solver, family(kind, items=100, span=1_000, share=50, seed=1))  # libraries are loaded then
+    before = peak_bytes()
+    run(solver, problem, time_limit=LIMIT_S)
+    yield {"growth_bytes": peak_bytes() - before, "peak_bytes": peak_bytes()}
 
 
-def run_memory() -> list[dict[str, Any]]:
+def memory_rows(quick: bool) -> Iterator[Row]:
     """Peak memory of a fresh process that solves 10,000 items, and its growth while solving."""
-    rows = []
-    for solver in OURS:
-        if solver not in registry().solver_names():
-            continue
+    names = [name for name in OURS if name in registry().solver_names()]
+    for name in names[:1] if quick else names:
         for kind in ("uncorrelated", "strongly-correlated", "circle"):
-            done = subprocess.run(
-                [sys.executable, "-c", PEAK, solver, kind],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            rows.append({"solver": solver, "family": kind, **json.loads(done.stdout)})
-            r: dict[str, Any] = rows[-1]
-            print(
-                f"{solver:8} {kind:20} grows by {r['growth_bytes'] / 2**20:>6.1f} MiB"
-                f" to {r['peak_bytes'] / 2**20:>6.1f} MiB"
-            )
-    return rows
+            for row in in_process(memory_of, name, kind):
+                yield {"side": name, "family": kind, **row}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a small part of everything")
-    parser.add_argument("--only", default="grid,random,real,memory")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds per run")
-    parser.add_argument("--json", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    parts = options.only.split(",")
-    record: dict[str, Any] = {
-        "remat": remat.__version__,
-        "machine": platform.machine(),
-        "python": platform.python_version(),
-        "limit_s": options.limit,
-        "quick": options.quick,
-    }
-    if "grid" in parts:
-        outcomes, notes = run_grid(grid(options.quick), options.limit)
-        for note in notes:
-            print(f"note: {note}")
-        record["notes"] = notes
-        record["families"] = summarise(outcomes, options.limit, shared=False)
-        record["shared"] = summarise(outcomes, options.limit, shared=True)
-        record["targets"] = targets(outcomes)
-        print("on all cells that each solver faced")
-        show(record["families"])
-        print("on the cells that all solvers faced")
-        show([r for r in record["shared"] if r["family"] == "all"])
-        for r in record["targets"]:
-            print(
-                f"{r['family']}, n = {r['items']:,}, R = 10^7: median {r['median_s'] * 1e3:.1f} ms,"
-                f" worst {r['worst_s'] * 1e3:.1f} ms, target {r['target_s'] * 1e3:.0f} ms,"
-                f" proven {r['proven']:.0%}"
-            )
-        record["not_proven"] = [
-            {**asdict(o.cell), "solver": o.solver, "seconds": o.seconds, "reason": o.reason}
-            for o in outcomes
-            if o.solver == "native" and not o.proven
-        ]
-    if "random" in parts:
-        record["random"] = run_random(2_000 if options.quick else 100_000)
-    if "real" in parts:
-        record["real"] = run_real(options.limit)
-    if "memory" in parts:
-        record["memory"] = run_memory()
-    options.json.parent.mkdir(exist_ok=True)
-    options.json.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"written to {options.json}")
+PARTS: dict[str, Callable[[bool], Iterator[Row]]] = {
+    "grid": grid_rows,
+    "real": real_rows,
+    "memory": memory_rows,
+}
 
 
-if __name__ == "__main__":
-    main()
+def measure(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:
+    for row in PARTS[name](quick):
+        yield {"workload": name, "budget": None, **row}
+
+
+EXPERIMENTS = {
+    "solvers": Experiment(
+        name="solvers",
+        about="knapsack solvers side by side, PyTorch's among them",
+        cases=grid(PARTS, sides=("all",)),
+        quick=grid(PARTS, sides=("all",)),
+        measure=measure,
+        summarise=lambda rows: {"limit_s": LIMIT_S},
+        tables=("knapsacks",),
+    ),
+}

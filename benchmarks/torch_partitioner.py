@@ -1,32 +1,27 @@
-"""PyTorch's partitioner on a captured joint graph: what it decides, and what that comes to by our yardstick.
+"""PyTorch's partitioner on a captured joint graph: its decisions, scored by remat's evaluator.
 
-The partitioner runs as it is, on a copy of the graph, with its defaults (knapsack ``dp``, runtimes
-from ``flops``). Its minimum cuts do not depend on the budget, but for the last one: a cut that was
-computed for one budget is handed out again for the next, and its seconds are counted again. A
+The partitioner runs as it is, on a copy of the graph, with its defaults (knapsack ``dp``, runtimes from ``flops``). A
 decision is read off the two modules by names; names of the joint graph survive in both.
 """
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from torch import fx
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
-from torch.utils._ordered_set import OrderedSet
 
 import remat
+from benchmarks.experiment import timed
 from remat.errors import ProblemError
 from remat.graph.joint import Role, role_of
 from remat.graph.liveness import saved_storages
 from remat.graph.lowering import Lowered, SavedKind
 from remat.passes.core.state import State
 from remat.solvers.graph_problem import Evaluation, evaluate
+
+Modules = tuple[fx.GraphModule, fx.GraphModule]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +33,7 @@ class Split:
         twice: names of the operators that both modules run.
         saved_bytes: bytes of the storages handed over, as `remat` counts them on any two modules.
         merged: nodes that the partitioner merged away before it cut.
-        seconds: time it took; cuts that were remembered count with the time they once took.
+        seconds: time it took.
     """
 
     saved: tuple[str, ...]
@@ -53,9 +48,7 @@ class TorchPartitioner:
     """PyTorch's partitioner on one joint graph, at any number of budgets."""
 
     joint: remat.JointGraph
-    _cuts: dict[Any, tuple[list[str], list[str], float]] = field(default_factory=dict)
     _splits: dict[float, Split] = field(default_factory=dict)
-    _remembered_s: float = 0.0
 
     def split(self, budget: float) -> Split:
         """What a copy of the graph is split into at a budget from 0 to 1; computed once."""
@@ -66,9 +59,7 @@ class TorchPartitioner:
     def _split(self, budget: float) -> Split:
         fresh = self.joint.copy()
         before = len(fresh.graph.nodes)
-        self._remembered_s = 0.0
-        with self._remembering():
-            seconds, _, (forward, backward) = timed(lambda: partition(fresh, budget))
+        seconds, _, (forward, backward) = timed(lambda: partition(fresh, budget))
         handed = [
             n
             for n in backward.graph.nodes
@@ -82,70 +73,35 @@ class TorchPartitioner:
             ),
             saved_bytes=sum(saved_storages(forward, self.joint.num_fwd_outputs).values()),
             merged=before - len(fresh.graph.nodes),
-            seconds=seconds + self._remembered_s,
+            seconds=seconds,
         )
 
-    @contextmanager
-    def _remembering(self) -> Iterator[None]:
-        """Within the block, PyTorch's cuts are computed once for the same options and bans."""
-        original = partitioners.solve_min_cut
 
-        def solve_min_cut(
-            graph: fx.Graph, info: Any, options: Any, dont_ban: OrderedSet[fx.Node] | None = None
-        ) -> tuple[list[fx.Node], OrderedSet[fx.Node]]:
-            key = (astuple(options), frozenset(n.name for n in dont_ban or ()))
-            if key in self._cuts:
-                saved, banned, seconds = self._cuts[key]
-                by_name = {n.name: n for n in graph.nodes}
-                self._remembered_s += seconds
-                return [by_name[n] for n in saved], OrderedSet(by_name[n] for n in banned)
-            start = time.perf_counter()
-            found = original(graph, info, options, dont_ban)
-            seconds = time.perf_counter() - start
-            self._cuts[key] = ([n.name for n in found[0]], [n.name for n in found[1]], seconds)
-            return found
-
-        partitioners.solve_min_cut = solve_min_cut
-        try:
-            yield
-        finally:
-            partitioners.solve_min_cut = original
-
-
-def partition(joint: remat.JointGraph, budget: float) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Runs PyTorch's partitioner on a joint graph, which it takes apart, down to generated code."""
+def split_by_pytorch(
+    joint: remat.JointGraph, budget: float | None, module: fx.GraphModule
+) -> Modules:
+    """Runs PyTorch's partitioner on a module of a joint graph, which it takes apart."""
     settings = {"activation_memory_budget": budget, "activation_memory_budget_solver": "dp"}
     with functorch_config.patch(**settings):
-        return generated(
-            partitioners.min_cut_rematerialization_partition(
-                joint.graph_module,
-                [],
-                num_fwd_outputs=joint.num_fwd_outputs,
-                static_lifetime_input_indices=list(joint.static_inputs),
-            )
+        return partitioners.min_cut_rematerialization_partition(
+            module,
+            [],
+            num_fwd_outputs=joint.num_fwd_outputs,
+            static_lifetime_input_indices=list(joint.static_inputs),
         )
 
 
-def generated(
-    modules: tuple[fx.GraphModule, fx.GraphModule],
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partition(joint: remat.JointGraph, budget: float | None) -> Modules:
+    """Runs PyTorch's partitioner on a joint graph, which it takes apart, down to generated code."""
+    return generated(split_by_pytorch(joint, budget, joint.graph_module))
+
+
+def generated(modules: Modules) -> Modules:
     """Forces the code of both modules to be generated."""
     for module in modules:
         module.recompile()
         _ = module.code
     return modules
-
-
-def timed(run: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds and processor seconds of ``run`` with garbage collection off, and its result."""
-    gc.collect()
-    gc.disable()
-    try:
-        start, start_cpu = time.perf_counter(), time.process_time()
-        result = run()
-        return time.perf_counter() - start, time.process_time() - start_cpu, result
-    finally:
-        gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

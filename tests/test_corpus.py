@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import remat
-from benchmarks.architectures import ARCHITECTURES, Call, DenseNet, RandomSkips, UNet
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
+from tests.architectures import ARCHITECTURES, Call, DenseNet, RandomSkips, UNet
 
 FOLDER = Path(__file__).parent.parent / "benchmarks" / "instances"
 FILES = sorted(FOLDER.glob("*.json"))

@@ -23,10 +23,10 @@ from remat.errors import BudgetWarning as BudgetWarning
 from remat.graph.collection import paused_collection
 from remat.graph.costs.auto import device_type_of, is_for_cpu
 from remat.graph.joint import JointGraph, copy_module, primals_of
-from remat.graph.user_mutations import copy_outputs, unwatched_outputs
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.storages import planned_sizes
+from remat.graph.user_mutations import copy_outputs, unwatched_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
 from remat.integrations.plan_log import plans as plans

@@ -10,8 +10,8 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch._functorch import config as functorch_config
 
 import remat
-from benchmarks.models import build
 from tests.e2e.doors import Mlp, NewPlans, aot, assert_same, stepped
+from tests.models import build
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

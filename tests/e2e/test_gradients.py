@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import remat
-from benchmarks.models import ZOO, Outcome, build
+from tests.models import ZOO, Outcome, build
 from tests.steps import Recorded, differences, recording_backend
 
 # Importing Inductor imports a deprecated corner of torch.jit.

@@ -16,11 +16,11 @@ from torch._functorch import config as functorch_config
 from torch.autograd.graph import saved_tensors_hooks
 
 import remat
-from benchmarks.models import Outcome, build
 from remat.errors import PlanError, ProblemError
 from remat.passes.packing.eager import packed_count
 from remat.passes.packing.pairs import HooksWarning
 from remat.running.measure import measure_step
+from tests.models import Outcome, build
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

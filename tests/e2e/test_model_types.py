@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import remat
-from benchmarks.model_type_recipes import make
-from benchmarks.model_type_steps import LIMIT, Bench, Case, Result, errors
+from tests.model_type_steps import LIMIT, Bench, Case, Result, errors
+from tests.model_types import make
 
 pytestmark = [
     # Importing Inductor imports a deprecated corner of torch.jit.

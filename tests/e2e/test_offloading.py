@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import remat
-from benchmarks.models import ZOO, Outcome, build
+from tests.models import ZOO, Outcome, build
 
 pytestmark = pytest.mark.slow
 

@@ -15,11 +15,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import remat
-from benchmarks.models import build
 from remat.errors import CaptureError
 from remat.graph import capture
 from remat.torch_compat import inductor_config
 from tests.graphs import joint_of, weight
+from tests.models import build
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

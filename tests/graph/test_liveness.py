@@ -10,7 +10,6 @@ from torch import fx, nn
 from torch._subclasses import FakeTensorMode
 
 import remat
-from benchmarks.models import build
 from remat.graph.liveness import (
     StorageKind,
     Timeline,
@@ -22,6 +21,7 @@ from remat.graph.liveness import (
 from remat.graph.lowering import Decision
 from remat.planning.pipelines import prepare, split
 from tests.graphs import joint_of, weight
+from tests.models import build
 
 
 def timeline_of(plan: remat.Plan) -> Timeline:

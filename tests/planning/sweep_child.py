@@ -6,8 +6,8 @@ import os
 import sys
 
 import remat
-from benchmarks.models import build
 from remat.planning.experiment_table import ExperimentRow
+from tests.models import build
 
 NAMES = ("llama", "randn_like", "mutated_buffer", "checkpointed")
 BUDGETS = (0.2, 0.5, "peak:0.5")

@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 import remat
-from benchmarks.fit import cells
 from remat.errors import BudgetError, ProblemError, RematError
 from remat.graph.costs import Roofline
 from remat.planning.fit import read_batches, read_memory, rows_of, rows_up_to_most
 from remat.planning.fit_table import FitRow
 from tests.planning import fit_child
+from tests.planning.fit_cells import cells
 
 #: Small models of `transformers`, of which a step takes a second.
 SMALL = {

@@ -19,7 +19,6 @@ import torch
 from torch import nn
 
 import remat
-from benchmarks.models import build
 from remat.errors import BudgetError, PlanError, ProblemError
 from remat.planning.frontier import Frontier, FrontierPoint
 from remat.planning.planner import Planner
@@ -27,6 +26,7 @@ from remat.planning.request import PlanRequest
 from remat.solvers.lagrangian import Lagrangian
 from remat.units import Budget
 from tests.graphs import joint_of
+from tests.models import build
 
 SOLVERS = ("greedy", "lagrangian", "auto")
 

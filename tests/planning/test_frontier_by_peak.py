@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 import remat
-from benchmarks.models import build
 from remat.errors import ProblemError
 from remat.planning import peak_frontier, peak_planner
 from remat.planning.frontier import Frontier, FrontierPoint
 from remat.planning.planner import Planner
 from remat.planning.request import PlanRequest
 from tests.graphs import joint_of
+from tests.models import build
 from tests.planning.test_frontier import SOLVERS, blocks, bound_at, made_up, rows
 
 

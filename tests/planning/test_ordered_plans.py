@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import remat
-from benchmarks.models import build
 from remat.errors import RefusalError, SolverError
 from remat.running.differences import first_difference
 from remat.running.trial import Trial
@@ -18,6 +17,7 @@ from remat.solvers.greedy import Greedy
 from remat.solvers.kernel import kernel
 from remat.solvers.native import Native
 from tests.graphs import joint_of, weight
+from tests.models import build
 
 pytestmark = pytest.mark.skipif(kernel() is None, reason="the kernel is not compiled here")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import remat
-from benchmarks.models import build
 from remat.graph.lowering import Decision
 from remat.passes.core.state import State
 from remat.planning import prepared
+from tests.models import build
 
 
 @pytest.mark.parametrize("lower", ["eager", "inductor"])

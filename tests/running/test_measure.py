@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import remat
-from benchmarks.models import build
 from remat.errors import CaptureError, ProblemError
 from remat.graph.storages import Sizes
 from remat.running.measure import Measured, StorageTracker, as_before, measure_step
+from tests.models import build
 from tests.passes.programs import SIZE, Model, Program, programs
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import remat
-from benchmarks.models import build
 from tests.graph.text.checks import assert_same_plans, read_back, read_back_half
+from tests.models import build
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 

@@ -11,7 +11,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import remat
-from benchmarks.models import build
 from remat.errors import PlanError, ProblemError
 from remat.graph.lowering import SavedKind
 from remat.passes.core.state import State
@@ -21,6 +20,7 @@ from remat.solvers.flow import InfeasibleCutError, Network
 from remat.solvers.graph_problem import GraphProblem, conflict, evaluate
 from remat.solvers.hull import Hull
 from tests.graphs import joint_of, node, weight
+from tests.models import build
 
 
 @st.composite

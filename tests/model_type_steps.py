@@ -14,8 +14,8 @@ from torch import fx
 from torch._dynamo.utils import counters
 
 import remat
-from benchmarks.model_type_recipes import Batch, Built
-from benchmarks.models import Outcome, Step
+from tests.model_types import Batch, Built
+from tests.models import Outcome, Step
 
 #: Differences above these are wrong numbers, not another order of summation.
 LIMIT = {"eager": 1e-5, "inductor": 1e-4}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.models import Step
+from tests.models import Step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

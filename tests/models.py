@@ -317,7 +317,7 @@ def mutated_buffer() -> Step:
 
 def _custom(name: str, *, regions: bool) -> Callable[[], Step]:
     def made() -> Step:
-        from benchmarks import custom_operators
+        from tests import custom_operators
 
         model = custom_operators.Blocks(name, regions=regions)
         return Step(
@@ -330,7 +330,7 @@ def _custom(name: str, *, regions: bool) -> Callable[[], Step]:
     return made
 
 
-#: Models with custom operators (`benchmarks.custom_operators`), by name.
+#: Models with custom operators (`tests.custom_operators`), by name.
 CUSTOM: Mapping[str, Callable[[], Step]] = {
     "custom_random": _custom("random", regions=True),
     "custom_counting": _custom("counting", regions=False),

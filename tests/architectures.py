@@ -3,7 +3,7 @@
 Everything lies on the meta device: nothing is allocated, nothing is fetched. Each builder returns
 ``(model, args, kwargs)``, so it is a MODEL on the command line too::
 
-    remat capture benchmarks/architectures.py:llama_7b -o llama-7b.json
+    remat capture tests/architectures.py:llama_7b -o llama-7b.json
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+from torch.nn import functional as F
 
 from remat.cli.hf import build
 

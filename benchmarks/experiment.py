@@ -1,0 +1,243 @@
+"""What every benchmark is: cases of (workload, budget, side), a function that measures them, and a file of rows."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import gc
+import json
+import math
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+RESULTS = Path(__file__).parent / "results"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One thing to measure.
+
+    Attributes:
+        workload: name of a model, a graph, or a set of problems.
+        budget: as the experiment means it: a ratio, a share of the peak, or None.
+        side: who decides, or by which lowering: the experiment says.
+    """
+
+    workload: str
+    budget: float | None = None
+    side: str = "remat"
+
+    def row(self, **figures: Any) -> Row:
+        """A row of the results: the case and its figures."""
+        return {
+            "workload": self.workload,
+            "budget": self.budget,
+            "side": self.side,
+            **figures,
+        }
+
+
+#: Measures the cases of one workload; the last argument says whether to be quick about it.
+Measure = Callable[[str, Sequence[Case], bool], Iterable[Row]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A benchmark.
+
+    Attributes:
+        name: its subcommand; its results are in ``results/NAME.json``, with underscores.
+        about: what it measures, in a line.
+        cases: all of its cases.
+        quick: those of ``--quick``, which take less than a minute or so.
+        measure: measures the cases of one workload.
+        summarise: figures over all rows.
+        tables: names in `benchmarks.tables` that show the results.
+        missed: from the summary, what falls short of what the experiment demands.
+        apart: whether each workload is measured in a process of its own.
+        environment: of that process.
+    """
+
+    name: str
+    about: str
+    cases: tuple[Case, ...]
+    quick: tuple[Case, ...]
+    measure: Measure
+    summarise: Callable[[list[Row]], Row] = field(default=lambda rows: {})
+    tables: tuple[str, ...] = ()
+    missed: Callable[[Row], list[str]] = field(default=lambda summary: [])
+    apart: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def grid(
+    workloads: Iterable[str],
+    budgets: Iterable[float | None] = (None,),
+    sides: Iterable[str] = ("remat",),
+) -> tuple[Case, ...]:
+    """Every workload at every budget by every side."""
+    budgets, sides = tuple(budgets), tuple(sides)
+    return tuple(
+        Case(workload=workload, budget=budget, side=side)
+        for workload in workloads
+        for budget in budgets
+        for side in sides
+    )
+
+
+def budgets_of(cases: Iterable[Case]) -> list[float | None]:
+    """The distinct budgets of some cases, in their order."""
+    return list(dict.fromkeys(case.budget for case in cases))
+
+
+def measured(experiment: Experiment, cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
+    """Measures the cases of one workload, and prints each row as a line of JSON."""
+    given = (cases[0].workload, cases, quick)
+    if experiment.apart:
+        rows = in_process(experiment.measure, *given, environment=experiment.environment)
+    else:
+        rows = iter(experiment.measure(*given))
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        yield row
+
+
+def in_process(
+    work: Callable[..., Iterable[Row]],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = 3600,
+) -> Iterator[Row]:
+    """Runs a generator of rows in a new process.
+
+    Raises:
+        RuntimeError: the process ends before the generator does, or yields nothing for too long.
+    """
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_rows, args=(sender, work, arguments))
+    with mock.patch.dict(os.environ, environment or {}):
+        process.start()
+    sender.close()
+    try:
+        while receiver.poll(limit_s):
+            row = receiver.recv()
+            if row is None:
+                return
+            yield row
+        raise RuntimeError(f"not done after {limit_s:g} s")
+    except EOFError:
+        process.join()
+        raise RuntimeError(f"the process ended with status {process.exitcode}") from None
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_rows(sender: Any, work: Callable[..., Iterable[Row]], arguments: Sequence[Any]) -> None:
+    for row in work(*arguments):
+        sender.send(row)
+    sender.send(None)
+    sender.close()
+
+
+def result_path(experiment: Experiment, *, quick: bool) -> Path:
+    """Where an experiment writes its results, unless the user names another file."""
+    stem = experiment.name.replace("-", "_")
+    return RESULTS / f"{stem}{'.quick' if quick else ''}.json"
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file; none without a file."""
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
+
+
+def write_record(path: Path, experiment: Experiment, rows: list[Row]) -> Row:
+    """Writes all rows with their summary, the workloads in the experiment's order; returns the record."""
+    names = dict.fromkeys(case.workload for case in experiment.cases)
+    order = {name: at for at, name in enumerate(names)}
+    rows = sorted(rows, key=lambda row: order.get(row["workload"], len(order)))
+    record = {**header(experiment.name), "summary": experiment.summarise(rows), "rows": rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps(record, indent=1) + "\n")
+    partial.replace(path)
+    return record
+
+
+def header(benchmark: str) -> Row:
+    """The first entries of every report: the benchmark, the time, the versions and the machine."""
+    import torch
+
+    import remat
+
+    return {
+        "benchmark": benchmark,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "remat": remat.__version__,
+        "cpu": describe_cpu(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def describe_cpu() -> str:
+    """The model of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps standard error off the terminal: some builds of the profiler announce themselves there."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def geometric_mean(ratios: Iterable[float], floor: float = 0.0) -> float:
+    """Geometric mean, each ratio counted as no less than ``floor``; NaN of none."""
+    logs = [math.log(max(floor, ratio)) for ratio in ratios]
+    return math.exp(statistics.fmean(logs)) if logs else math.nan
+
+
+def ratio_of(ours: float, theirs: float) -> float:
+    """Our figure as a share of theirs; 1 if both are 0."""
+    if theirs == 0:
+        return 1.0 if ours == 0 else math.inf
+    return ours / theirs
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Seconds and processor seconds of a call without garbage collection, and its result."""
+    gc.collect()
+    gc.disable()
+    try:
+        start, start_cpu = time.perf_counter(), time.process_time()
+        result = run()
+        return time.perf_counter() - start, time.process_time() - start_cpu, result
+    finally:
+        gc.enable()

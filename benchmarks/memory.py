@@ -1,0 +1,248 @@
+"""How near predicted memory is to the memory that a step really takes, on the CPU.
+
+``peak``: eager lowering. The simulated peak of a plan, without workspaces of operators, against the *storages* that were alive
+(a dispatch mode follows the results of operators until they are freed); and the plan's own peak, with workspaces, against
+the *allocator* (the profiler's record of every allocation).
+
+``compiled-memory``: steps that Inductor compiled. The simulated peak, the one that is expected before compiling, the one
+that is known after it, and the allocator's; bytes held from forward to backward, by the plan and by autograd.
+
+Both have three sides. ``ratio``: budgets that are a ratio of saved bytes. ``within``: `remat.Peak` budgets in bytes, the
+budget of the row being their place between the least and the highest peak of the ratios. ``falling``: ``Peak(share)`` from
+1 to 0; the measured peak should fall with it.
+
+``fit``: the peak of a whole training step, optimizer included: at budget 1, and within 93 % of that peak.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from scipy.stats import spearmanr
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, grid, quiet
+from benchmarks.tables import by_workload
+from benchmarks.workloads import FITTED
+from remat.graph.liveness import own_outputs, simulate_peak
+from remat.running.measure import measure_held, measure_step
+from tests.models import ZOO, build
+from tests.planning.fit_cells import cells as fit_cells
+
+#: Largest difference that the simulation may have, and least rank correlation.
+LIMIT, CORRELATION = 0.02, 0.99
+#: Largest share by which a step may go above the peak that was asked for.
+OVER = 0.01
+RATIOS = (0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1)
+QUICK = ("llama", "resnet", "mutated_buffer")
+
+
+def cases(ratios: Sequence[float], within: Sequence[float], falling: Sequence[float]) -> Any:
+    """The cases of a model: ratios first, since the places of ``within`` lie between their peaks."""
+
+    def of(names: Iterable[str]) -> tuple[Case, ...]:
+        sides = (("ratio", ratios), ("within", within), ("falling", falling))
+        return tuple(
+            case
+            for name in names
+            for side, budgets in sides
+            for case in grid((name,), budgets, (side,))
+        )
+
+    return of
+
+
+EAGER = cases(RATIOS, (0.05, 0.3, 0.7), [tenths / 10 for tenths in range(10, -1, -1)])
+EAGER_QUICK = cases((0, 0.5, 1), (0.3,), (1.0, 0.5, 0.0))
+INDUCTOR = cases((1.0, 0.5, 0.2, 0.1), (0.75, 0.5, 0.25), (1.0, 0.75, 0.5, 0.25, 0.0))
+INDUCTOR_QUICK = cases((1.0, 0.2), (0.5,), ())
+
+
+def measure(cell: Callable[[str, Any, Case], Row], by: str, margin: int) -> Any:
+    """Measures the cases of one model, by a function that measures one budget.
+
+    Args:
+        cell: measures a model under a budget.
+        by: the entry of its rows that holds the measured peak.
+        margin: bytes that a place between two peaks is moved up.
+    """
+
+    def run(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:
+        peaks: list[int] = []
+        for case in asked:
+            budget: Any = case.budget
+            if case.side == "within":
+                low, high = min(peaks), max(peaks)
+                budget = remat.Peak(low + int((high - low) * budget) + margin)
+            elif case.side == "falling":
+                budget = remat.Peak(budget)
+            row = case.row(**cell(name, budget, case))
+            if case.side == "ratio":
+                peaks.append(row[by])
+            yield row
+
+    return run
+
+
+def run_compiled(name: str, budget: Any, lower: str) -> tuple[Any, Any]:
+    """The small model, and its step compiled under a budget."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    step = build(name)
+    options = {"budget": budget, "lower": lower}
+    return step, torch.compile(step.model, backend="remat", options=options)
+
+
+def eager_cell(name: str, budget: Any, case: Case) -> Row:
+    step, compiled = run_compiled(name, budget, "eager")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", remat.PeakWarning)
+        storages = measure_step(compiled, step.args, step.kwargs).peak_bytes
+    plan = remat.plans()[-1]
+    outputs = own_outputs(plan.forward)
+    # Storages do not see what an operator takes while it runs.
+    simulated = simulate_peak(plan.forward, plan.backward, outputs, workspaces=False).nbytes
+    row = {"simulated": simulated, "planned": plan.peak_bytes, "storages": storages}
+    if case.side == "within":
+        row["asked"] = budget.nbytes
+    if case.side == "ratio":
+        with quiet():
+            row["allocator"] = measure_step(
+                compiled, step.args, step.kwargs, by="allocator"
+            ).peak_bytes
+        row["saved_bytes"] = plan.saved_bytes
+        row["warned"] = any(issubclass(w.category, remat.PeakWarning) for w in seen)
+    return row
+
+
+def inductor_cell(name: str, budget: Any, case: Case) -> Row:
+    before = len(remat.plans())
+    step, compiled = run_compiled(name, budget, "inductor")
+    try:
+        with quiet():
+            allocated = measure_step(compiled, step.args, step.kwargs, by="allocator").peak_bytes
+    except Exception as error:  # Dynamo wraps the errors of a backend
+        if not isinstance(error, remat.RematError) and "BudgetError" not in str(error):
+            raise
+        return {"peak_budget": f"peak:{budget.nbytes}B", "refused": str(error)[:400]}
+    assert len(remat.plans()) > before
+    plan = remat.plans()[-1]
+    expected = plan.predicted_peak_bytes
+    return {
+        **({"peak_budget": plan.budget} if case.side != "ratio" else {}),
+        "simulated": plan.planned_peak_bytes,
+        "expected": expected,
+        "known": plan.peak_bytes,
+        "allocated": allocated,
+        "expected_off": round(expected / allocated - 1, 5),
+        "known_off": round(plan.peak_bytes / allocated - 1, 5),
+        "planned_saved": plan.planned_saved_bytes,
+        "saved": plan.saved_bytes,
+        "held": measure_held(compiled, step.args, step.kwargs),
+        "capacity": plan.capacity,
+    }
+
+
+def largest_rise(rows: Iterable[Row], by: str) -> float:
+    """The largest share by which the measured peak rises where the share of the peak falls."""
+    falling = by_workload(row for row in rows if row["side"] == "falling").values()
+    rises = (b[by] / a[by] - 1 for of in falling for a, b in pairwise(of))
+    return max(rises, default=0.0)
+
+
+def summarise_peak(rows: list[Row]) -> Row:
+    cells = [row for row in rows if row["side"] == "ratio"]
+    simulated, storages, allocator = (
+        [row[key] for row in cells] for key in ("simulated", "storages", "allocator")
+    )
+    planned = [row.get("planned", row["simulated"]) for row in cells]
+    top = {row["workload"]: row["storages"] for row in cells if row["budget"] == 1}
+    above = [r for r in cells if r["storages"] > top.get(r["workload"], r["storages"])]
+    asked = [row["storages"] / row["asked"] - 1 for row in rows if row["side"] == "within"]
+    return {
+        "limits": {"error": LIMIT, "rank_correlation": CORRELATION},
+        "largest_error": max(abs(a / b - 1) for a, b in zip(simulated, storages, strict=True)),
+        "exact": sum(a == b for a, b in zip(simulated, storages, strict=True)),
+        "spearman": float(spearmanr(simulated, storages).statistic),
+        "allocator_error": max(1 - a / b for a, b in zip(planned, allocator, strict=True)),
+        "allocator_spearman": float(spearmanr(planned, allocator).statistic),
+        "over": max(asked, default=0.0),
+        "largest_rise": largest_rise(rows, "storages"),
+        "above_budget_1": sum(not row["warned"] for row in above),
+        "above_budget_1_warned": sum(row["warned"] for row in above),
+        "warned": sum(row["warned"] for row in cells),
+    }
+
+
+def missed_peak(summary: Row) -> list[str]:
+    limits = (
+        ("largest_error", summary["largest_error"] > LIMIT),
+        ("spearman", summary["spearman"] < CORRELATION),
+        ("over", summary["over"] > OVER),
+    )
+    return [f"{name} is {summary[name]}" for name, bad in limits if bad]
+
+
+def summarise_compiled(rows: list[Row]) -> Row:
+    cells, within = ([r for r in rows if r["side"] == side] for side in ("ratio", "within"))
+    limits = [int(r["peak_budget"].removeprefix("peak:").removesuffix("B")) for r in within]
+    return {
+        "largest_expected_off": max(abs(row["expected_off"]) for row in cells),
+        "largest_known_off": max(abs(row["known_off"]) for row in cells),
+        "held_equal": f"{sum(r['held'] == r['saved'] for r in cells)} of {len(cells)}",
+        "held_within": f"{sum(r['held'] <= r['capacity'] for r in cells)} of {len(cells)}",
+        "peaks_held": sum(
+            row.get("allocated", math.inf) <= limit
+            for row, limit in zip(within, limits, strict=True)
+        ),
+        "peaks_refused": sum("refused" in row for row in within),
+        "peaks": len(within),
+        "largest_rise": round(largest_rise(rows, "allocated"), 5),
+    }
+
+
+def measure_fit(name: str, asked: Sequence[Case], quick: bool) -> Iterator[Row]:
+    for case in asked:
+        for found in fit_cells(name, tuple(FITTED[name].split()), case.side):
+            yield case.row(**{k: v for k, v in found.items() if k != "optimizer"})
+
+
+def summarise_fit(rows: list[Row]) -> Row:
+    return {"largest_off": max(abs(row["off"]) for row in rows)}
+
+
+EXPERIMENTS = {
+    "peak": Experiment(
+        name="peak",
+        about="the simulated peak of plans, against the memory of their steps, eager lowering",
+        cases=EAGER(ZOO),
+        quick=EAGER_QUICK(QUICK),
+        measure=measure(eager_cell, "storages", 16),
+        summarise=summarise_peak,
+        tables=("memory",),
+        missed=missed_peak,
+    ),
+    "compiled-memory": Experiment(
+        name="compiled-memory",
+        about="the expected and the known peak of steps that Inductor compiled, against the allocator",
+        cases=INDUCTOR(ZOO),
+        quick=INDUCTOR_QUICK(QUICK[2:]),
+        measure=measure(inductor_cell, "allocated", 0),
+        summarise=summarise_compiled,
+        tables=("memory",),
+    ),
+    "fit": Experiment(
+        name="fit",
+        about="the peak of whole training steps, as remat.fit predicts it, against the allocator",
+        cases=grid(FITTED, sides=("adamw", "sgd:momentum=0.9")),
+        quick=grid(("gpt2",), sides=("sgd:momentum=0.9",)),
+        measure=measure_fit,
+        summarise=summarise_fit,
+        tables=("memory",),
+    ),
+}

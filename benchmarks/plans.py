@@ -1,0 +1,327 @@
+"""Plans and schedules within a peak, and frontiers: modelled, nothing runs.
+
+``peak-plans``: plans within a peak, beside the best of a sweep over budgets in bytes at the same peak. The budget of a row is a
+share of the range from the least peak of the sweep to that of budget 1. ``recomputed`` and ``gap`` are shares of the
+cost of the step.
+
+``large-steps``: seconds to plan steps of many thousand nodes by their peak, without capture.
+
+``schedules``: published rematerialisation graphs, and drawn ones of the same family. A budget is a share of the peak of
+the graph's own order, rounded up; ``increase`` is that of the summed cost, in percent. The folder in
+`REMAT_SCHEDULES` holds the published graphs as instance files; without it, graphs of the layered family are drawn.
+
+``frontier``: the whole memory–runtime frontier of a knapsack and its knee, beside PyTorch's sweep of a hundred solver runs. Both knees
+are scored alike: distance from no memory and no recomputation, both scaled to the frontier between the same least and
+greatest budget.
+
+``offloading``: plans within a peak that may offload over a link, beside those that save and recompute alone. The side is the link.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, ratio_of, timed
+from benchmarks.workloads import ARCHITECTURES, REAL_AND_SMALL, captured, gpt2_xl
+from remat.errors import BudgetError
+from remat.plugins.registry import registry
+from remat.solvers.frontier import knapsack_frontier
+from remat.solvers.run import run
+from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule, least_peak
+from remat.testing.steps import layered
+
+COST = "roofline:h100"
+#: The means of `peak-plans` are taken over these.
+KINDS = {
+    "transformers": (
+        *("llama-7b", "llama-70b", "gpt2-xl", "bert-large", "t5-large", "vit-huge"),
+        *("mixtral-8x7b", "gemma2-9b", "whisper-medium", "swin-base"),
+    ),
+    "small transformers": ("llama-small", "gpt2-small", "bert-small", "t5-small", "vit-small"),
+    "convolutions": ("resnet-50", "resnet-101", "densenet-201", "unet"),
+    "small convolutions": ("resnet-small",),
+}
+#: The best increase published, in percent, by a part of the graph's name and the share: of Checkmate's
+#: MILP (Jain et al. 2020), MOCCASIN (Bartan et al. 2023) and FastSA.
+PUBLISHED: dict[str, dict[float, float | None]] = {
+    "layered_n100": {0.9: 0.0, 0.8: 0.3, 0.7: 2.2},
+    "layered_n250": {0.9: 0.0, 0.8: 0.0, 0.7: 2.6},
+    "layered_n500": {0.9: 0.0, 0.8: 2.3, 0.7: None},
+    "layered_n1000": {0.9: 0.4, 0.8: 2.5, 0.7: 7.4},
+    "fcn_8": {0.9: 0.0, 0.8: 0.1, 0.7: 3.0},
+    "ResNet50": {0.9: 0.1, 0.8: 0.3, 0.7: 0.8},
+}
+#: Nodes and width of the drawn graphs.
+DRAWN = {"drawn n100": 0.27, "drawn n250": 0.43, "drawn n500": 0.36, "drawn n1000": 0.39}
+INSTANCES = Path(__file__).parent / "instances"
+LEAST, MOST = 0.001, 0.5  # budgets of the knee, as shares of all bytes
+
+
+def measure_peak_plans(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name)
+    sweep_s, _, swept = timed(lambda: remat.frontier(joint, by="saved", cost=COST))
+    full = remat.plan(joint, 1, cost=COST)  # the process knows the operators afterwards
+    ratio_s = timed(lambda: remat.plan(joint, 0.5, cost=COST))[0]
+    least = min(point.peak_bytes for point in swept.points)
+    yield Case(workload=name, side="graph").row(
+        nodes=len(joint.graph.nodes),
+        budget_1_peak_bytes=full.peak_bytes,
+        least_swept_bytes=least,
+        sweep_s=round(sweep_s, 2),
+    )
+    for case in cases:
+        assert case.budget is not None
+        peak = int(least + case.budget * (full.peak_bytes - least))
+        within = [p.recompute_cost for p in swept.points if p.peak_bytes <= peak]
+        seconds, _, plan = timed(lambda peak=peak: remat.plan(joint, remat.Peak(peak), cost=COST))
+        assert plan.peak_bytes <= peak
+        yield case.row(
+            peak_bytes=peak,
+            swept_cost=min(within),
+            cost=plan.recompute_cost,
+            bound=plan.recompute_bound,
+            ratio=round(ratio_of(plan.recompute_cost, min(within)), 4),
+            recomputed=round(plan.recompute_cost / plan.step_cost, 5),
+            gap=round(plan.gap / plan.step_cost, 5),
+            reached_bytes=plan.peak_bytes,
+            ordered=bool(plan.forward_order),
+            seconds=round(seconds, 2),
+            times_of_ratio=round(seconds / ratio_s, 1),
+        )
+
+
+def summarise_peak_plans(rows: list[Row]) -> Row:
+    """Geometric means by kind, ratios below 0.1 counted as 0.1; the median gap and the worst ratio."""
+    plans = [row for row in rows if row["side"] == "remat"]
+    kinds = {
+        kind: [row["ratio"] for row in plans if row["workload"] in names]
+        for kind, names in KINDS.items()
+    }
+    return {
+        "geometric_means": {
+            kind: round(geometric_mean(ratios, 0.1), 4) for kind, ratios in kinds.items() if ratios
+        },
+        "median_gap": statistics.median(row["gap"] for row in plans),
+        "largest_ratio": max(row["ratio"] for row in plans),
+    }
+
+
+def measure_large_steps(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    layers = int(name.split("-")[1])
+    joint = remat.capture(*gpt2_xl(layers), lower="inductor", device="cpu")
+    for case in cases:
+        found: Row = {"nodes": len(joint.graph.nodes)}
+        if case.side == "frontier":
+            seconds, _, frontier = timed(lambda: remat.frontier(joint, by="peak", cost=COST))
+            found |= {"seconds": round(seconds, 1), "points": len(frontier.points)}
+        else:
+            budget = remat.Peak(case.budget)  # type: ignore[arg-type]
+            seconds, _, plan = timed(lambda budget=budget: remat.plan(joint, budget, cost=COST))
+            found |= {
+                "seconds": round(seconds, 1),
+                "peak_bytes": plan.peak_bytes,
+                "recompute_cost": plan.recompute_cost,
+                "recompute_bound": plan.recompute_bound,
+            }
+        yield case.row(**found)
+
+
+@functools.cache
+def schedule_problems() -> dict[str, Callable[[], ScheduleProblem]]:
+    """What makes each graph: a file of the folder of published graphs, or a draw."""
+    folder = os.environ.get("REMAT_SCHEDULES")
+    if folder:
+        return {
+            path.stem: functools.partial(schedule_instance, path)
+            for path in sorted(Path(folder).glob("*.json"))
+        }
+    nodes = {name: int(name.split("n")[-1]) for name in DRAWN}
+    return {
+        name: functools.partial(layered, nodes[name], width=width, seed=nodes[name])
+        for name, width in DRAWN.items()
+    }
+
+
+def schedule_instance(path: Path) -> ScheduleProblem:
+    problem = remat.load_instance(path).problem
+    assert isinstance(problem, ScheduleProblem), f"{path} is no schedule problem"
+    return problem
+
+
+def measure_schedules(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    problem = schedule_problems()[name]()
+    given = evaluate_schedule(problem, range(len(problem)))
+    published = next((v for k, v in PUBLISHED.items() if k in name), {})
+    for case in cases:
+        assert case.budget is not None
+        found: Row = {
+            "nodes": len(problem),
+            "given_peak_bytes": given.peak_bytes,
+            "published": published.get(case.budget),
+            "increase": None,
+            "bound": 0.0,
+        }
+        within = problem.within(math.ceil(case.budget * given.peak_bytes))
+        solver = registry().solver(case.side)
+        started, processor = time.perf_counter(), time.process_time()
+        try:
+            schedule = run(solver, within)
+        except BudgetError as error:
+            found |= {"why": str(error), "least_bytes": least_peak(problem)[0]}
+        else:
+            found |= {
+                "increase": 100 * (schedule.cost / given.cost - 1),
+                "bound": 100 * (schedule.bound / given.cost - 1),
+                "peak_bytes": schedule.peak_bytes,
+                "runs": len(schedule.sequence),
+            }
+        found["seconds"] = time.perf_counter() - started
+        found["processor_s"] = time.process_time() - processor
+        yield case.row(**found)
+
+
+def measure_frontier(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    from torch._functorch._activation_checkpointing import graph_info_provider, knapsack_evaluator
+    from torch._functorch._activation_checkpointing.knapsack import dp_knapsack
+
+    made = remat.load_instance(INSTANCES / f"knapsack_{name}.json")
+    weights, values = made.problem.weights, made.problem.values
+    total = sum(weights)
+    problem = remat.KnapsackProblem(weights, values, total)
+
+    def median_of_5(run: Callable[[], Any]) -> tuple[float, Any]:
+        runs = [timed(run) for _ in range(5)]
+        return statistics.median(seconds for seconds, _, _ in runs), runs[-1][2]
+
+    frontier_s, frontier = median_of_5(lambda: knapsack_frontier(problem))
+    names = [f"n{i}" for i in range(len(weights))]
+    facts = {
+        "graph_nodes_in_order": names,
+        "graph_edges": [],
+        "all_recomputable_banned_nodes": names,
+        "recorded_knapsack_input_memories": [w / total for w in weights],
+        "recorded_knapsack_input_runtimes": [float(v) for v in values],
+    }
+    ours = remat.KnapsackEvaluator(remat.GraphInfoProvider(**facts))
+    theirs = knapsack_evaluator.KnapsackEvaluator(graph_info_provider.GraphInfoProvider(**facts))
+    knee_s, mine = median_of_5(
+        lambda: ours.get_knee_point_memory_budget(max_mem_budget=MOST, min_mem_budget=LEAST)
+    )
+    sweep_s, _, swept = timed(
+        lambda: theirs.get_knee_point_memory_budget(dp_knapsack, MOST, LEAST, 100)
+    )
+    low, high = (frontier.best_within(int(end * total)) for end in (LEAST, MOST))
+
+    def score(budget: float) -> float:
+        i = frontier.best_within(int(budget * total * (1 + 1e-9)))
+        x = (frontier.weights[i] - frontier.weights[low]) / (
+            frontier.weights[high] - frontier.weights[low]
+        )
+        y = (frontier.values[high] - frontier.values[i]) / (
+            frontier.values[high] - frontier.values[low]
+        )
+        return float((x * x + y * y) ** 0.5)
+
+    for case in cases:
+        yield case.row(
+            items=len(weights),
+            points=len(frontier),
+            tolerance=frontier.tolerance,
+            frontier_seconds=frontier_s,
+            knee_seconds=knee_s,
+            pytorch_knee_seconds=sweep_s,
+            ratio=sweep_s / knee_s,
+            score=score(mine),
+            pytorch_score=score(swept),
+        )
+
+
+def measure_offloading(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name, "eager")
+    for case in cases:
+        budget = remat.Peak(case.budget)  # type: ignore[arg-type]
+        plan = functools.partial(remat.plan, joint, budget, cost=COST)
+        _, without_s, without = timed(plan)
+        _, with_s, offloading = timed(functools.partial(plan, offload=case.side))
+        added = offloading.recompute_cost + offloading.exposed_time
+        assert added <= without.recompute_cost
+        yield case.row(
+            nodes=len(joint.graph.nodes),
+            peak_bytes=offloading.peak_bytes,
+            without_peak_bytes=without.peak_bytes,
+            step=offloading.step_cost,
+            without=without.recompute_cost,
+            bound=offloading.recompute_bound,
+            ratio=round(ratio_of(added, without.recompute_cost), 4),
+            exposed_time=offloading.exposed_time,
+            offloaded_bytes=offloading.host_bytes,
+            without_s=round(without_s, 1),
+            with_s=round(with_s, 1),
+            **{"with": added},
+        )
+
+
+def summarise_offloading(rows: list[Row]) -> Row:
+    ratios = [max(row["ratio"], 1e-3) for row in rows if row["without"]]
+    return {
+        "geometric_mean_of_added_time": round(geometric_mean(ratios), 4) if ratios else None,
+        "largest_ratio": max(ratios, default=None),
+    }
+
+
+KNAPSACKS = sorted(path.stem.removeprefix("knapsack_") for path in INSTANCES.glob("knapsack_*"))
+SHARES = (0.9, 0.8, 0.7)
+
+EXPERIMENTS = {
+    "peak-plans": Experiment(
+        name="peak-plans",
+        about="plans within a peak, beside a sweep over budgets in bytes",
+        cases=grid(REAL_AND_SMALL, (0.75, 0.5, 0.25, 0.1)),
+        quick=grid(("llama-small", "resnet-small"), (0.5, 0.1)),
+        measure=measure_peak_plans,
+        summarise=summarise_peak_plans,
+        tables=("peak-plans",),
+    ),
+    "large-steps": Experiment(
+        name="large-steps",
+        about="seconds to plan steps of many thousand nodes by their peak",
+        cases=(
+            Case(workload="gpt2-80-layers", side="frontier"),
+            Case(workload="gpt2-190-layers", budget=0.5, side="plan"),
+        ),
+        quick=(Case(workload="gpt2-4-layers", budget=0.5, side="plan"),),
+        measure=measure_large_steps,
+    ),
+    "schedules": Experiment(
+        name="schedules",
+        about="schedules of published graphs within a peak, beside the published figures",
+        cases=grid(schedule_problems(), SHARES, ("auto",)),
+        quick=grid(list(schedule_problems())[:1], SHARES[1:2], ("auto",)),
+        measure=measure_schedules,
+        tables=("schedules",),
+    ),
+    "frontier": Experiment(
+        name="frontier",
+        about="the knee of the frontier at once, beside PyTorch's sweep",
+        cases=grid(KNAPSACKS, sides=("knee",)),
+        quick=grid(KNAPSACKS[:2], sides=("knee",)),
+        measure=measure_frontier,
+        tables=("frontier",),
+    ),
+    "offloading": Experiment(
+        name="offloading",
+        about="time that plans within a peak add to the step, with and without offloading",
+        cases=grid(ARCHITECTURES, (0.5, 0.25, 0.1), ("25GB/s",)),
+        quick=grid(("resnet-50",), (0.25,), ("25GB/s",)),
+        measure=measure_offloading,
+        summarise=summarise_offloading,
+    ),
+}

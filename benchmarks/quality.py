@@ -1,0 +1,281 @@
+"""How good plans are: beside PyTorch's partitioner, on the same joint graphs, at the same bytes.
+
+``plan-quality``: at every budget, PyTorch's partitioner decides (defaults: knapsack ``dp``, runtimes ``flops``). Its decision
+is scored by remat's evaluator on remat's graph problem. remat's solver decides under exactly the bytes that PyTorch's
+decision saves. The side is the cost model. The side ``whole`` has the seconds of whole partitioners on copies of the same graph, down
+to generated code; ``deep`` has the plan of a graph of 50,000 nodes; ``graph`` has the figures of the graph itself.
+
+``flops``: recomputed FLOPs of whole plans over those of PyTorch's decision, at its bytes, by each solver. A named solver
+decides alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+import remat
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, ratio_of, timed
+from benchmarks.torch_partitioner import TorchPartitioner, generated, partition, score
+from benchmarks.workloads import ARCHITECTURES, captured, llama
+from remat.passes.core.state import State
+from remat.planning.pipelines import prepare
+from remat.plugins.registry import registry
+from remat.solvers.run import run
+
+BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+FEW = (0.2, 0.5, 0.8)
+#: Budgets under each cost model.
+COSTS = {"roofline": BUDGETS, "flops": FEW, "roofline-fused": FEW}
+DEEP, DEEP_LAYERS = "llama-240-layers", 240
+SOLVERS = ("auto", "lagrangian", "cpsat", "dp")
+#: A ratio counts for no less than this in a geometric mean, so that a cost of 0 does not decide it.
+FLOOR = 0.01
+
+
+def gap_of(plan: Any) -> float:
+    """The proven gap of a plan or solution, as a share of its cost."""
+    cost = getattr(plan, "recompute_cost", None) or getattr(plan, "cost", 0)
+    bound = plan.recompute_bound if hasattr(plan, "recompute_bound") else plan.bound
+    return (cost - bound) / cost if cost else 0.0
+
+
+def cell(state: State, splits: TorchPartitioner, case: Case) -> Row:
+    """PyTorch's decision at a budget, and remat's under its bytes."""
+    assert case.budget is not None
+    split = splits.split(case.budget)
+    lowered = state.lowered(registry().cost_model(case.side))
+    theirs = score(state, lowered, split)
+    evaluation = theirs.evaluation
+    problem = lowered.problem.within(evaluation.saved_bytes)
+    ours = run(registry().solver("auto"), problem)
+    twice = (lowered.of_position[state.index.by_name[name]] for name in split.twice)
+    return case.row(
+        saved_bytes=evaluation.saved_bytes,
+        pytorch={
+            "cost": evaluation.recompute_cost,
+            "cost_of_modules": sum(problem.cost[i] for i in twice if i >= 0),
+            "bytes_of_modules": split.saved_bytes,
+            "state_bytes": theirs.state_bytes,
+            "illegal": theirs.illegal,
+            "merged": split.merged,
+            "seconds": round(split.seconds, 3),
+        },
+        ours={
+            "cost": ours.cost,
+            "bound": ours.bound,
+            "saved_bytes": ours.saved_bytes,
+            "seconds": round(ours.elapsed_s, 4),
+            "deterministic": ours.deterministic,
+        },
+        unit=problem.unit,
+        ratio=ratio_of(ours.cost, evaluation.recompute_cost),
+        gap=gap_of(ours),
+    )
+
+
+def whole(joint: remat.JointGraph, case: Case) -> Row:
+    """Seconds of both partitioners, from joint graph to generated code, at the same ratio."""
+    assert case.budget is not None
+    fresh = joint.copy()
+    theirs_s, theirs_cpu_s, _ = timed(lambda: partition(fresh, case.budget))
+    fresh = joint.copy()
+    split = functools.partial(
+        remat.partitioner(budget=case.budget),
+        num_fwd_outputs=joint.num_fwd_outputs,
+        static_lifetime_input_indices=list(joint.static_inputs),
+    )
+    ours_s, ours_cpu_s, _ = timed(lambda: generated(split(fresh.graph_module, [])))
+    plan = remat.plans()[-1]
+    return case.row(
+        pytorch_s=round(theirs_s, 3),
+        ours_s=round(ours_s, 3),
+        pytorch_cpu_s=round(theirs_cpu_s, 3),
+        ours_cpu_s=round(ours_cpu_s, 3),
+        ratio=ours_s / theirs_s,
+        cpu_ratio=ours_cpu_s / theirs_cpu_s,
+        solver=plan.solver,
+        solve_s=round(plan.solve_s, 4),
+        gap=gap_of(plan),
+    )
+
+
+@functools.cache
+def warm_up() -> None:
+    """Runs both partitioners on a small graph, so that no clock counts an import."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)), torch.nn.Tanh())
+    whole(remat.capture(model, (torch.zeros(4, 8),)), Case(workload="", budget=0.5))
+
+
+def measure_quality(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    warm_up()
+    if name == DEEP:
+        yield from deep(cases)
+        return
+    capture_s, _, joint = timed(lambda: captured(name))
+    state = prepare(joint)
+    problem = state.lowered(registry().cost_model("roofline")).problem
+    yield Case(workload=name, side="graph").row(
+        joint_nodes=len(joint.graph.nodes),
+        problem_nodes=len(problem),
+        capture_s=round(capture_s, 2),
+        solver="auto",
+    )
+    splits = TorchPartitioner(state.joint)
+    for case in cases:
+        yield whole(joint, case) if case.side == "whole" else cell(state, splits, case)
+
+
+def deep(cases: Sequence[Case]) -> Iterator[Row]:
+    """Plans a graph of 50,000 nodes: a Llama 7B with more layers than anybody trains."""
+    capture_s, _, joint = timed(lambda: remat.capture(*llama(DEEP_LAYERS)))
+    yield Case(workload=DEEP, side="graph").row(
+        joint_nodes=len(joint.graph.nodes), capture_s=round(capture_s, 2)
+    )
+    for case in cases:
+        seconds, cpu_s, plan = timed(lambda case=case: remat.plan(joint, case.budget))
+        yield case.row(
+            plan_s=round(seconds, 3),
+            plan_cpu_s=round(cpu_s, 3),
+            solve_s=round(plan.solve_s, 3),
+            cost=plan.recompute_cost,
+            bound=plan.recompute_bound,
+            gap=gap_of(plan),
+        )
+
+
+def counted_otherwise(row: Row) -> bool:
+    """Whether PyTorch's modules, counted by themselves, come to less than its decision by remat's evaluator.
+
+    More is possible: if PyTorch saves a view and computes its owner again, the owner counts as saved.
+    """
+    of = row["pytorch"]
+    few = of["bytes_of_modules"] < row["saved_bytes"] - of["state_bytes"]
+    return bool(of["cost_of_modules"] < of["cost"] or few)
+
+
+def rises(rows: Sequence[Row]) -> int:
+    """Pairs of budgets of one architecture where more bytes come with more cost."""
+    by_bytes = sorted(rows, key=lambda row: (row["saved_bytes"], row["budget"]))
+    return sum(b["ours"]["cost"] > a["ours"]["cost"] for a, b in pairwise(by_bytes))
+
+
+def summarise_quality(rows: list[Row]) -> Row:
+    found: Row = {}
+    for cost in COSTS:
+        cells = [row for row in rows if row["side"] == cost]
+        if not cells:
+            continue
+        names = dict.fromkeys(row["workload"] for row in cells)
+        legal = [row["ratio"] for row in cells if row["pytorch"]["illegal"] is None]
+        found[cost] = {
+            "architectures": len(names),
+            "cells": len(cells),
+            "above_pytorch": [f"{r['workload']} {r['budget']}" for r in cells if r["ratio"] > 1],
+            "geomean_ratio": geometric_mean((row["ratio"] for row in cells), FLOOR),
+            "geomean_ratio_legal": geometric_mean(legal, FLOOR),
+            "illegal": len(cells) - len(legal),
+            "counted_otherwise": [
+                f"{r['workload']} {r['budget']}" for r in cells if counted_otherwise(r)
+            ],
+            "worst_ratio": max(row["ratio"] for row in cells),
+            "share_within_0.1%": statistics.fmean(row["gap"] <= 0.001 for row in cells),
+            "worst_gap": max(row["gap"] for row in cells),
+            "rises": sum(rises([r for r in cells if r["workload"] == name]) for name in names),
+        }
+    timings = [row for row in rows if row["side"] == "whole"]
+    if timings:
+        found["whole"] = {
+            "cells": len(timings),
+            "geomean_ratio": geometric_mean((row["ratio"] for row in timings), FLOOR),
+            "worst_ratio": max(row["ratio"] for row in timings),
+            "geomean_cpu_ratio": geometric_mean((row["cpu_ratio"] for row in timings), FLOOR),
+            "worst_cpu_ratio": max(row["cpu_ratio"] for row in timings),
+            "above_a_fifth": [row["workload"] for row in timings if row["ratio"] > 0.2],
+        }
+    plans = [row for row in rows if row["side"] == "deep"]
+    if plans:
+        found["deep"] = {
+            "plan_s": max(row["plan_s"] for row in plans),
+            "gap": max(row["gap"] for row in plans),
+        }
+    return found
+
+
+def missed_quality(summary: Row) -> list[str]:
+    """The figures beside their limits, if they are on the wrong side."""
+    of, deep = summary.get("roofline"), summary.get("deep")
+    limits: list[tuple[str, float, float]] = []
+    if of is not None:
+        limits += [
+            ("cells above PyTorch's cost at PyTorch's bytes", len(of["above_pytorch"]), 0),
+            ("geometric mean of the cost ratio", of["geomean_ratio"], 0.78),
+            ("worst proven gap", of["worst_gap"], 0.01),
+            ("budgets at which more bytes cost more", of["rises"], 0),
+        ]
+    if deep is not None:
+        limits += [
+            ("50,000 nodes: seconds to plan", deep["plan_s"], 60),
+            ("50,000 nodes: proven gap", deep["gap"], 0.01),
+        ]
+    return [f"{what}: {value:g}, limit {limit:g}" for what, value, limit in limits if value > limit]
+
+
+def measure_flops(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
+    joint = captured(name)
+    state = prepare(joint)
+    lowered = state.lowered(registry().cost_model("flops"))
+    splits = TorchPartitioner(joint)
+    for case in cases:
+        assert case.budget is not None
+        evaluation = score(state, lowered, splits.split(case.budget)).evaluation
+        nbytes, flops = evaluation.saved_bytes, evaluation.recompute_cost
+        plan = remat.plan(joint, remat.Saved(nbytes), case.side, "flops")
+        ratio = plan.recompute_cost / flops if flops else float(plan.recompute_cost > 0)
+        yield case.row(saved_bytes=nbytes, pytorch_flops=flops, ratio=ratio)
+
+
+def summarise_flops(rows: list[Row]) -> Row:
+    sides = dict.fromkeys(row["side"] for row in rows)
+    return {"worst": {s: max(r["ratio"] for r in rows if r["side"] == s) for s in sides}}
+
+
+EXPERIMENTS = {
+    "plan-quality": Experiment(
+        name="plan-quality",
+        about="recompute cost of plans, as a share of that of PyTorch's at the same bytes",
+        cases=(
+            *(
+                case
+                for name in ARCHITECTURES
+                for case in (
+                    *grid((name,), (0.5,), ("whole",)),
+                    *(case for cost in COSTS for case in grid((name,), COSTS[cost], (cost,))),
+                )
+            ),
+            Case(workload=DEEP, budget=0.3, side="deep"),
+        ),
+        quick=(
+            *grid(("resnet-50",), (0.5,), ("whole",)),
+            *grid(("resnet-50",), FEW, ("roofline",)),
+        ),
+        measure=measure_quality,
+        summarise=summarise_quality,
+        tables=("quality", "architectures", "deep"),
+        missed=missed_quality,
+    ),
+    "flops": Experiment(
+        name="flops",
+        about="recomputed FLOPs of whole plans by solver, as a share of PyTorch's at the same bytes",
+        cases=grid(("resnet-50", "bert-large", "unet"), (0.15, 0.3, 0.5, 0.7), SOLVERS),
+        quick=grid(("resnet-50",), (0.3,), SOLVERS),
+        measure=measure_flops,
+        summarise=summarise_flops,
+        tables=("flops",),
+    ),
+}

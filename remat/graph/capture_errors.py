@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,11 @@ def explain(
         not_callable: why the program cannot be called like that; empty where it can.
         is_plain: says whether plain PyTorch fails at the program as well.
     """
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, (CapturedError, NothingToDifferentiateError)):
             return
         if isinstance(cause, CaptureError):
             raise cause
-        cause = getattr(cause, "inner_exception", None) or cause.__cause__ or cause.__context__
     if fullgraph and sink:
         return
     if not_callable and not sink:
@@ -134,13 +132,17 @@ def takes_lock(error: Exception) -> bool:
     return re.search(r"enter a `R?[lL]ock` context manager", str(error)) is not None
 
 
-def _asks_for_numbers(error: BaseException | None) -> bool:
-    """Whether a trace ended because the value of a tensor was asked for."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, the one that it was raised for, and so on."""
     while error is not None:
-        if type(error).__name__ in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
-            return True
+        yield error
         error = getattr(error, "inner_exception", None) or error.__cause__ or error.__context__
-    return False
+
+
+def _asks_for_numbers(error: BaseException) -> bool:
+    """Whether a trace ended because the value of a tensor was asked for."""
+    kinds = ("GuardOnDataDependentSymNode", "DataDependentOutputException")
+    return any(type(cause).__name__ in kinds for cause in _causes(error))
 
 
 def _raised_at(error: BaseException) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
-from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from collections.abc import Iterator
 
 
 @contextlib.contextmanager
 def paused_collection() -> Iterator[None]:
-    """Pauses the collector inside of a ``with`` block; see `without_collection`."""
+    """Pauses the cyclic garbage collector inside of a ``with`` block, or, as a decorator, for each call.
+
+    Making a graph makes some ten containers per node that all live on. The collector would walk
+    through them again and again, and now and then through everything else in the process, and find
+    nothing: a tenth of the time. Where it is off already, it stays off.
+    """
     if not gc.isenabled():
         yield
         return
@@ -23,19 +23,3 @@ def paused_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def without_collection(function: Callable[P, T]) -> Callable[P, T]:
-    """Pauses the cyclic garbage collector for the length of each call.
-
-    Making a graph makes some ten containers per node that all live on. The collector would walk
-    through them again and again, and now and then through everything else in the process, and find
-    nothing: a tenth of the time. Where it is off already, it stays off.
-    """
-
-    @functools.wraps(function)
-    def paused(*args: P.args, **kwargs: P.kwargs) -> T:
-        with paused_collection():
-            return function(*args, **kwargs)
-
-    return paused

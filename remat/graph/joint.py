@@ -13,7 +13,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph import ops
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
 from remat.graph.storages import Memories
 from remat.torch_compat import pytree
@@ -113,7 +113,7 @@ class JointGraph:
         )
 
 
-@without_collection
+@paused_collection()
 def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     """Copies nodes and shallow metadata; submodules and constants are shared."""
     graph = fx.Graph()
@@ -233,7 +233,7 @@ def leaves_of(values: Any) -> list[Any]:
     return pytree.arg_tree_leaves(values)
 
 
-@without_collection
+@paused_collection()
 def fingerprint(joint: JointGraph) -> str:
     """Digest of what a plan depends on; see `JointGraph.fingerprint`.
 
@@ -243,7 +243,7 @@ def fingerprint(joint: JointGraph) -> str:
     # Nodes are written as positions. No argument of a node is ever `bytes`, so nothing else looks so.
     written: dict[fx.Node, bytes] = {}
     words: dict[str, int] = {}
-    number: dict[Any, int] = {}  # of an operator, by identity, and of the looks of a value
+    number: dict[Any, int] = {}  # of an operator, by identity, and of the form of a value
     declared: set[str] = set()
     lines = [f"remat-joint-2;{joint.num_fwd_outputs};"]
     for i, node in enumerate(joint.graph.nodes):
@@ -258,14 +258,14 @@ def fingerprint(joint: JointGraph) -> str:
             declared.update(ops.declared_operators(node))
         elif isinstance(target, torch_compat.HigherOrderOperator):  # its graphs are others
             declared.update(ops.declared_operators(node))
-        looks = _static_looks(value) if op == "call_function" else None
-        if looks is None:
+        form = _static_form(value) if op == "call_function" else None
+        if form is None:
             lines.append(f"{call} {args!r} {_describe(value)} {meta.get('recompute')}")
         else:
-            made = number.get(looks)
+            made = number.get(form)
             if made is None:
-                text = f"{tuple(looks[0])} {looks[1]}"
-                made = number[looks] = words.setdefault(text, len(words))
+                text = f"{tuple(form[0])} {form[1]}"
+                made = number[form] = words.setdefault(text, len(words))
             lines.append(f"{call} {args!r} {made} {meta.get('recompute')}")
         if node.kwargs:
             lines.append(repr(fx.map_arg(node.kwargs, written.__getitem__)))
@@ -282,7 +282,7 @@ def operators_digest(joint: JointGraph) -> str:
     return hashlib.sha256("\n".join(calls).encode()).hexdigest()
 
 
-def _static_looks(value: Any) -> tuple[torch.Size, torch.dtype] | None:
+def _static_form(value: Any) -> tuple[torch.Size, torch.dtype] | None:
     """Shape and dtype of a tensor whose sizes and strides are numbers."""
     if not isinstance(value, torch.Tensor):
         return None

@@ -217,7 +217,7 @@ def declared_operators(node: fx.Node) -> list[str]:
     """Names of the operators that a node runs and that are known by a declaration alone."""
     if node.op != "call_function":
         return []
-    run = (t for t in _operators_run(node) if not purity.speaks_for_itself(t))
+    run = (t for t in _operators_run(node) if not purity.has_complete_schema(t))
     return [purity.name_of(t) for t in run if _is_declared(t)]
 
 
@@ -225,20 +225,20 @@ def declarations() -> list[str]:
     """Names of everything that is declared in this process, by users and by plugins."""
     ops = default_taxonomy()
     listed = ops.pure | ops.recomputable | ops.views
-    named = {purity.name_of(t) for t in listed if not purity.speaks_for_itself(t)}
+    named = {purity.name_of(t) for t in listed if not purity.has_complete_schema(t)}
     return sorted({*purity.declared(), *named})
 
 
 def is_known(target: Target) -> bool:
     """Whether schema, tags or a declaration say all that an operator does beyond its result."""
-    return purity.speaks_for_itself(target) or _is_declared(target)
+    return purity.has_complete_schema(target) or _is_declared(target)
 
 
 def _is_declared(target: Target) -> bool:
     return purity.is_declared(target) or default_taxonomy().may_run_again(target)
 
 
-def does_more(node: fx.Node) -> bool:
+def may_have_effects(node: fx.Node) -> bool:
     """Whether running the node twice, or not at all, would or might be noticed: it draws, has an
     effect, or is not known to be a function of its inputs."""
     return is_random(node) or is_effectful(node) or is_opaque(node)

@@ -149,14 +149,14 @@ def is_declared(target: Any) -> bool:
 
 
 @functools.cache
-def speaks_for_itself(target: Any) -> bool:
+def has_complete_schema(target: Any) -> bool:
     """Whether schema and tags say all that calling an operator or function does beyond its result.
 
     PyTorch's own do. Of others, those do that are tagged ``nondeterministic_seeded``: they are functions
     of their inputs and of the generator.
     """
     if isinstance(target, OpOverloadPacket):
-        return all(speaks_for_itself(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
+        return all(has_complete_schema(getattr(target, o)) for o in target.overloads())  # type: ignore[no-untyped-call]
     if isinstance(target, OpOverload):
         if torch.Tag.nondeterministic_seeded in target.tags:
             return True

@@ -59,7 +59,7 @@ def classify(joint: JointGraph, index: GraphIndex) -> Roles:
         if not reads and node.op == "placeholder":
             role = placeholders[i] = role_of(node)
             tangent[i] = role.in_backward
-        elif not index.plain[i] and ops.does_more(node):
+        elif not index.plain[i] and ops.may_have_effects(node):
             if belongs_to_backward(node):
                 tangent[i] = 1
             else:

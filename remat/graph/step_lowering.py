@@ -2,7 +2,7 @@
 
 Nodes of the problem are storages: a node of the joint graph that makes memory runs, and has a part for
 each further storage that it makes. Views make none: whoever reads a view reads what it looks at. So
-the peak of a schedule is what `remat.graph.liveness.simulate_peak` says of the two halves that run so,
+the peak of a schedule is what `remat.graph.liveness.simulate_peak` says of the two graphs that run so,
 unless a value is kept to the end, or for later, although its node runs again: there a later run stands for
 both.
 """
@@ -72,7 +72,7 @@ class LoweredStep:
     def schedule(
         self, forward: fx.GraphModule, backward: fx.GraphModule
     ) -> tuple[tuple[int, ...], int]:
-        """The schedule that two halves of the graph are, and its boundary."""
+        """The schedule that forward and backward graph are, and its boundary."""
         runs: list[int] = []
         boundary = 0
         for module in (forward, backward):
@@ -90,8 +90,8 @@ class LoweredStep:
         """What forward and backward run in a schedule, by names in the joint graph."""
         names = self.problem.names
         forward, backward = (
-            tuple(names[v] for v in half if self.of_name.get(names[v]) == v)
-            for half in (sequence[:boundary], sequence[boundary:])
+            tuple(names[v] for v in part if self.of_name.get(names[v]) == v)
+            for part in (sequence[:boundary], sequence[boundary:])
         )
         return forward, backward
 
@@ -197,7 +197,7 @@ class _Lowering:
 
         def touches_written(i: int) -> bool:
             """Whether a node draws, has an effect, or reads or writes memory that is written to."""
-            if not index.plain[i] and ops.does_more(index.nodes[i]):
+            if not index.plain[i] and ops.may_have_effects(index.nodes[i]):
                 return True
             fixed = written if roles.required_forward[i] else written - copied
             return bool(fixed) and any(
@@ -222,11 +222,11 @@ class _Lowering:
             }
             keys = list(dict.fromkeys(sizes.keys(node)))
             fresh = [k for k in keys if k not in resident and k not in self._of_key]
-            looks = [self._of_key[k] for k in keys if k in self._of_key]
+            viewed = [self._of_key[k] for k in keys if k in self._of_key]
             if not fresh and keys and (is_element(node) or (index.plain[i] and not costs[i])):
                 # Memory that is there: of what it reads only that, and what has no memory.
-                mere = [at for at in reads if not self._size[at] and self._part_of[at] < 0]
-                self._behind[i] = (*looks, *mere)
+                sizeless = [at for at in reads if not self._size[at] and self._part_of[at] < 0]
+                self._behind[i] = (*viewed, *sizeless)
                 continue
             state: tuple[int, ...] = ()
             if node.name in replayed and ops.is_random(node) and replays(node):
@@ -250,7 +250,7 @@ class _Lowering:
                     f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at
                 )
                 parts.append(self._of_key[key])
-            self._behind[i] = tuple(dict.fromkeys([at, *parts, *looks]))
+            self._behind[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
             if roles.tangent_closure[i]:
                 backward.append(at)
             elif roles.required_forward[i]:

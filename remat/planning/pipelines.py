@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel
 from remat.graph.costs.auto import is_for_cpu
 from remat.graph.fake import repair_aliases
@@ -90,7 +90,7 @@ class PassManager(Pipeline):
         )
 
 
-@without_collection
+@paused_collection()
 def prepare(
     joint: JointGraph,
     *,
@@ -146,7 +146,7 @@ def with_copies(state: State, places: Collection[int]) -> State:
     return state
 
 
-@without_collection
+@paused_collection()
 def split(state: State) -> State:
     """Runs the passes that turn a decision (or none: what the user wrote) into two modules."""
     last: tuple[Pass, ...] = () if state.hooks is None else (PackSaved.of(state.hooks),)

@@ -26,7 +26,7 @@ from functools import cached_property
 import torch
 
 from remat.errors import PlanError, RematError
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.joint import JointGraph, outputs_of
 from remat.graph.liveness import saved_storages
@@ -276,7 +276,7 @@ class Planner(PeakPlanner):
         )
 
 
-@without_collection
+@paused_collection()
 def finish(
     state: State,
     *,

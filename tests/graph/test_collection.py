@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import remat
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.partition import Partition
 from tests.graphs import joint_of, weight
@@ -22,13 +22,13 @@ def as_it_was() -> Iterator[None]:
     (gc.enable if was else gc.disable)()
 
 
-@without_collection
+@paused_collection()
 def nested(depth: int) -> list[bool]:
     """Whether collection is on, at each depth on the way down and up."""
     return [gc.isenabled(), *(nested(depth - 1) if depth else []), gc.isenabled()]
 
 
-@without_collection
+@paused_collection()
 def failing() -> None:
     raise ValueError("no")
 

@@ -95,7 +95,7 @@ def test_nobody_has_declared_it(way: str) -> None:
     assert ops.opaque_operators(node) == [OPERATOR]
     remat.declare_pure(unknown)
     assert not ops.is_opaque(node)
-    assert not ops.does_more(node)
+    assert not ops.may_have_effects(node)
     assert ops.declared_operators(node) == ["remat_purity::unknown"]
 
 
@@ -133,7 +133,7 @@ def of_nobody(x: T) -> T:
     ids=_id,
 )
 def test_who_speaks_for_himself(target: Any, known: bool) -> None:
-    assert purity.speaks_for_itself(target) is known
+    assert purity.has_complete_schema(target) is known
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_what_cannot_be_declared_is_refused_by_name(op: Any, told: str) -> None:
 def test_what_writes_stays_an_effect_where_it_writes() -> None:
     remat.declare_pure(writes)
     assert ops.is_effectful(call(writes._opoverload))
-    assert not ops.does_more(WAYS["made functional"](writes._opoverload))
+    assert not ops.may_have_effects(WAYS["made functional"](writes._opoverload))
 
 
 def test_calls_are_neither_merged_nor_dropped() -> None:

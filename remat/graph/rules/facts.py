@@ -61,21 +61,21 @@ class Facts:
         return dict(zip(self.joint, range(len(self.joint)), strict=True))
 
     @cached_property
-    def halves(self) -> tuple[list[fx.Node], list[fx.Node]]:
+    def split_nodes(self) -> tuple[list[fx.Node], list[fx.Node]]:
         """Nodes of forward and of backward."""
         return list(self.split.forward.graph.nodes), list(self.split.backward.graph.nodes)
 
     @cached_property
     def calls(self) -> dict[str, fx.Node]:
         """What forward runs, by name."""
-        return {n.name: n for n in self.halves[0] if n.op == "call_function"}
+        return {n.name: n for n in self.split_nodes[0] if n.op == "call_function"}
 
     @cached_property
     def special(self) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
         """Of the joint graph, forward and backward: calls that are more than their result."""
         joint, fwd, bwd = (
             [n for n, plain in zip(nodes, are_plain(nodes), strict=True) if not plain]
-            for nodes in (list(self.joint.values()), *self.halves)
+            for nodes in (list(self.joint.values()), *self.split_nodes)
         )
         return joint, fwd, bwd
 
@@ -111,7 +111,7 @@ class Facts:
         return joint, fwd, bwd
 
     def is_same(self, mine: Any, theirs: Any) -> bool:
-        """Whether a value of a half stands for a value of the joint graph."""
+        """Whether a value of forward or backward stands for a value of the joint graph."""
         if isinstance(mine, fx.Node) and isinstance(theirs, fx.Node):
             return mine.name == theirs.name or mine.name not in self.joint
         return type(mine) is type(theirs) and mine == theirs

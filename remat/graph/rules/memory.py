@@ -25,7 +25,7 @@ def tags_hold(facts: Facts) -> Iterator[Fault]:
     if not tags:
         return
     replays = Replays(facts.special[0])
-    for node in facts.halves[1]:
+    for node in facts.split_nodes[1]:
         if (
             node.name in tags
             and must_save(facts.joint[node.name])
@@ -50,7 +50,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def values_are_known(facts: Facts) -> Iterator[Fault]:
-    for node in (*facts.halves[0], *facts.halves[1]):
+    for node in (*facts.split_nodes[0], *facts.split_nodes[1]):
         if node.op in ("call_function", "placeholder") and "val" not in node.meta:
             source = facts.joint.get(node.name)
             if source is None or "val" in source.meta:
@@ -81,10 +81,10 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
         for nodes in facts.special[1:]
     ]
     gone = {k: n for n, keys in writes[0].items() for k in keys}
-    gone |= {key(n): n for n in overwritten_after(facts.split.joint, facts.halves[0])}
+    gone |= {key(n): n for n in overwritten_after(facts.split.joint, facts.split_nodes[0])}
     if gone:
         last = _last_writes(facts, writes[0])
-        for node in facts.halves[1]:
+        for node in facts.split_nodes[1]:
             if node.op != "call_function" or ops.ignores_content(node):
                 continue
             for read in inputs_of(node):
@@ -96,7 +96,7 @@ def nothing_overwritten_is_read(facts: Facts) -> Iterator[Fault]:
                     continue  # it reads what forward wrote, there as here
                 text = f"{called(node)} reads '{read.name}', which forward has overwritten"
                 yield Fault(text, (node, gone[k]))
-    for nodes, written in zip(facts.halves, writes, strict=True):
+    for nodes, written in zip(facts.split_nodes, writes, strict=True):
         if written:
             yield from _reordered(facts, nodes, written, key)
 
@@ -127,7 +127,7 @@ def nothing_user_mutated_is_read(facts: Facts) -> Iterator[Fault]:
         return
     key = _memory(facts)
     gone = {key(n): n for n in facts.placeholders[0] if n.name in user_mutated}
-    for node in facts.halves[1]:
+    for node in facts.split_nodes[1]:
         for read in inputs_of(node) if node.op == "call_function" else ():
             if key(read) in gone and not is_destination(read, node):
                 yield Fault(f"{called(node)} reads '{read.name}'", (node, gone[key(read)]))

@@ -18,13 +18,13 @@ from remat.graph.rules.facts import Facts, Fault, called
 
 def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
     drawn: set[str] = set()
-    for half, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
+    for which, nodes in zip(("forward", "backward"), facts.special[1:], strict=True):
         for node in nodes:
             if ops.is_random(node) and node.target not in _REPLAYS:
                 name = _drawn(node)
                 if name in drawn:
                     yield Fault(
-                        f"{called(node)} draws anew in {half} instead of replaying", (node,)
+                        f"{called(node)} draws anew in {which} instead of replaying", (node,)
                     )
                 drawn.add(name)
 
@@ -32,7 +32,7 @@ def nothing_random_runs_twice(facts: Facts) -> Iterator[Fault]:
 def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
     again = [n for nodes in facts.special[1:] for n in nodes if RUN_OF in n.meta]
     for node in (*again, *(n for n in facts.special[2] if n.name in facts.calls)):
-        where = "twice" if RUN_OF in node.meta else "in both halves"
+        where = "twice" if RUN_OF in node.meta else "in both graphs"
         if ops.is_effectful(node):
             yield Fault(f"{called(node)} has its effect {where}", (node,))
         elif ops.is_opaque(node) and not ops.is_random(node):
@@ -47,16 +47,16 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
 
 
 def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
-    ran = {n.name for nodes in facts.halves for n in nodes}
+    ran = {n.name for nodes in facts.split_nodes for n in nodes}
     for node in facts.special[0]:
         if node.name in ran:
             continue
         if ops.is_random(node):
-            yield Fault(f"the random operator {called(node)} runs in neither half", (node,))
+            yield Fault(f"the random operator {called(node)} runs in neither graph", (node,))
         elif ops.is_effectful(node):
-            yield Fault(f"the effect {called(node)} runs in neither half", (node,))
+            yield Fault(f"the effect {called(node)} runs in neither graph", (node,))
         elif ops.is_opaque(node):
-            text = f"{called(node)}, which nobody has declared pure, runs in neither half"
+            text = f"{called(node)}, which nobody has declared pure, runs in neither graph"
             yield Fault(text, (node,))
 
 
@@ -76,10 +76,10 @@ def order_is_kept(facts: Facts) -> Iterator[Fault]:
 
 
 def copies_are_alike(facts: Facts) -> Iterator[Fault]:
-    for half, nodes in zip(("forward", "backward"), facts.halves, strict=True):
+    for which, nodes in zip(("forward", "backward"), facts.split_nodes, strict=True):
         for node in nodes:
             again = RUN_OF in node.meta
-            if node.op != "call_function" or not (again or half == "backward"):
+            if node.op != "call_function" or not (again or which == "backward"):
                 continue
             source = facts.joint.get(run_of(node)) if again else facts.calls.get(node.name)
             if source is None:
@@ -93,14 +93,14 @@ def copies_are_alike(facts: Facts) -> Iterator[Fault]:
             target, reads = _call(node)
             wanted_target, wanted = _call(source)
             if target != wanted_target:
-                text = f"'{node.name}' is {target} in {half}, {wanted_target} in {there}"
+                text = f"'{node.name}' is {target} in {which}, {wanted_target} in {there}"
                 yield Fault(text, (source,))
             elif len(reads) != len(wanted):
-                text = f"'{node.name}' reads other values in {half} than in {there}"
+                text = f"'{node.name}' reads other values in {which} than in {there}"
                 yield Fault(text, (source,))
             for a, b in zip(map(run_of, reads), map(run_of, wanted), strict=False):
                 if a != b and a in facts.joint and b in facts.joint:
-                    text = f"'{node.name}' reads '{a}' in {half}, '{b}' in {there}"
+                    text = f"'{node.name}' reads '{a}' in {which}, '{b}' in {there}"
                     yield Fault(text, (source,))
 
 

@@ -1,4 +1,4 @@
-"""Rules on signatures: what each half takes and returns, and what goes from one to the other."""
+"""Rules on signatures: what each graph takes and returns, and what goes from one to the other."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ def backward_returns_the_gradients(facts: Facts) -> Iterator[Fault]:
 
 
 def _returned(
-    facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], half: str
+    facts: Facts, what: str, mine: Sequence[Any], theirs: Sequence[Any], which: str
 ) -> Iterator[Fault]:
     if len(mine) != len(theirs):
-        yield Fault(f"{half} returns {len(mine)} values, expected {len(theirs)}")
+        yield Fault(f"{which} returns {len(mine)} values, expected {len(theirs)}")
     for k, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if not facts.is_same(a, b):
             yield Fault(f"{what} {k} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
 
 
 def _compared(
-    what: str, mine: Sequence[fx.Node], theirs: Sequence[fx.Node], half: str
+    what: str, mine: Sequence[fx.Node], theirs: Sequence[fx.Node], which: str
 ) -> Iterator[Fault]:
     for k, (a, b) in enumerate(zip_longest(mine, theirs)):
         if a is None or b is None or a.name != b.name:
-            yield Fault(f"{what} {k} of {half} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
+            yield Fault(f"{what} {k} of {which} is {shown(a)}, expected {shown(b)}", nodes_of(a, b))
 
 
 def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 
 from remat.errors import ProblemError
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 
 #: Characters that are read at most. A Llama of 80 layers takes 3 MiB.
 MAX_BYTES = 16 * 2**20
@@ -49,7 +49,7 @@ class Source:
         self._lines = text.splitlines() or [""]
         self.body = self._parse(text)
 
-    @without_collection  # a tree is a million small objects that all stay
+    @paused_collection()  # a tree is a million small objects that all stay
     def _parse(self, text: str) -> list[ast.stmt]:
         try:
             return ast.parse(text).body

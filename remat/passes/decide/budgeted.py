@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import BudgetError, PlanError
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 from remat.graph.costs import CostModel, Roofline
 from remat.graph.region_budgets import region_budget
 from remat.passes.core.base import Pass, Stage
@@ -60,7 +60,7 @@ class Budgeted(Pass):
             detail=f"{found.saved_bytes} of {choice.capacity} bytes saved, by {choice.solver}",
         )
 
-    @without_collection
+    @paused_collection()
     def limits(self, state: State) -> DecisionInfo:
         """The bytes that a decision has to do with.
 

@@ -9,7 +9,7 @@ from torch import fx
 
 from remat.errors import PlanError
 from remat.graph import ops, purity
-from remat.graph.collection import without_collection
+from remat.graph.collection import paused_collection
 from remat.graph.joint import Role
 from remat.graph.lowering import Lowered, SavedKind
 from remat.graph.source import located
@@ -28,7 +28,7 @@ class MinCut(BanRules, Pass):
     stage: ClassVar[Stage] = Stage.DECIDE
     summary: ClassVar[str] = "decide by a minimum cut that recomputes what is nearly free"
 
-    @without_collection
+    @paused_collection()
     def run(self, state: State) -> PassResult:
         require_tangents(state)
         saved = state.get(RuntimeOptimalCut(self.rules))

@@ -75,7 +75,7 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
             suspect.update(node.users)
         if not plain:
             mutations += ops.is_mutating(node)
-            if _does_more(node):
+            if _has_effects(node):
                 continue
         try:
             key = _key(node, mutations)
@@ -99,10 +99,10 @@ def merge(graph: fx.Graph, memories: Memories | None = None) -> int:
     return len(dead)
 
 
-def _does_more(node: fx.Node) -> bool:
+def _has_effects(node: fx.Node) -> bool:
     """Whether a call does more than compute its result."""
     return (
-        ops.does_more(node)
+        ops.may_have_effects(node)
         or ops.is_mutating(node)
         or ops.is_uninitialised(node)
         or ops.is_collective(node)

@@ -37,7 +37,7 @@ def eliminate(graph: fx.Graph) -> int:
     for node in reversed(graph.nodes):
         if node.users or node.op in ("placeholder", "output"):
             continue
-        if node.op == "call_function" and ops.does_more(node):
+        if node.op == "call_function" and ops.may_have_effects(node):
             continue
         graph.erase_node(node)
         removed += 1

@@ -85,7 +85,7 @@ class Extraction:
         stack += [
             i
             for i, plain in enumerate(index.plain)
-            if not plain and roles.tangent_closure[i] and ops.does_more(index.nodes[i])
+            if not plain and roles.tangent_closure[i] and ops.may_have_effects(index.nodes[i])
         ]
         runs: set[int] = set()
         read: set[int] = set()

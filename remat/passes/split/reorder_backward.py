@@ -78,7 +78,7 @@ def reorder(graph: fx.Graph) -> int:
 
     start = min(users)
     for node, harmless in zip(nodes[:start], plain, strict=False):
-        if not harmless and ops.does_more(node):
+        if not harmless and ops.may_have_effects(node):
             place_behind(node)
     for node in nodes[start:]:
         if node in before or not all(map(placed.__contains__, inputs_of(node))):

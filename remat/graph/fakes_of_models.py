@@ -6,10 +6,11 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat import torch_compat
 from remat.errors import CaptureError
@@ -76,17 +77,15 @@ class Faker:
     def __init__(self, mode: Any, device: torch.device | None) -> None:
         self._mode = mode
         self._device = device
-        self._memo: dict[int, Any] = {}
-        self._kept: list[Any] = []  # ids are only good while their objects live
+        self._memo: MutableMapping[torch.Tensor, Any] = WeakTensorKeyDictionary()
 
     def __call__(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        if id(value) not in self._memo:
-            self._kept.append(value)
-            self._memo[id(value)] = self._fake(value)
-            torch_compat.mark_alike(self._memo[id(value)], value)
-        return self._memo[id(value)]
+        if value not in self._memo:
+            self._memo[value] = self._fake(value)
+            torch_compat.mark_alike(self._memo[value], value)
+        return self._memo[value]
 
     def _fake(self, value: torch.Tensor) -> torch.Tensor:
         if hasattr(value, "fake_mode"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -98,19 +98,8 @@ class JointGraph:
 
     def copy(self) -> JointGraph:
         """The same joint graph over nodes of its own; fake values are shared, names are kept."""
-        return JointGraph(
-            graph_module=copy_module(self.graph_module),
-            num_fwd_outputs=self.num_fwd_outputs,
-            static_inputs=self.static_inputs,
-            lower=self.lower,
-            name=self.name,
-            received=self.received,
-            shared=self.shared,
-            returned=self.returned,
-            runs=self.runs,
-            turns=self.turns,
-            memories=self.memories.copy(),
-        )
+        module = copy_module(self.graph_module)
+        return replace(self, graph_module=module, memories=self.memories.copy())
 
 
 @paused_collection()

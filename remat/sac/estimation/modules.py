@@ -19,7 +19,7 @@ from remat.running.measure import run_backward, run_forward
 from remat.sac.estimation.calls import CallStats, as_checkpointed, call_stats
 from remat.sac.estimation.collecting import BENCHMARK
 from remat.sac.estimation.estimator import SACEstimator
-from remat.sac.estimation.reruns import time_reruns
+from remat.sac.estimation.reruns import policy_ms, time_reruns
 from remat.sac.estimation.stats import SACStats
 from remat.sac.run.fakes import fake_of, fake_parameters, left_as_found
 from remat.sac.run.lifetimes import Ints, Lifetimes, given_tensors, loss_only
@@ -93,6 +93,7 @@ class ModuleTree:
             where it is in the host's memory.
         mode: how runtimes were found.
         cost: the cost model.
+        policy_ms: milliseconds that a policy takes for each operator of forward; 0 where it was not measured.
     """
 
     modules: tuple[ModuleStats, ...]
@@ -105,6 +106,7 @@ class ModuleTree:
     state_bytes: int
     mode: str
     cost: str
+    policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
         """A module by its name, with or without the class of the model in front.
@@ -296,6 +298,7 @@ def with_reruns(
         tree,
         modules=tuple(_as_alike(m, alike) if m.fqn in found else m for m in tree.modules),
         step_ms=3 * statistics.median(forward_ms) if forward_ms else tree.step_ms,
+        policy_ms=policy_ms(),
     )
 
 

@@ -124,6 +124,16 @@ def choices(
     return tuple(reversed(found))
 
 
+def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
+    """Plain checkpointing: all of a module runs again, without a policy; None if something must be stored."""
+    grouping = group(stats)
+    if grouping.stored:
+        return None
+    runtimes_ps = sum(item.runtime_ps for item in grouping.free)
+    runtimes_ps += sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
+    return ModuleChoice(stored=(), kept_bytes=0, recompute_ps=overhead_ps + runtimes_ps)
+
+
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
     """Points of a frontier, at most so many: first those on its convex hull, for the rest evenly by rank.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from remat.errors import ProblemError
 from remat.sac.estimation.modules import ModuleTree
 from remat.sac.estimation.stats import PS_PER_MS
-from remat.sac.solve.choices import ModuleChoice, candidates, choices
+from remat.sac.solve.choices import ModuleChoice, candidates, choices, plain_choice
 from remat.sac.solve.peaks import simulate
 from remat.sac.solve.plan import ModulePlan, SACPlan
 from remat.sac.solve.program import Outcome, least_time
@@ -62,6 +63,8 @@ def plan_modules(
         options = _options(tree, chosen, solver)
         left = None if time_limit is None else max(0.1, started + time_limit - time.monotonic())
         result = least_time(tree, options, plain, memory_bytes, gap=gap, time_limit=left)
+        decision = {k: _without_policy(tree, k, c, gap) for k, c in result.decision.items()}
+        result = replace(result, decision=decision, simulated=simulate(tree, decision, plain))
     return _plan(tree, result, memory_bytes, world_size)
 
 
@@ -73,6 +76,21 @@ def _check(memory_bytes: int, world_size: int, time_limit: float | None, gap: fl
     if not 0 <= gap < 1:
         raise ProblemError(f"gap must be at least 0 and below 1, got {gap!r}")
     check_time_limit(time_limit)
+
+
+def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
+    """Plain checkpointing of a module where what it stores is not worth a policy, else its choice.
+
+    A policy is asked about every operator, in Python. So it must avoid more time than that takes, where it
+    was measured, and more than the gap anywhere. Plain checkpointing keeps no more memory.
+    """
+    module = tree.modules[k]
+    plain = plain_choice(module.operators, round(module.overhead_ms * PS_PER_MS))
+    if plain is None:
+        return choice
+    policy_ps = tree.policy_ms * PS_PER_MS * len(module.operators)
+    worth_ps = max(policy_ps, gap * choice.recompute_ps)
+    return plain if plain.recompute_ps - choice.recompute_ps <= worth_ps else choice
 
 
 def _options(

@@ -31,7 +31,7 @@ from remat.units import format_bytes
 #: Branch-and-bound nodes of one program, where no time limit is given.
 NODES = 200
 #: Programs for one plan, at most: each has rows that the answer before it broke.
-ROUNDS = 20
+ROUNDS = 60
 #: Largest coefficient of a row or of the objective: HiGHS takes smaller differences for rounding errors.
 _SCALE = 2.0**20
 #: HiGHS's status of a program without an answer.
@@ -92,7 +92,7 @@ def least_time(
             return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
-    found = _least_peak(tree, options, plain, _seconds_left(deadline))
+    found = _least_peak(tree, options, plain, deadline)
     if found.simulated.peak_bytes <= budget:  # HiGHS ended at its limit
         return Outcome(decision=found.decision, simulated=found.simulated, bound_ps=bound)
     least = found.simulated.peak_bytes
@@ -112,14 +112,14 @@ def _least_peak(
     tree: ModuleTree,
     options: Mapping[int, Sequence[ModuleChoice]],
     plain: Ints,
-    time_limit: float | None,
+    deadline: float | None,
 ) -> Outcome:
     """The decision of the lowest peak, among those in which modules keep the least that they can."""
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
     for _ in range(ROUNDS):
-        answer = program.solve(None, 0.0, time_limit)
+        answer = program.solve(None, 0.0, _seconds_left(deadline))
         if answer is None or answer.decision is None:
             break
         simulated = simulate(tree, answer.decision, plain)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointPolicy
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint
 
 import remat
 from remat.errors import PlanError, PolicyError, ProblemError
@@ -110,6 +110,27 @@ def test_eval_mode_and_no_grad_run_as_before(model: Stack, plan: SACPlan) -> Non
     model.train()
     with torch.no_grad():
         assert not model(inputs()).requires_grad
+
+
+def test_what_stores_nothing_is_checkpointed_without_a_policy(
+    model: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    stored, bare = plan_for(Stack, LAYERS, SHAPE).modules
+    plan = sac_plan(stored, replace(bare, stored=()))
+    wanted = gradients(model, inputs())
+    inner = Calls(model.layers[1].get_submodule("up"))
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        given.append(kwargs.get("context_fn"))
+        return checkpoint(*args, **kwargs)
+
+    monkeypatch.setattr("remat.sac.api.apply.checkpoint", watched)
+    assert all_equal(gradients(apply(model, plan), inputs()), wanted)
+    assert [c is None for c in given] == [False, True]
+    assert inner.count == 2
+    gradients(apply(remove(model), plan, [torch.ops.aten.mm.default], firm=False), inputs())
+    assert None not in given[2:], "a policy of the user's is asked"
 
 
 @dataclass

@@ -32,9 +32,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     """A clock that stands still but for `Costly`; timing itself takes no time on it."""
     clock = Clock()
     monkeypatch.setattr(reruns, "time", clock)
-    reruns.timing_ms.cache_clear()
+    clear = (reruns.timing_ms.cache_clear, reruns.policy_ms.cache_clear)
+    [forget() for forget in clear]
     yield clock
-    reruns.timing_ms.cache_clear()
+    [forget() for forget in clear]
 
 
 @torch.library.custom_op("remat_tests::costly", mutates_args=())

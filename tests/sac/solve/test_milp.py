@@ -213,6 +213,22 @@ def test_eighty_equal_modules_are_within_the_gap() -> None:
     assert plan.recompute_ms <= 1.005 * plan.bound_ms
 
 
+def test_no_policy_is_used_that_takes_more_time_than_it_saves() -> None:
+    """A policy takes time for each operator, stored or not."""
+    tree = tree_of(3, 64)
+    budget = int(0.8 * tree.peak_bytes())
+    free = plan_modules(tree, budget, gap=0.0)
+    dear = plan_modules(replace(tree, policy_ms=1.0), budget, gap=0.0)
+    assert any(m.stored for m in free.modules)
+    assert [m.name for m in dear.modules] == [m.name for m in free.modules]
+    assert not any(m.stored or m.stored_bytes for m in dear.modules)
+    assert dear.peak_bytes <= free.peak_bytes
+    assert dear.recompute_ms == pytest.approx(
+        sum(sum(tree[m.name].operators.runtimes) for m in dear.modules)
+    )
+    assert "plain checkpointing" in dear.explain()
+
+
 def test_knapsack_solvers_compete_within_modules() -> None:
     tree = tree_of(3, 64)
     budget = int(0.75 * tree.peak_bytes())

@@ -139,7 +139,9 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph of a user's own AOTAutograd call; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
+        """Splits a joint graph of a user's own AOTAutograd call.
+
+        It is called as a `torch._inductor.custom_graph_pass.CustomPartitionerFn` is.
 
         Args:
             gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
@@ -613,8 +615,9 @@ def _plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None)
     """Plan in place for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
 
     Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to
-    a tensor that it saved itself. The step returns copies of outputs whose writes neither of them would see. If the first decision reads such outputs, the step returns copies of them and is decided again: what backward
-    keeps of them then counts at its bytes. A saved plan is applied as it is.
+    a tensor that it saved itself. If the first decision reads an output whose writes neither of them would see, the
+    step returns a copy of it, and is decided again: what backward keeps of the output then counts at its bytes. A saved
+    plan is applied as it is.
     """
     places = unwatched_outputs(joint) if request.plan is None else ()
     if not places:

@@ -31,8 +31,6 @@ _GRAPHS: weakref.WeakValueDictionary[int, CompiledGraphs] = weakref.WeakValueDic
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
-
-
 #: Memory that Inductor keeps for a later result of the same size, by an estimate that knows nothing of what
 #: attention and convolutions take beside their results. Without it memory is free as soon as nobody reads it.
 _KEPT_MEMORY = "allow_buffer_reuse"
@@ -67,7 +65,6 @@ def backend(
         raise ProblemError(
             f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
         )
-
     partition = Partitioner(**{**ours, "lower": lower})
     partition.graphs = CompiledGraphs() if options is None else _graphs(options)
     known = CompiledBudget()

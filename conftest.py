@@ -43,6 +43,7 @@ SLOW = frozenset(
         "test_distributed.py",
         "test_docs.py",
         "testing",
+        "upstream",
     )
 )
 

@@ -61,14 +61,14 @@ _LOG = logging.getLogger(__name__)
 #: A step whose budget cannot be held is warned of again if it takes more than what was said by this factor.
 _MORE_OVER = 1.1
 #: Attributes of a partitioner that have no part in what it decides, or have parts of their own in its key.
-_DECIDES_NOTHING = frozenset(("request", "agree", "repro", "siblings", "made"))
+_DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 
 #: Plans a graph, and takes it apart for that.
 PlanGraph = Callable[[JointGraph, PlanRequest, AgreeRanks | None], Plan]
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Siblings:
+class CompiledGraphs:
     """The graphs that were compiled under the same options.
 
     Attributes:
@@ -98,7 +98,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         agree: the pass by which the ranks of a job agree; None if every rank decides by itself.
         repro: the folder for reproducers; None for none.
         strict: whether a budget that cannot be held is refused at every compilation.
-        siblings: the graphs that were partitioned by it.
+        graphs: the graphs that were partitioned by it.
         made: the newest plan of its own calls; who holds this object holds the modules of that plan.
     """
 
@@ -126,20 +126,22 @@ class Partitioner(torch_compat.CustomPartitionerFn):
                 "least peak, with a warning) or True (it is refused)"
             )
         self.strict = strict
-        self.siblings = Siblings()
+        self.graphs = CompiledGraphs()
         self.made: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies have. AOTAutograd makes them for its keys, in which the steps planned so far have no part."""
-        return {k: v for k, v in vars(self).items() if k not in ("siblings", "made")}
+        return {k: v for k, v in vars(self).items() if k not in ("graphs", "made")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, siblings=Siblings(), made=None)
+        vars(self).update(state, graphs=CompiledGraphs(), made=None)
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph of a user's own AOTAutograd call; see `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
+        """Splits a joint graph of a user's own AOTAutograd call.
+
+        It is called as a `torch._inductor.custom_graph_pass.CustomPartitionerFn` is.
 
         Args:
             gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
@@ -219,7 +221,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         }
         plan = self.request.plan
         if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets
-            told["met"] = self.siblings.met.total()
+            told["met"] = self.graphs.met.total()
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
@@ -264,14 +266,8 @@ class StepPartition:
         beside: what other graphs of the step hold: their runs, and bytes.
     """
 
-    def __init__(
-        self,
-        options: Partitioner,
-        plan_graph: PlanGraph,
-        *,
-        watched: bool,
-    ) -> None:
-        self.options, self.siblings, self.watched = options, options.siblings, watched
+    def __init__(self, options: Partitioner, plan_graph: PlanGraph, *, watched: bool) -> None:
+        self.options, self.graphs, self.watched = options, options.graphs, watched
         self.asked = options.request
         self.made: Plan | None = None
         self.over = ""
@@ -327,9 +323,9 @@ class StepPartition:
         self._warn_of_uncounted(joint)
         if asked.plan is not None:
             fingerprint = joint.fingerprint
-            met = self.siblings.met[fingerprint]
+            met = self.graphs.met[fingerprint]
             self.asked = asked = asked.for_graph(joint, fingerprint, nth=met)
-            self.siblings.met[fingerprint] += 1
+            self.graphs.met[fingerprint] += 1
         kind = _kind_of(joint)  # before the graph is taken apart
         self.meet(kind)
         primals = [node.meta.get("val") for node in primals_of(joint)]
@@ -341,7 +337,7 @@ class StepPartition:
             self.count_graph(kind or made.fingerprint)
         if not self.watched:  # else the backend does, by what the step takes as compiled
             guard_sizes(primals, made, saved=self.applies_saved, watched=False)
-        self.list(made)
+        self.log(made)
         if not self.watched:
             self.warn_if_over()
         # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
@@ -357,10 +353,10 @@ class StepPartition:
         self.meet(kind)
         if self.options.request.decides:
             self.count_graph(kind or made.fingerprint)
-        self.siblings.met[made.fingerprint] += 1
-        self.list(made)
+        self.graphs.met[made.fingerprint] += 1
+        self.log(made)
 
-    def list(self, made: Plan) -> None:
+    def log(self, made: Plan) -> None:
         """Add a plan to `plans`."""
         self.made = made
         _LOG.info(
@@ -377,7 +373,7 @@ class StepPartition:
         plan_log.remove(self.made)
         self.made = None
         if plan is not None:
-            self.list(plan)
+            self.log(plan)
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
@@ -410,7 +406,7 @@ class StepPartition:
     def meet(self, kind: str) -> None:
         """Note whether the code of the graph at hand was compiled before; the first of several plans tells."""
         if self._kind is None:
-            self._kind, self._trains = kind, kind != "" and kind in self.siblings.planned
+            self._kind, self._trains = kind, kind != "" and kind in self.graphs.planned
 
     @property
     def runs_anyway(self) -> bool:
@@ -434,10 +430,10 @@ class StepPartition:
         if not self.over or made is None or self.beside[1]:
             return
         on_peak = self.options.request.budget.on_peak
-        taken, said = made.peak_bytes if on_peak else made.saved_bytes, self.siblings.over.get(kind)
+        taken, said = made.peak_bytes if on_peak else made.saved_bytes, self.graphs.over.get(kind)
         if said is not None and taken <= said * _MORE_OVER:
             return
-        self.siblings.over[kind] = taken
+        self.graphs.over[kind] = taken
         warn(
             f"a step that has run before is compiled again, and its budget cannot be held: {self.over}. The plan with "
             f"the least {'peak' if on_peak else 'saved bytes'} runs instead, which takes {format_bytes(taken)} "
@@ -479,7 +475,7 @@ class StepPartition:
 
     def count_graph(self, kind: str) -> None:
         """Warns once, at the second distinct graph, that a budget in bytes is each graph's own."""
-        planned = self.siblings.planned
+        planned = self.graphs.planned
         known = kind in planned
         planned.add(kind)
         budget = self.options.request.budget
@@ -619,8 +615,9 @@ def _plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None)
     """Plan in place for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
 
     Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to
-    a tensor that it saved itself. The step returns copies of outputs whose writes neither of them would see. If the first decision reads such outputs, the step returns copies of them and is decided again: what backward
-    keeps of them then counts at its bytes. A saved plan is applied as it is.
+    a tensor that it saved itself. If the first decision reads an output whose writes neither of them would see, the
+    step returns a copy of it, and is decided again: what backward keeps of the output then counts at its bytes. A saved
+    plan is applied as it is.
     """
     places = unwatched_outputs(joint) if request.plan is None else ()
     if not places:

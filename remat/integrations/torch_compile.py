@@ -18,7 +18,7 @@ from remat.graph.capture import LOWERINGS
 from remat.graph.capture_errors import name_plain_failure
 from remat.graph.joint import JointGraph, copy_module
 from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
-from remat.integrations.partitioner import Partitioner, Siblings, StepPartition, partitioner
+from remat.integrations.partitioner import CompiledGraphs, Partitioner, StepPartition, partitioner
 from remat.integrations.step_guards import around_autograd, at_declared_sizes, guard_sizes
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.plan import Plan
@@ -27,12 +27,10 @@ from remat.planning.request import PlanRequest
 
 _LOCK = threading.Lock()
 #: The graphs that were compiled under the same options, for as long as a step of theirs is there, by those options.
-_SIBLINGS: weakref.WeakValueDictionary[int, Siblings] = weakref.WeakValueDictionary()
+_GRAPHS: weakref.WeakValueDictionary[int, CompiledGraphs] = weakref.WeakValueDictionary()
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
-
-
 #: Memory that Inductor keeps for a later result of the same size, by an estimate that knows nothing of what
 #: attention and convolutions take beside their results. Without it memory is free as soon as nobody reads it.
 _KEPT_MEMORY = "allow_buffer_reuse"
@@ -67,9 +65,8 @@ def backend(
         raise ProblemError(
             f"option 'lower' is {lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
         )
-
     partition = Partitioner(**{**ours, "lower": lower})
-    partition.siblings = Siblings() if options is None else _siblings(options)
+    partition.graphs = CompiledGraphs() if options is None else _graphs(options)
     known = CompiledBudget()
     step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
     step.join(gm, example_inputs)
@@ -138,10 +135,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             )
 
 
-def _siblings(options: Mapping[str, Any]) -> Siblings:
+def _graphs(options: Mapping[str, Any]) -> CompiledGraphs:
     """The graphs compiled under these options: Dynamo hands over the same object each time."""
     with _LOCK:
-        return _SIBLINGS.setdefault(id(options), Siblings(options=options))
+        return _GRAPHS.setdefault(id(options), CompiledGraphs(options=options))
 
 
 def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:

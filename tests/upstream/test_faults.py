@@ -1,4 +1,4 @@
-"""Faults of PyTorch that `remat.integrations.workarounds` works around, each shown without remat.
+"""Faults of PyTorch that `remat.integrations.workarounds` works around, each shown by a small reproducer.
 
 If a test fails since its fault is gone, say in `workarounds.FIXED_IN` which version mended it.
 """
@@ -20,23 +20,17 @@ from torch import fx, nn
 from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._inductor import config as inductor_config
-from torch._inductor.choices import InductorChoices
 from torch._inductor.compile_fx import compile_fx_inner
-from torch._inductor.virtualized import V
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat import torch_compat
 from remat.integrations import workarounds
-from remat.integrations.near_fusions import NearFusions
 from remat.running.measure import measure_step
 from tests.hard.test_custom_operators import Shifted, Tallied
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 T = torch.Tensor
 
 
@@ -83,40 +77,6 @@ def saved_inputs_themselves() -> bool:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         torch.compile(lambda x, w: F.conv2d(x, w).sin().sum())(x, w)
     return not {x.data_ptr(), w.data_ptr()} <= set(held)
-
-
-def planned_order_of_draws() -> bool:
-    """To lower the peak, a large draw that is read late is moved past another one."""
-    rand = torch.ops.aten.rand.default
-    graph = fx.Graph()
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    fake = mode.from_tensor(torch.randn(400, 400))
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        node = graph.call_function(target, args, kwargs)
-        with mode:
-            values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-            node.meta["val"] = target(*values, **kwargs)
-        return node
-
-    x = graph.placeholder("x")
-    x.meta["val"] = fake
-    late = call(rand, [400, 400], device="cpu", pin_memory=False)
-    large = x
-    for _ in range(2):
-        large = call(torch.ops.aten.mm.default, large, x)
-    early = call(rand, [400, 400], device="cpu", pin_memory=False)
-    small = call(torch.ops.aten.sum.default, call(torch.ops.aten.mm.default, large, early))
-    graph.output((late, small))
-    gm = fx.GraphModule({}, graph)
-    real = torch.randn(400, 400)
-    with tracing(TracingContext(mode)), inductor_config.patch(fallback_random=True):
-        run = compile_fx_inner(gm, [fake])
-    torch.manual_seed(0)
-    found = run([real])
-    torch.manual_seed(0)
-    expected = gm(real)
-    return any(not torch.allclose(a, b, rtol=1e-2) for a, b in zip(found, expected, strict=True))
 
 
 def no_unsound_reinplacing() -> bool:
@@ -207,12 +167,16 @@ def near_fusions() -> bool:
 
     x = torch.randn(256, 64, requires_grad=True)
     taken = []
-    for choices in (InductorChoices, NearFusions):
+    all_of_them = workarounds.WORKAROUNDS
+    without = tuple(one for one in all_of_them if one is not workarounds.near_fusions)
+    for applied in (without, all_of_them):
         torch.compiler.reset()
-        patched = inductor_config.patch(inductor_choices_class=choices)
-        with patched, V.set_choices_handler(choices()):
-            taken.append(measure_step(torch.compile(f), (x,), by="allocator").peak_bytes)
-    return taken[0] > 1.1 * taken[1]
+        options = {"budget": 1.0, "cost": "roofline:h100", "fx_graph_cache": False}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(workarounds, "WORKAROUNDS", applied)
+            compiled = torch.compile(f, backend="remat", options=options)
+            taken.append(measure_step(compiled, (x,), by="allocator").peak_bytes)
+    return taken[0] > 1.2 * taken[1]
 
 
 def masks_to_bytes() -> bool:
@@ -253,7 +217,6 @@ def allow_keeping_the_graph() -> bool:
 FAULTS: tuple[Callable[[], bool], ...] = (
     planned_layouts_of_draws,
     saved_inputs_themselves,
-    planned_order_of_draws,
     no_unsound_reinplacing,
     replays_on_fakes,
     whole_tiles,
@@ -262,8 +225,9 @@ FAULTS: tuple[Callable[[], bool], ...] = (
     masks_to_bytes,
     allow_keeping_the_graph,
 )
-#: Seen once, on one processor, and not found again.
-NOT_REPRODUCED = {"scalar_tails"}
+#: Wrong tails were seen once, on one processor, and not found again. Which operators are moved past one another depends
+#: on all of a graph, and no small one is known in which draws are.
+NOT_REPRODUCED = {"scalar_tails", "planned_order_of_draws"}
 
 
 def test_every_workaround_has_a_reproducer() -> None:

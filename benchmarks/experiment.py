@@ -96,11 +96,6 @@ def grid(
     )
 
 
-def budgets_of(cases: Iterable[Case]) -> list[float | None]:
-    """The distinct budgets of some cases, in their order."""
-    return list(dict.fromkeys(case.budget for case in cases))
-
-
 def measured(experiment: Experiment, cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
     """Measures the cases of one workload, and prints each row as a line of JSON."""
     given = (cases[0].workload, cases, quick)
@@ -134,6 +129,7 @@ def in_process(
         while receiver.poll(limit_s):
             row = receiver.recv()
             if row is None:
+                process.join(limit_s)
                 return
             yield row
         raise RuntimeError(f"not done after {limit_s:g} s")

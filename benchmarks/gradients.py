@@ -193,7 +193,7 @@ def measure_types(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
                 with fresh_cache(), torch._functorch.config.patch(enable_autograd_cache=False):
                     result = bench.run(TypeCase(lower=lower, shapes=shapes, budget=case.budget))
                 bad = bad or result.wrong or result.failed is not None or result.again > 0
-                rows.append(case.row(**without_case(asdict(result)), wrong=result.wrong))
+                rows.append(case.row(**asdict(result), wrong=result.wrong))
         spent = {
             "warm_up_s": round(warm_up_s, 1),
             "elapsed_s": round(time.perf_counter() - start, 1),
@@ -201,10 +201,6 @@ def measure_types(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row
         }
         yield Case(workload=name, side=f"model {lower}").row(**facts, **spent)
         yield from rows
-
-
-def without_case(result: Row) -> Row:
-    return {key: value for key, value in result.items() if key not in ("lower", "budget")}
 
 
 def warm_up(lower: str) -> None:

@@ -34,8 +34,7 @@ SIDES = ("none", "bf16", "int8", "float8", "float8 by PyTorch")
 
 def llama(*, quick: bool) -> Step:
     """A Llama with random weights whose activations outweigh its parameters."""
-    width = 64 if quick else 256
-    batch, seq = (4, 64) if quick else (8, 128)
+    width, batch, seq = (64, 4, 64) if quick else (256, 8, 128)
     work = text(
         "llama", batch, seq, "", vocab_size=1024, hidden_size=width, intermediate_size=11 * width // 4,
         num_hidden_layers=2 if quick else 4, num_attention_heads=width // 32,

@@ -15,7 +15,6 @@ import functools
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -38,10 +37,8 @@ SOLVERS = ("auto", "lagrangian", "cpsat", "dp")
 FLOOR = 0.01
 
 
-def gap_of(plan: Any) -> float:
+def gap_of(cost: int, bound: int) -> float:
     """The proven gap of a plan or solution, as a share of its cost."""
-    cost = getattr(plan, "recompute_cost", None) or getattr(plan, "cost", 0)
-    bound = plan.recompute_bound if hasattr(plan, "recompute_bound") else plan.bound
     return (cost - bound) / cost if cost else 0.0
 
 
@@ -75,7 +72,7 @@ def cell(state: State, splits: TorchPartitioner, case: Case) -> Row:
         },
         unit=problem.unit,
         ratio=ratio_of(ours.cost, evaluation.recompute_cost),
-        gap=gap_of(ours),
+        gap=gap_of(ours.cost, ours.bound),
     )
 
 
@@ -101,7 +98,7 @@ def whole(joint: remat.JointGraph, case: Case) -> Row:
         cpu_ratio=ours_cpu_s / theirs_cpu_s,
         solver=plan.solver,
         solve_s=round(plan.solve_s, 4),
-        gap=gap_of(plan),
+        gap=gap_of(plan.recompute_cost, plan.recompute_bound),
     )
 
 
@@ -145,7 +142,7 @@ def deep(cases: Sequence[Case]) -> Iterator[Row]:
             solve_s=round(plan.solve_s, 3),
             cost=plan.recompute_cost,
             bound=plan.recompute_bound,
-            gap=gap_of(plan),
+            gap=gap_of(plan.recompute_cost, plan.recompute_bound),
         )
 
 

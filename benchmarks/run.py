@@ -111,9 +111,9 @@ def run(
     if record:
         show(experiment, record)
         missed += experiment.missed(record["summary"])
+        print(f"written to {path}", file=sys.stderr)
     for what in missed:
         print(what, file=sys.stderr)
-    print(f"written to {path}", file=sys.stderr)
     return not missed
 
 

@@ -38,7 +38,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
 
 import remat
-from benchmarks.experiment import Case, Experiment, Row, budgets_of, geometric_mean, grid, quiet
+from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, quiet
 from benchmarks.torch_partitioner import TorchPartitioner
 from benchmarks.workloads import STEPS, Batch, Workload
 from remat.graph.costs.measure import describe_device
@@ -208,7 +208,7 @@ def measure(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
 
 def timed_steps(name: str, cases: Sequence[Case], steps: int) -> Iterator[Row]:
     work, start, load = STEPS[name], time.perf_counter(), os.getloadavg()[0]
-    made = variants(name, [b for b in budgets_of(cases) if b is not None and b < 1])
+    made = variants(name, [b for b in dict.fromkeys(case.budget for case in cases) if b < 1])
     batch, compiled = work.batches(1)[0], counters["stats"]["unique_graphs"]
     train(made, work, steps)
     for _ in range(3):

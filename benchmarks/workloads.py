@@ -103,7 +103,7 @@ def text(
 ) -> Workload:
     """A language model; ``least`` is the smallest token that is drawn."""
     if kind in ("llama", "gpt2", "t5"):
-        config["use_cache"] = False
+        config.setdefault("use_cache", False)
 
     def draw() -> Batch:
         ids = torch.randint(least, config["vocab_size"], (batch, seq))
@@ -309,7 +309,9 @@ FITTED: Mapping[str, str] = {
 def llama(layers: int) -> tuple[nn.Module, tuple[()], Batch]:
     """Layers of a Llama 7B on the meta device."""
     with torch.device("meta"):
-        work = text("llama", 1, 2048, "", vocab_size=32000, num_hidden_layers=layers)
+        work = text(
+            "llama", 1, 2048, "", vocab_size=32000, num_hidden_layers=layers, use_cache=True
+        )
         return work.model().train(), (), work.batch()
 
 

@@ -37,7 +37,7 @@ _STEPS = {
 
 #: The first version of PyTorch without a fault, by the name of the function that works around it. From that version on
 #: the function is not applied.
-FIXED_IN: dict[str, str] = {}
+FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.15"}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:

@@ -510,3 +510,9 @@ def test_the_log_level_is_restored_after_a_capture(monkeypatch: pytest.MonkeyPat
     before = logging.root.manager.disable
     assert run("plan", "some_models.py:mlp", "--budget", "0.5").exit_code == 0
     assert logging.root.manager.disable == before
+
+
+def test_a_frontier_by_saved_bytes_takes_no_link() -> None:
+    done = run("frontier", "some_models.py:mlp", "--offload", "25GB/s")
+    assert done.exit_code == 2, done.output
+    assert "goes together with '--by peak' only" in done.stderr

@@ -91,7 +91,8 @@ def no_unsound_reinplacing() -> bool:
         return any(not torch.allclose(a, b, atol=1e-4) for a, b in zip(*found, strict=True))
 
     torch.manual_seed(0)
-    return is_wrong(Tallied(), torch.randn(4, 8)) or is_wrong(Shifted(), torch.randn(4, 6))
+    assert is_wrong(Shifted(), torch.randn(4, 6)) is torch_compat.is_before("2.15")
+    return is_wrong(Tallied(), torch.randn(4, 8))
 
 
 def replays_on_fakes() -> bool:

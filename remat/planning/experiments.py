@@ -117,8 +117,8 @@ def compare(
         rows=tuple(mark_best(rows[k] for k in range(len(questions)))),
         unit=planner.request.cost.unit,
         step_cost=planner.step_cost,
-        without_peak_bytes=planner.without.peak_bytes,
-        without_recompute_cost=planner.without.recompute_cost,
+        without_peak_bytes=planner.baseline.peak_bytes,
+        without_recompute_cost=planner.baseline.recompute_cost,
     )
 
 
@@ -298,12 +298,12 @@ class _Prepared:
     def figures(self, question: _Question) -> dict[str, Any]:
         """The figures of a row."""
         planner = self.planner
-        without, step_cost = planner.without, planner.step_cost
-        known = bool(step_cost and without.peak_bytes)
+        baseline, step_cost = planner.baseline, planner.step_cost
+        known = bool(step_cost and baseline.peak_bytes)
         figures: dict[str, Any] = {
             "priced": str(planner.request.cost),
-            "without_peak_bytes": without.peak_bytes if known else None,
-            "without_step_cost": step_cost + without.recompute_cost if known else None,
+            "without_peak_bytes": baseline.peak_bytes if known else None,
+            "without_step_cost": step_cost + baseline.recompute_cost if known else None,
         }
         budget = Budget.parse(question.options["budget"])
         # One limit for all solvers, whatever the least peak that each of them finds.
@@ -313,17 +313,17 @@ class _Prepared:
             request = replace(self._request(question.solver), budget=budget)
             own = Planner(planner.state, request, fingerprint=planner.fingerprint)
             # One step without remat for all rows, so that none pays for it.
-            own.without, own.step_costs = without, planner.step_costs
+            own.baseline, own.step_costs = baseline, planner.step_costs
             plan = own.finish(own.decide(limit), budget)
         except RematError as error:
             return figures | {"reason": str(error)}
         cost = plan.recompute_cost + plan.exposed_time
         beside = BeforeAfter(
             peak_bytes=plan.peak_bytes,
-            without_peak_bytes=without.peak_bytes,
+            without_peak_bytes=baseline.peak_bytes,
             step_cost=step_cost,
             recompute_cost=cost,
-            without_recompute_cost=without.recompute_cost,
+            without_recompute_cost=baseline.recompute_cost,
             unit=plan.unit,
         )
         return {

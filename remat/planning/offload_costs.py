@@ -9,14 +9,15 @@ import torch
 from torch import fx
 
 from remat.graph.copying import run_of
-from remat.graph.costs.base import CostModel, node_costs
+from remat.graph.costs.base import CostModel
 from remat.graph.costs.links import Link
 from remat.graph.lowering import Lowered, SavedKind, must_offload, must_recompute
 from remat.graph.replays import is_element
 from remat.graph.step_lowering import LoweredStep
 from remat.graph.storages import tensor_bytes
 from remat.graph.writes import aliased_argument
-from remat.passes.core.state import Costs, State
+from remat.passes.core.state import State
+from remat.planning.prepared import step_costs_of
 from remat.solvers.offload_problem import OffloadProblem
 
 #: Values that are smaller than all that may be saved divided by this are not offloaded.
@@ -42,10 +43,7 @@ class Times:
         Raises:
             ProblemError: it cannot price backward.
         """
-        late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
-        costs = list(state.get(Costs(cost)))
-        for i, time in enumerate(node_costs(state.index, state.storages, cost, late)):
-            costs[i] += time
+        costs = step_costs_of(state, cost, required=True)
         names = (node.name for node in state.index.nodes)
         return cls(of_name=dict(zip(names, costs, strict=True)), cost=cost)
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 
-from remat.errors import ProblemError
-from remat.graph.copying import run_of
 from remat.graph.lowering import Decision, Offload
-from remat.passes.core.state import State
 from remat.passes.hooks.offload_saved import OffloadSaved, traced_offloads
 from remat.planning.candidates import Candidate
 from remat.planning.offload_copies import Copies
@@ -21,7 +18,6 @@ from remat.planning.pipelines import PassManager
 from remat.planning.prepared import Prepared
 from remat.solvers.offload_prices import Lives, OffloadChoice
 from remat.solvers.offload_search import OffloadSearch
-from remat.solvers.schedule_problem import evaluate_schedule
 
 #: How often a search is made anew: without values that cannot be offloaded, or lower by what was over.
 _TURNS = 4
@@ -170,9 +166,8 @@ class OffloadPlanner:
             return choice, None
         best: tuple[OffloadChoice, Decision | None] = choice, None
         starts = [choice]
-        if without is not None and without.decision.is_ordered:
-            schedules = self._schedule_of(self._of.split(without))
-            starts += (search.on(choice.saved, *s, choice.offloaded) for s in schedules)
+        if without is not None and without.schedule is not None:
+            starts.append(search.on(choice.saved, *without.schedule, choice.offloaded))
         for start in starts:
             for other, decision in self._orders_from(
                 search, start, peak_bytes, _ORDER_SHARE if without else 1.0
@@ -205,28 +200,6 @@ class OffloadPlanner:
                 fits = fits or not (other.over or other.exposed)
             if turn:
                 aimed -= max(other.peak_bytes - peak_bytes, *(c.nbytes for c in copies), 1)
-
-    def _schedule_of(self, state: State) -> list[tuple[Sequence[int], int]]:
-        """The schedule of forward and backward, with the states and copies of inputs that they may do without.
-
-        Nothing where the step problem has no such schedule.
-        """
-        step, there, runs = self._search.step, set[int](), list[int]()
-        optional, boundary = set(step.optional), 0
-        for module in (state.forward, state.backward):
-            assert module is not None
-            boundary = len(runs)
-            for node in module.graph.nodes:
-                at = step.of_name.get(run_of(node)) if node.op == "call_function" else None
-                if at is not None and at not in optional:
-                    missing = [u for u in step.problem.inputs[at] if u in optional - there]
-                    runs += [*missing, at]
-                    there.update(missing)
-        try:
-            evaluate_schedule(step.problem, runs, boundary)
-        except ProblemError:
-            return []
-        return [(runs, boundary)]
 
     @cached_property
     def _lives(self) -> Lives:

@@ -233,31 +233,34 @@ class PeakPlanner(Prepared):
         if peak_bytes < possible:
             raise self._none_within(asked, possible, infeasible=True)
         self.on_step(f"searching within a peak of {format_bytes(peak_bytes)}")
-        if self.is_alone:
-            own = [d for d in (self.swept(peak_bytes), self._scheduled(peak_bytes)) if d]
-            if not own:
-                raise self._none_within(asked, possible)
-            return self._bounded(min(own, key=lambda d: (d.cost, self.peak(d))), peak_bytes)
-        found = self.searched(peak_bytes)
-        others = (self.allowed_full, *((self.least_peak,) if budget.peak_bytes is None else ()))
-        known: list[Candidate] = [d for d in (found, *others) if d and self.peak(d) <= peak_bytes]
-        if known and not self.request.hooks:
-            best = min(known, key=lambda d: d.cost)
-            if budget.peak_share is not None and self._may_cost(best.cost, self.least_found):
-                cheaper = self.searched(self.least_found)  # what a share of 0 comes to
-                known += [cheaper] if cheaper else []
-            best = min(known, key=lambda d: (d.cost, self.peak(d), d.saved_bytes))
-            return self._bounded(best, peak_bytes)
-        # What the search takes the peak to be is not what it is where hooks pack what is saved.
-        swept = self.swept(peak_bytes)
-        fits = [d for d in (*known, self.least_peak, swept) if d and self.peak(d) <= peak_bytes]
-        if not fits:
+        known = self._proposed(budget, peak_bytes)
+        if not known:
             raise self._none_within(asked, possible)
-        best = min(fits, key=lambda d: (d.cost, d.saved_bytes))
-        better = self.searched(peak_bytes, best)
-        if better is not None and better.cost < best.cost:
-            return better
+        best = min(known, key=lambda d: (d.cost, self.peak(d), d.saved_bytes))
         return self._bounded(best, peak_bytes)
+
+    def _proposed(self, budget: Budget, peak_bytes: int) -> list[Candidate]:
+        """Decisions within a peak, of which the cheapest is to be taken."""
+
+        def fits(*found: Candidate | None) -> list[Candidate]:
+            return [d for d in found if d is not None and self.peak(d) <= peak_bytes]
+
+        if self.is_alone:
+            return fits(self.swept(peak_bytes), self._scheduled(peak_bytes))
+        known = fits(self.searched(peak_bytes), self.allowed_full)
+        if budget.peak_share is not None:
+            known += fits(self.least_peak)
+        if self.request.hooks or not known:
+            # Where hooks pack what is saved, the search goes by other peaks than those of the step.
+            known += fits(self.least_peak, self.swept(peak_bytes))
+            if known:
+                cheapest = min(known, key=lambda d: (d.cost, d.saved_bytes))
+                known += fits(self.searched(peak_bytes, cheapest))
+        elif budget.peak_share is not None:
+            least = self.least_found
+            if self._may_cost(min(d.cost for d in known), least):
+                known += fits(self.searched(least))  # what a share of 0 comes to
+        return known
 
     def _scheduled(self, peak_bytes: int) -> Candidate | None:
         """The schedule of the named solver within a peak; None where it has none, or the passes make a higher one."""

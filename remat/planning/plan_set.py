@@ -131,8 +131,8 @@ def _finished(
         for p, plan in zip(planners, plans, strict=True)
     ]
     in_order = _is_known([h.joint for h in halves])
-    without = [p.without for p in planners]
-    known = in_order and request.hooks is None and all(w.peak_bytes for w in without)
+    baselines = [p.baseline for p in planners]
+    known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
     made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),

@@ -52,9 +52,8 @@ from remat.planning.pipelines import (
     with_copies,
 )
 from remat.planning.plan import Plan
-from remat.planning.prepared import fingerprint_of
+from remat.planning.prepared import Baseline, curve_of, fingerprint_of, step_costs_of
 from remat.planning.request import PlanRequest
-from remat.planning.without import Without, curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import Budget
@@ -162,7 +161,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
         cost=request.cost,
         budget=plan.asked,
         fingerprint=plan.fingerprint,
-        without=Without(
+        baseline=Baseline(
             peak_bytes=plan.without_peak_bytes,
             expected_bytes=plan.without_expected_bytes,
             recompute_cost=plan.without_recompute_cost,
@@ -218,7 +217,7 @@ class Planner(PeakPlanner):
         return found
 
     @cached_property
-    def without(self) -> Without:
+    def baseline(self) -> Baseline:
         """The step without remat: at budget 1, and without hooks on what is saved.
 
         Nothing is known of it where the solver has no plan at budget 1.
@@ -226,7 +225,7 @@ class Planner(PeakPlanner):
         try:
             full = self.full
         except RematError:
-            return Without()
+            return Baseline()
         if self.request.hooks is None and self.peak(full) and self.full_curve is not None:
             curve = self.full_curve
         else:
@@ -234,7 +233,7 @@ class Planner(PeakPlanner):
             plain = replace(self.state, decision=full.decision, choice=choice, hooks=None)
             curve = curve_of(split(plain))
         eager = self.state.joint.lower == "eager"
-        return Without(
+        return Baseline(
             peak_bytes=curve.peak_bytes,
             expected_bytes=0 if eager else self.expected(full),
             recompute_cost=full.cost,
@@ -255,7 +254,7 @@ class Planner(PeakPlanner):
 
     def finish(self, decided: Candidate, budget: Budget, agree: Pass | None = None) -> Plan:
         """The plan of a decision, or of what ``agree`` makes of it."""
-        without, peak_bytes = self.without, None
+        peak_bytes = None
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
             done = split(PassManager((agree,)).run(state, in_place=True, verify=False).state)
@@ -270,7 +269,7 @@ class Planner(PeakPlanner):
             budget=budget,
             fingerprint=self.fingerprint,
             peak_bytes=peak_bytes,
-            without=without,
+            baseline=self.baseline,
             step_costs=self.step_costs,
             link="" if self.request.offload is None else str(self.request.offload),
         )
@@ -284,7 +283,7 @@ def finish(
     budget: Budget,
     fingerprint: str,
     peak_bytes: int | None = None,
-    without: Without | None = None,
+    baseline: Baseline | None = None,
     step_costs: Sequence[int] | None = None,
     link: str = "",
 ) -> Plan:
@@ -296,8 +295,8 @@ def finish(
         budget: the budget as it was asked for.
         fingerprint: digest of the joint graph as it was captured.
         peak_bytes: the simulated peak, where it is known.
-        without: the step without remat, where it is known.
-        step_costs: cost of running each node once, by position, where it is known.
+        baseline: the step without remat, if it is known.
+        step_costs: cost of running each node once, by position, if it is known.
         link: the link to the host, where values may be offloaded.
 
     Raises:
@@ -325,6 +324,7 @@ def finish(
     )
     state.forward.recompile()
     state.backward.recompile()
+    baseline = baseline or Baseline()
     costs = step_costs_of(state, cost) if step_costs is None else step_costs
     if state.decision.is_ordered:
         saved = state.decision.saved
@@ -381,9 +381,9 @@ def finish(
         forward_order=state.decision.forward_order,
         backward_order=state.decision.backward_order,
         step_cost=sum(costs),
-        without_peak_bytes=0 if without is None else without.peak_bytes,
-        without_recompute_cost=0 if without is None else without.recompute_cost,
-        without_expected_bytes=0 if without is None else without.expected_bytes,
+        without_peak_bytes=baseline.peak_bytes,
+        without_recompute_cost=baseline.recompute_cost,
+        without_expected_bytes=baseline.expected_bytes,
         offloads=state.decision.offloads,
         exposed_time=choice.exposed_time,
         peak_limit=choice.peak_limit,
@@ -392,7 +392,7 @@ def finish(
         _modules=(state.forward, state.backward),
         _problem=problem,
         _costs={n.name: c for n, c in zip(state.index.nodes, costs, strict=False)},
-        _without=None if without is None else without.curve,
+        _without=baseline.curve,
         _learns=has_symbols(state.index.values, learned=True),
         _sizes=planned_sizes(),
     )

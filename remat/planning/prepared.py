@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
 from remat.errors import ProblemError, unwarned
 from remat.graph import ops
+from remat.graph.costs import CostModel
+from remat.graph.costs.base import node_costs
 from remat.graph.fused_liveness import predict_peak
 from remat.graph.joint import JointGraph
-from remat.graph.liveness import MemoryCurve
+from remat.graph.liveness import MemoryCurve, memory_curve
 from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
-from remat.passes.core.state import State
+from remat.passes.core.state import Costs, State
 from remat.passes.decide.budgeted import full_and_least
 from remat.passes.decide.min_cut import RuntimeOptimalCut, require_tangents
 from remat.planning.candidates import Candidate, pareto
 from remat.planning.pipelines import count_workspaces, prepare, split
 from remat.planning.request import PlanRequest
-from remat.planning.without import curve_of, step_costs_of
 from remat.solvers.graph_problem import evaluate
 from remat.solvers.hull import Hull
 from remat.units import format_bytes
@@ -45,6 +46,52 @@ def fingerprint_of(joint: JointGraph) -> str:
             "several graphs of one step are what remat.plan takes as a list"
         )
     return joint.fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The step without remat: at budget 1, and without hooks on what is saved.
+
+    Attributes:
+        peak_bytes: its simulated peak; 0 if it is not known.
+        expected_bytes: the peak that is estimated of it once Inductor has compiled it; 0 if it is not known.
+        recompute_cost: cost of what runs twice in it, in the unit of the cost model.
+        curve: its memory over the step; None if it is not known.
+    """
+
+    peak_bytes: int = 0
+    expected_bytes: int = 0
+    recompute_cost: int = 0
+    curve: MemoryCurve | None = None
+
+
+def curve_of(state: State) -> MemoryCurve:
+    """Simulate the memory over a partitioned step."""
+    assert state.forward is not None
+    assert state.backward is not None
+    joint = state.joint
+    return memory_curve(state.forward, state.backward, joint.num_fwd_outputs, joint.memories)
+
+
+def step_costs_of(state: State, cost: CostModel, *, required: bool = False) -> Sequence[int]:
+    """Price one run of each node of a step, backward's own included, by position.
+
+    Args:
+        state: a prepared graph.
+        cost: the cost model.
+        required: whether a model that cannot price backward is an error; else there are no costs then.
+
+    Raises:
+        ProblemError: the cost model cannot price backward.
+    """
+    late = [i for i, only_backward in enumerate(state.roles.tangent_closure) if only_backward]
+    try:
+        backward = node_costs(state.index, state.storages, cost, late)
+    except ProblemError:
+        if required:
+            raise
+        return ()
+    return [a + b for a, b in zip(state.get(Costs(cost)), backward, strict=True)]
 
 
 class Prepared:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from remat.errors import BudgetError, RematError
-from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated, node_costs
+from remat.graph.costs import DEVICES, CostModel, Device, Profile, calibrated
 from remat.graph.costs.auto import is_cpu
 from remat.graph.fused_liveness import FusedWalk
 from remat.graph.joint import JointGraph, primals_of, split_outputs
@@ -22,7 +22,7 @@ from remat.passes.core.state import Costs
 from remat.planning.candidates import Candidate
 from remat.planning.fit_table import FitRow
 from remat.planning.planner import Planner
-from remat.planning.prepared import Prepared
+from remat.planning.prepared import Prepared, step_costs_of
 from remat.planning.sharding import Sharding, shard
 from remat.running.optimizer import Make, OptimizerUse, trace_optimizer
 from remat.solvers.graph_problem import evaluate
@@ -410,14 +410,9 @@ class Fitting:
         planner = self.planner
         return planner.at(max(planner.least_bytes, bytes_of_share(ratio, planner.full_bytes)))
 
-    @cached_property
-    def _once_s(self) -> float:
-        """Modelled seconds of every node once."""
-        state = self.planner.state
-        return sum(node_costs(state.index, state.storages, self.planner.request.cost)) / 1e12
-
     def _step_s(self, decided: Candidate) -> float:
-        computing = self._once_s + decided.cost / 1e12
+        once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
+        computing = (sum(once) + decided.cost) / 1e12
         sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
         tbps = device_of(self.planner.request.cost).memory_tbps
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)

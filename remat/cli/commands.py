@@ -173,23 +173,20 @@ time_limit_option = click.option(
 )
 
 
-#: Options of every command that may trace a model.
-tracing_options = options(
-    click.option(
-        "--lower",
-        type=click.Choice(["inductor", "eager"]),
-        default="inductor",
-        show_default=True,
-        help="what the graph is lowered to: Inductor's decompositions, or none",
-    ),
-    click.option(
-        "--device",
-        type=params.DeviceType(),
-        help="trace as if everything lay on this device; by default where the tensors are",
-    ),
-    batch_option,
-    seq_option,
+lower_option = click.option(
+    "--lower",
+    type=click.Choice(["inductor", "eager"]),
+    default="inductor",
+    show_default=True,
+    help="what the graph is lowered to: Inductor's decompositions, or none",
 )
+device_option = click.option(
+    "--device",
+    type=params.DeviceType(),
+    help="trace as if everything lay on this device; by default where the tensors are",
+)
+#: Options of every command that may trace a model.
+tracing_options = options(lower_option, device_option, batch_option, seq_option)
 model_arguments = options(
     click.argument("model", metavar="MODEL"),
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 @budget_option
 @solver_option
 @offload_option
-@click.option("--html", type=params.PageFile(), help="write a page to explore the plan")
+@click.option(
+    "--html", type=params.OutputFile(".html", ".htm"), help="write a page to explore the plan"
+)
 @click.option(
     "--by",
     type=click.Choice(["saved", "peak", "none", "bytes"]),

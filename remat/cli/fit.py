@@ -11,7 +11,9 @@ import click
 from remat.cli import params
 from remat.cli.commands import (
     cost_option,
+    device_option,
     json_option,
+    lower_option,
     main,
     model_arguments,
     offload_option,
@@ -97,18 +99,8 @@ def _optimizer(text: str) -> str:
 )
 @cost_option
 @solver_option
-@click.option(
-    "--lower",
-    type=click.Choice(["inductor", "eager"]),
-    default="inductor",
-    show_default=True,
-    help="what the graph is lowered to: Inductor's decompositions, or none",
-)
-@click.option(
-    "--device",
-    type=params.DeviceType(),
-    help="trace as if everything lay on this device; by default where the tensors are",
-)
+@lower_option
+@device_option
 @seq_option
 @time_limit_option
 @offload_option

@@ -62,7 +62,7 @@ ROWS = 20
 )
 @click.option(
     "--plot",
-    type=params.PictureFile(),
+    type=params.PICTURE_FILE,
     help="draw the frontiers to this file, .svg or .png",
 )
 @takes_request

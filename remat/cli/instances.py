@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +19,16 @@ from remat.cli.commands import (
     solver_option,
     takes_request,
     time_limit_option,
+    title_of,
     wrong_usage,
 )
 from remat.cli.progress import Progress
 from remat.errors import BudgetError
 
 if TYPE_CHECKING:
-    from remat.graph.joint import JointGraph
     from remat.planning.request import PlanRequest
     from remat.solvers.base import Solver
     from remat.solvers.instances import Instance
-    from remat.solvers.solution import Checked, GraphSolution, Solution
     from remat.units import Budget
 
 
@@ -62,47 +59,39 @@ def capture(
     graph is text: for `remat opt`. In neither can anything run.
     """
     from remat import api
-    from remat.graph.text import SUFFIX
+    from remat.cli import tables
+    from remat.graph.text import SUFFIX, write_joint
     from remat.solvers.instances import save_instance
 
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
+        told: dict[str, Any]
         if output.suffix == SUFFIX:
             progress.step("writing the joint graph")
             joint = dataclasses.replace(joint, name=name or output.stem)
-            _write_joint(output, joint, captured_s, example.title, as_json=as_json)
-            return
-        progress.step("making the graph problem")
-        source = f"{example.title}; {joint.lower} lowering"
-        made = api.instance(
-            joint,
-            request.cost,
-            name=name or output.stem,
-            source=source,
-            reread_inputs=request.reread_inputs,
-        )
-        save_instance(output, made)
+            write_joint(output, joint)
+            told = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
+            told |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
+        else:
+            progress.step("making the graph problem")
+            made = api.instance(
+                joint,
+                request.cost,
+                name=name or output.stem,
+                source=f"{example.title}; {joint.lower} lowering",
+                reread_inputs=request.reread_inputs,
+            )
+            save_instance(output, made)
+            told = figures(made)
     if as_json:
-        echo_json({**figures(made), "capture_s": captured_s, "file": str(output)})
-        return
-    _show(_instance_rows(made), f"{made.source}, captured in {captured_s:.1f} s")
-    click.echo(f"instance written to {output}")
-
-
-def _write_joint(
-    output: Path, joint: JointGraph, captured_s: float, title: str, *, as_json: bool
-) -> None:
-    from remat.graph.text import write_joint
-
-    write_joint(output, joint)
-    nodes = len(joint.graph.nodes)
-    if as_json:
-        told = {"name": joint.name, "kind": "joint", "nodes": nodes, "lower": joint.lower}
-        more = {"fingerprint": joint.fingerprint, "capture_s": captured_s, "file": str(output)}
-        echo_json(told | more)
-        return
-    click.echo(f"{title}: {nodes:,} nodes, captured in {captured_s:.1f} s")
-    click.echo(f"joint graph written to {output}")
+        echo_json({**told, "capture_s": captured_s, "file": str(output)})
+    elif told["kind"] == "joint":
+        click.echo(title_of(example, joint, captured_s))
+        click.echo(f"joint graph written to {output}")
+    else:
+        title = f"{made.source}, captured in {captured_s:.1f} s"
+        tables.show(tables.rows_table(_instance_rows(made), title))
+        click.echo(f"instance written to {output}")
 
 
 @main.command()
@@ -128,6 +117,7 @@ def solve(
     What the solver answers is recomputed in integers, and refused where it is wrong.
     """
     from remat.arguments import BUDGET
+    from remat.cli import tables
     from remat.plugins.registry import registry
     from remat.solvers.instances import load_instance
     from remat.solvers.run import check_time_limit
@@ -156,59 +146,66 @@ def solve(
         echo_json(solved)
         return
     title = instance.name + (f": {instance.source}" if instance.source else "")
-    _show([*_instance_rows(instance), *_solution_rows(solved)], title)
+    tables.show(tables.rows_table([*_instance_rows(instance), *_solution_rows(solved)], title))
 
 
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solves an instance. The figures are of the checked answer; costs are of what is not saved."""
+    """Solve an instance. The figures are of the checked answer; costs are of what is not saved."""
     from remat.solvers.graph_problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
+    from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
     from remat.units import Budget
 
-    problem = instance.problem
-    if not isinstance(problem, (GraphProblem, KnapsackProblem)):
-        return _solve_schedule(instance, solver, budget, time_limit)
-    if isinstance(problem, GraphProblem):
-        full, least = instance.full_bytes or 0, instance.least_bytes or 0
+    problem: Any = instance.problem
+    given = (
+        evaluate_schedule(problem, problem.order) if isinstance(problem, ScheduleProblem) else None
+    )
+    if given is not None:
+        full = given.peak_bytes
+    elif isinstance(problem, KnapsackProblem):
+        full = problem.total_weight
     else:
-        full, least = problem.total_weight, 0
-    if budget is not None and budget.peak_bytes is not None:
-        budget = Budget(nbytes=budget.peak_bytes)  # these problems know one kind of bytes
-    capacity = problem.capacity if budget is None else budget.capacity(full=full, least=least)
-    solved: GraphSolution | Solution
-    if isinstance(problem, GraphProblem):
-        solved = run(solver, problem.within(capacity), time_limit=time_limit)
-        answer: dict[str, Any] = {
+        full = instance.full_bytes or 0
+    capacity = problem.capacity
+    if budget is not None:
+        # Each of these problems knows one kind of bytes.
+        budget = Budget(share=budget.share, nbytes=budget.peak_bytes or budget.nbytes)
+        capacity = budget.capacity(full=full, least=instance.least_bytes or 0)
+    bounded: Any = problem.within(
+        capacity or 0 if isinstance(problem, KnapsackProblem) else capacity
+    )
+    solved: Any = run(solver, bounded, time_limit=time_limit)
+    answer: dict[str, Any]
+    if given is not None:
+        answer = {
+            "given_peak_bytes": given.peak_bytes,
+            "peak_bytes": solved.peak_bytes,
+            "cost": solved.cost,
+            "bound": solved.bound,
+            "once": given.cost,
+            "sequence": list(solved.sequence),
+        }
+    elif isinstance(problem, GraphProblem):
+        answer = {
             "saved_bytes": solved.saved_bytes,
             "recompute_cost": solved.cost,
             "recompute_bound": solved.bound,
-            "claimed_bound": solved.claimed_bound,
             "saved": list(solved.saved),
             "saved_names": [problem.names[i] for i in solved.saved],
         }
     else:
-        solved = run(solver, problem.within(capacity or 0), time_limit=time_limit)
-        total, claimed = problem.total_value, solved.claimed_bound
         answer = {
             "saved_bytes": solved.weight,
-            "recompute_cost": total - solved.value,
-            "recompute_bound": total - solved.bound,
-            "claimed_bound": None if claimed is None else total - claimed,
+            "recompute_cost": problem.total_value - solved.value,
+            "recompute_bound": problem.total_value - solved.bound,
             "saved": list(solved.saved),
         }
-    return {
-        **_told(instance, budget, capacity, solved),
-        **answer,
-    }
-
-
-def _told(
-    instance: Instance, budget: Budget | None, capacity: int | None, solved: Checked
-) -> dict[str, Any]:
-    """What is told of an answer to any problem."""
+    claimed = solved.claimed_bound
+    if claimed is not None and problem.maximises:
+        claimed = problem.total_value - claimed
     return {
         "instance": instance.name,
         "kind": instance.kind,
@@ -219,81 +216,25 @@ def _told(
         "deterministic": solved.deterministic,
         "elapsed_s": solved.elapsed_s,
         "unit": instance.unit,
+        "claimed_bound": claimed,
+        **answer,
     }
-
-
-def _solve_schedule(
-    instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
-) -> dict[str, Any]:
-    """Solves a step problem; a ratio is one of the peak of its given order, each node running once."""
-    from remat.solvers.run import run
-    from remat.solvers.schedule_problem import ScheduleProblem, evaluate_schedule
-
-    problem = instance.problem
-    assert isinstance(problem, ScheduleProblem)
-    given = evaluate_schedule(problem, problem.order)
-    capacity = problem.capacity
-    if budget is not None:
-        share = Fraction(str(1.0 if budget.share is None else budget.share))
-        asked = budget.nbytes if budget.peak_bytes is None else budget.peak_bytes
-        capacity = math.ceil(share * given.peak_bytes) if asked is None else asked
-    solved = run(solver, problem.within(capacity), time_limit=time_limit)
-    return {
-        **_told(instance, budget, capacity, solved),
-        "given_peak_bytes": given.peak_bytes,
-        "peak_bytes": solved.peak_bytes,
-        "cost": solved.cost,
-        "bound": solved.bound,
-        "claimed_bound": solved.claimed_bound,
-        "once": given.cost,
-        "sequence": list(solved.sequence),
-    }
-
-
-def _schedule_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
-    from remat.units import format_bytes, format_cost
-
-    unit, once = solved["unit"], max(1, solved["once"])
-    more, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
-    over = "" if solved["deterministic"] else "; a clock ended it"
-    capacity = solved["capacity"]
-    peak = f"{format_bytes(solved['peak_bytes'])} of {format_bytes(solved['given_peak_bytes'])}"
-    return [
-        (
-            "budget",
-            "none"
-            if capacity is None
-            else f"{solved['budget'] or 'of the file'} → {format_bytes(capacity)}",
-        ),
-        ("peak", f"{peak} in the given order"),
-        (
-            "run again",
-            f"{format_cost(more, unit)}, {more / once:.2%} of all once; no schedule needs less than {bound / once:.2%}",
-        ),
-        ("status", solved["status"]),
-        ("decided by", f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"),
-    ]
 
 
 def figures(instance: Instance) -> dict[str, Any]:
     """What an instance is, and how large."""
-    from remat.solvers.graph_problem import GraphProblem
-    from remat.solvers.schedule_problem import ScheduleProblem
-
-    problem = instance.problem
+    problem: Any = instance.problem
     found: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")
     }
-    if isinstance(problem, ScheduleProblem):
-        edges = sum(map(len, problem.inputs))
-        return {**found, "nodes": len(problem), "edges": edges}
-    if not isinstance(problem, GraphProblem):
+    if instance.kind == "knapsack":
         return {**found, "items": len(problem), "total_bytes": problem.total_weight}
+    found |= {"nodes": len(problem), "edges": sum(map(len, problem.inputs))}
+    if instance.kind == "schedule":
+        return found
     columns = zip(problem.savable, problem.recomputable, problem.size, strict=True)
     return {
         **found,
-        "nodes": len(problem),
-        "edges": sum(map(len, problem.inputs)),
         "candidates": sum(save and again and size > 0 for save, again, size in columns),
         "full_bytes": instance.full_bytes,
         "least_bytes": instance.least_bytes,
@@ -304,55 +245,47 @@ def _instance_rows(instance: Instance) -> list[tuple[str, str]]:
     from remat.units import format_bytes
 
     of = figures(instance)
-    if instance.kind == "schedule":
-        size = f"{of['nodes']:,} nodes, {of['edges']:,} edges"
-        return [("problem", f"step of {size}"), ("cost model", instance.cost)]
     if instance.kind == "knapsack":
-        size = f"{of['items']:,} items, {format_bytes(of['total_bytes'])} in all"
-        return [("problem", f"knapsack of {size}"), ("cost model", instance.cost)]
-    return [
-        (
-            "problem",
+        what = f"knapsack of {of['items']:,} items, {format_bytes(of['total_bytes'])} in all"
+    elif instance.kind == "schedule":
+        what = f"step of {of['nodes']:,} nodes, {of['edges']:,} edges"
+    else:
+        what = (
             f"graph of {of['nodes']:,} nodes and {of['edges']:,} edges; {of['candidates']:,} nodes "
-            "can be saved or recomputed",
-        ),
-        ("cost model", instance.cost),
-        (
-            "bytes",
+            "can be saved or recomputed"
+        )
+    rows = [("problem", what), ("cost model", instance.cost)]
+    if instance.kind == "graph":
+        text = (
             f"{format_bytes(of['full_bytes'])} saved by the runtime-optimal partition; "
-            f"{format_bytes(of['least_bytes'])} is the least",
-        ),
-    ]
+            f"{format_bytes(of['least_bytes'])} is the least"
+        )
+        rows.append(("bytes", text))
+    return rows
 
 
 def _solution_rows(solved: dict[str, Any]) -> list[tuple[str, str]]:
     from remat.units import format_bytes, format_cost
 
+    unit, capacity = solved["unit"], solved["capacity"]
+    limit = "none"
+    if capacity is not None:
+        limit = f"{solved['budget'] or 'of the file'} → {format_bytes(capacity)}"
+    rows = [("budget", limit)]
     if solved["kind"] == "schedule":
-        return _schedule_rows(solved)
-    cost, bound, unit = solved["recompute_cost"], solved["recompute_bound"], solved["unit"]
-    budget = solved["budget"] or "of the file"
+        once = max(1, solved["once"])
+        more, bound = solved["cost"] - solved["once"], solved["bound"] - solved["once"]
+        peak = f"{format_bytes(solved['peak_bytes'])} of {format_bytes(solved['given_peak_bytes'])}"
+        again = f"{format_cost(more, unit)}, {more / once:.2%} of all once"
+        least = f"no schedule needs less than {bound / once:.2%}"
+        rows += [("peak", f"{peak} in the given order"), ("run again", f"{again}; {least}")]
+    else:
+        saved = f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"
+        again = format_cost(solved["recompute_cost"], unit)
+        least = f"no choice needs less than {format_cost(solved['recompute_bound'], unit)}"
+        if solved["claimed_bound"] is not None:
+            least += f"; claimed, not proven: {format_cost(solved['claimed_bound'], unit)}"
+        rows += [("saved", saved), ("recomputed", f"{again}; {least}")]
     over = "" if solved["deterministic"] else "; a clock ended it"
-    claimed = solved["claimed_bound"]
-    claim = "" if claimed is None else f"; claimed, not proven: {format_cost(claimed, unit)}"
-    return [
-        (
-            "budget",
-            "none"
-            if solved["capacity"] is None
-            else f"{budget} → {format_bytes(solved['capacity'])}",
-        ),
-        ("saved", f"{len(solved['saved'])} values, {format_bytes(solved['saved_bytes'])}"),
-        (
-            "recomputed",
-            f"{format_cost(cost, unit)}; no choice needs less than {format_cost(bound, unit)}{claim}",
-        ),
-        ("status", solved["status"]),
-        ("decided by", f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"),
-    ]
-
-
-def _show(rows: list[tuple[str, str]], title: str) -> None:
-    from remat.cli import tables
-
-    tables.show(tables.rows_table(rows, title))
+    decided_by = f"{solved['solver']} in {solved['elapsed_s']:.3f} s{over}"
+    return [*rows, ("status", solved["status"]), ("decided by", decided_by)]

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import click
 
 from remat.cli.commands import echo_json, json_option, main
 
+Row = dict[str, Any]
+
 
 @main.command()
 @json_option
 def solvers(as_json: bool) -> None:
     """List the solvers, and why those that cannot run here cannot."""
-    from remat.cli import listings
     from remat.plugins.registry import registry
+    from remat.solvers.base import KINDS, unavailable
 
-    rows = listings.solver_rows()
-    _list(as_json, {"solvers": rows}, refused=[str(problem) for problem in registry().problems])
+    rows: list[Row] = []
+    for name, kind in registry().solvers.items():
+        reason = unavailable(kind)
+        rows.append(
+            {
+                "name": name,
+                "available": reason is None,
+                "reason": reason,
+                "exact": kind.exact,
+                "deterministic": kind.deterministic,
+                "solves": [k.kind for k in KINDS if k.kind in kind.solves],
+                "summary": kind.summary,
+            }
+        )
+    if as_json:
+        refused = [str(problem) for problem in registry().problems]
+        echo_json({"solvers": rows, "refused": refused})
+        return
+    shown = [r | {"available": r["available"] or f"no: {r['reason']}"} for r in rows]
+    columns = {
+        "solver": "name",
+        "available": "available",
+        "exact": "exact",
+        "deterministic": "deterministic",
+        "what it does": "summary",
+    }
+    _show(columns, shown)
 
 
 @main.command()
@@ -26,7 +55,7 @@ def solvers(as_json: bool) -> None:
 @json_option
 def passes(pipeline: bool, as_json: bool) -> None:
     """List the passes and analyses, with the options that a pipeline can give them."""
-    from remat.cli import listings
+    from remat.plugins.registry import registry
 
     if pipeline:
         from remat.api import default_pipeline
@@ -34,26 +63,116 @@ def passes(pipeline: bool, as_json: bool) -> None:
         text = str(default_pipeline())
         click.echo(json.dumps({"pipeline": text}) if as_json else text)
         return
-    _list(as_json, {"passes": listings.pass_rows(), "analyses": listings.analysis_rows()})
+    # `not_after` names the passes that one must not follow, each with the reason; `optional` says whether a
+    # pipeline is right without it.
+    found: list[Row] = [
+        {
+            "name": name,
+            "stage": kind.stage.name.lower(),
+            "options": _options(kind),
+            "not_after": dict(kind.not_after),
+            "optional": kind.optional,
+            "summary": kind.summary,
+        }
+        for name, kind in registry().passes.items()
+    ]
+    analyses: list[Row] = [
+        {
+            "name": name,
+            "of": "forward and backward" if kind.of_halves else "joint graph",
+            "options": _options(kind),
+            "summary": kind.summary,
+        }
+        for name, kind in registry().analyses.items()
+    ]
+    if as_json:
+        echo_json({"passes": found, "analyses": analyses})
+        return
+    columns = {
+        "pass": "name",
+        "stage": "stage",
+        "options": "options",
+        "not after": "not_after",
+        "what it does": "summary",
+    }
+    _show(columns, [row | {"not_after": "\n".join(row["not_after"])} for row in found])
+    click.echo()
+    columns = {"analysis": "name", "of": "of", "options": "options", "what it tells": "summary"}
+    _show(columns, analyses)
 
 
 @main.command()
 @json_option
 def costs(as_json: bool) -> None:
     """List the cost models, and the devices that they know."""
-    from remat.cli import listings
+    from remat.plugins.registry import registry
 
-    _list(as_json, {"costs": listings.cost_rows()})
+    rows: list[Row] = [
+        {
+            "name": name,
+            "unit": kind.unit,
+            "summary": kind.summary,
+            "devices": dict(kind.arguments()),
+        }
+        for name, kind in registry().cost_models.items()
+    ]
+    if as_json:
+        echo_json({"costs": rows})
+        return
+    columns = {
+        "cost model": "name",
+        "unit": "unit",
+        "what it counts": "summary",
+        "devices": "devices",
+    }
+    named = [
+        row
+        | {
+            "devices": "\n".join(
+                f"{row['name']}:{d}  {label}" for d, label in row["devices"].items()
+            )
+        }
+        for row in rows
+    ]
+    _show(columns, named)
 
 
-def _list(as_json: bool, rows: dict[str, Any], **more: Any) -> None:
-    """Prints lists, each as a table of its own, or all as JSON with what else there is to know."""
+def _options(kind: Any) -> dict[str, str]:
+    """The options of a pass or an analysis with their defaults; those without one are empty."""
+    from remat.passes.core.pipeline_text import NESTED, write_option
+
+    found: dict[str, str] = {}
+    for f in dataclasses.fields(kind):
+        if f.name == NESTED:
+            continue
+        text = "" if f.default is dataclasses.MISSING else write_option(f.default)
+        if text == repr(f.default) and dataclasses.is_dataclass(f.default):
+            text = ""  # a pipeline cannot write it
+        found[f.name.replace("_", "-")] = text
+    return found
+
+
+def _show(columns: Mapping[str, str], rows: list[Row]) -> None:
+    """Print a table; columns are never cut: the first one whole, the others folded.
+
+    Args:
+        columns: the heading of each, with the key of its cells.
+        rows: one for each line; those with a ``reason`` stand back.
+    """
     from remat.cli import tables
 
-    if as_json:
-        echo_json(rows | more)
-        return
-    for k, (what, of) in enumerate(rows.items()):
-        if k:
-            click.echo()
-        tables.show(tables.listing(what, of))
+    table = tables.new_table()
+    for k, name in enumerate(columns):
+        table.add_column(name, no_wrap=k == 0, overflow="ellipsis" if k == 0 else "fold")
+    for row in rows:
+        cells = [_cell(row[key]) for key in columns.values()]
+        table.add_row(*cells, style="dim" if row.get("reason") else None)
+    tables.show(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return "\n".join(f"{name}={default}" for name, default in value.items())
+    return str(value)

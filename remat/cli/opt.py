@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -182,10 +182,9 @@ class _Watch:
     """The instruments that were asked for."""
 
     instruments: Sequence[Instrument]
-    timing: Timing | None = None
-    statistics: Statistics | None = None
-    bisected: OptBisect | None = None
-    shown: tuple[str, ...] = field(default=())
+    timing: Timing | None
+    statistics: Statistics | None
+    bisected: OptBisect | None
 
     @classmethod
     def of(cls, manager: Pipeline, options: dict[str, Any]) -> _Watch:

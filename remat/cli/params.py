@@ -116,15 +116,16 @@ class PipelineType(ParamType):
             self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
 
 
-#: Ends of the names of pages.
-PAGES = (".html", ".htm")
-
-
 class OutputFile(click.Path):
-    """A file to write, in a folder that exists: known before any work is done."""
+    """A file to write, in a folder that exists: known before any work is done.
 
-    def __init__(self) -> None:
+    Args:
+        suffixes: ends of names that it may have; none: any.
+    """
+
+    def __init__(self, *suffixes: str) -> None:
         super().__init__(dir_okay=False, path_type=Path)
+        self.suffixes = suffixes
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Path:
         from remat.files import resolved
@@ -142,31 +143,15 @@ class OutputFile(click.Path):
             self.fail(f"'{path}' cannot be written: {error.strerror}", param, ctx)
         if not folder.is_dir():
             self.fail(f"there is no folder '{folder}'", param, ctx)
-        return path
-
-
-class PageFile(OutputFile):
-    """A page to write."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        path = super().convert(value, param, ctx)
-        stream = path.exists() and not path.is_file()
-        if path.suffix.lower() not in PAGES and not stream:
-            self.fail(f"'{path}' ends with '{path.suffix}'; expected .html", param, ctx)
-        return path
-
-
-class PictureFile(OutputFile):
-    """A file to draw to."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Path:
-        from remat.report.pictures import FORMATS
-
-        path = super().convert(value, param, ctx)
-        if path.suffix.lower() not in FORMATS:
-            expected = " or ".join(FORMATS)
+        is_stream = path.exists() and not path.is_file()
+        if self.suffixes and path.suffix.lower() not in self.suffixes and not is_stream:
+            expected = " or ".join(self.suffixes)
             self.fail(f"'{path}' ends with '{path.suffix}'; expected {expected}", param, ctx)
         return path
+
+
+#: A picture to draw, in the formats of `remat.report.pictures.FORMATS`.
+PICTURE_FILE = OutputFile(".svg", ".png")
 
 
 def check_there(path: Path, what: str, expected: str = "") -> None:

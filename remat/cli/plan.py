@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @click.option("--explain", is_flag=True, help="also print what is saved and what is recomputed")
 @click.option(
     "--plot",
-    type=params.PictureFile(),
+    type=params.PICTURE_FILE,
     help="draw the memory of the step without remat and under the plan to this file, .svg or .png",
 )
 @click.option(

@@ -99,7 +99,7 @@ def _memory(text: str) -> int | float:
 @click.option("--run", "run_it", is_flag=True, help="run steps without and with the plan; measure")
 @click.option(
     "--plot",
-    type=params.PictureFile(),
+    type=params.PICTURE_FILE,
     help="draw the memory of the step to this file, .svg or .png",
 )
 @click.option(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from remat.cli import params
-from remat.cli.commands import echo_json, json_option, main
+from remat.cli.commands import echo_json, json_option, lower_option, main, time_limit_option
 from remat.cli.errors import fail
 from remat.cli.progress import Progress
 from remat.errors import RematError
@@ -67,14 +67,8 @@ def _list(
 @_list("0.2,0.5,0.8", "budgets", "budgets, with commas")
 @_list("auto", "solvers", "who decides, with commas", params.SOLVER)
 @_list("auto", "costs", "cost models, with commas")
-@click.option(
-    "--lower",
-    type=click.Choice(["inductor", "eager"]),
-    default="inductor",
-    show_default=True,
-    help="the lowering that models are captured for",
-)
-@click.option("--time-limit", type=params.SECONDS, help="seconds for each solver on each problem")
+@lower_option
+@time_limit_option
 @click.option(
     "--jobs",
     type=click.IntRange(1),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.table import Table
 from remat.units import format_bytes, format_change, format_cost, format_share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable
 
     from remat.planning.experiment_table import Comparison, ExperimentRow
     from remat.planning.frontier import Frontier
@@ -169,53 +169,3 @@ def _cells(row: ExperimentRow, wide: bool) -> list[str]:
         *([format_change(row.more)] if wide else []),
         f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
     ]
-
-
-#: The tables of what there is to choose from: the columns, each with the key of its cells.
-LISTINGS = {
-    "solvers": {
-        "solver": "name",
-        "available": "available",
-        "exact": "exact",
-        "deterministic": "deterministic",
-        "what it does": "summary",
-    },
-    "passes": {
-        "pass": "name",
-        "stage": "stage",
-        "options": "options",
-        "not after": "not_after",
-        "what it does": "summary",
-    },
-    "analyses": {"analysis": "name", "of": "of", "options": "options", "what it tells": "summary"},
-    "costs": {
-        "cost model": "name",
-        "unit": "unit",
-        "what it counts": "summary",
-        "devices": "devices",
-    },
-}
-
-
-def listing(what: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of `LISTINGS`; columns are never cut: the first one whole, the others folded."""
-    table = new_table()
-    for k, name in enumerate(LISTINGS[what]):
-        table.add_column(name, no_wrap=k == 0, overflow="ellipsis" if k == 0 else "fold")
-    for row in rows:
-        cells = [_cell(row, key) for key in LISTINGS[what].values()]
-        table.add_row(*cells, style="dim" if row.get("reason") else None)
-    return table
-
-
-def _cell(row: Mapping[str, Any], key: str) -> str:
-    value = row[key]
-    if key == "available" and not value:
-        return f"no: {row['reason']}"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if key == "devices":
-        return "\n".join(f"{row['name']}:{name}  {label}" for name, label in value.items())
-    if key == "options":
-        return "\n".join(f"{name}={default}" for name, default in value.items())
-    return "\n".join(value) if isinstance(value, dict) else str(value)

@@ -15,8 +15,7 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
-from remat.graph.storages import Memories
-from remat.torch_compat import pytree
+from remat.graph.storages import Memories, leaves_of
 
 
 class Role(enum.Enum):
@@ -211,15 +210,6 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
     """The values that a graph returns, as a flat list."""
     args = output_node(graph).args
     return leaves_of(args[0] if len(args) == 1 else args)
-
-
-def leaves_of(values: Any) -> list[Any]:
-    """The leaves of an argument; where it is flat, as most are, it need not be flattened."""
-    if isinstance(values, (tuple, list)):
-        of_each_kind = {type(v): v for v in values}
-        if all(map(pytree.tree_is_leaf, of_each_kind.values())):
-            return list(values)
-    return pytree.arg_tree_leaves(values)
 
 
 @paused_collection()

@@ -19,7 +19,7 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.joint import JointGraph, role_of
-from remat.torch_compat import pytree
+from remat.graph.storages import leaves_of
 
 #: How many nodes of either side a difference shows.
 SHOWN = 3
@@ -140,7 +140,7 @@ def _target(node: fx.Node) -> str:
 
 def _gaps(node: fx.Node) -> str:
     """Which outputs are values and which are None."""
-    values = pytree.arg_tree_leaves(*node.args)
+    values = leaves_of(node.args)
     return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
 
 

@@ -12,7 +12,7 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.measure import this_device, whole
-from remat.graph.storages import hint, tensor_bytes
+from remat.graph.storages import hint, tensor_bytes, tensors_of
 from remat.torch_compat import pytree
 
 
@@ -115,11 +115,7 @@ def request_of(node: fx.Node, override: torch.device | None = None) -> Request:
         return place(x) if isinstance(x, torch.device) else x
 
     args, kwargs = pytree.tree_map(describe, (tuple(node.args), dict(node.kwargs)))
-    results = [
-        place(v.device)
-        for v in pytree.tree_leaves(node.meta.get("val"))
-        if isinstance(v, torch.Tensor)
-    ]
+    results = [place(v.device) for v in tensors_of(node.meta.get("val"))]
     devices = list(dict.fromkeys([*(s.device for s in specs), *results]))
     main = next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
     written = [_text_of(a) for a in args] + [f"{k}={_text_of(v)}" for k, v in kwargs.items()]

@@ -18,10 +18,9 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.graph.storages import storage_key
+from remat.graph.storages import SYMBOLIC, storage_key
 from remat.graph.text.literals import (
     CONSTANTS,
-    SYMBOLIC,
     ArgumentReader,
     ArgumentWriter,
     read_opaque,

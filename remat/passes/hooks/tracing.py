@@ -19,7 +19,7 @@ from remat import torch_compat
 from remat.errors import PlanError, RematError
 from remat.graph import ops
 from remat.graph.joint import output_node
-from remat.graph.storages import Sizes, hint
+from remat.graph.storages import SYMBOLIC, Sizes, hint
 from remat.passes.packing.pairs import (
     SavedTensorHooks,
     check_unpacked,
@@ -146,7 +146,7 @@ _THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def _is_handed(leaf: Any) -> bool:
-    return isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(leaf, (torch.Tensor, *SYMBOLIC))
 
 
 def _graph(

@@ -19,7 +19,7 @@ from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
 from remat.graph.joint import Role, output_node, role_of
 from remat.graph.replays import random_device, state_bytes
-from remat.graph.storages import WORKSPACE
+from remat.graph.storages import WORKSPACE, fake_mode_of
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
 from remat.passes.split.convention import (
@@ -180,10 +180,7 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
     """A fake tensor of the size of the generator's state, in memory of its own."""
     size = state_bytes(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    fake = next(
-        (v.fake_mode for v in torch_compat.pytree.tree_leaves(values) if hasattr(v, "fake_mode")),
-        None,
-    )
+    fake = fake_mode_of(values)
     if fake is None:
         return torch.empty(size, dtype=torch.uint8)
     with fake:

@@ -15,7 +15,7 @@ from remat import torch_compat
 from remat.graph import ops
 from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
-from remat.graph.storages import Memories, leaves_of
+from remat.graph.storages import SYMBOLIC, Memories, leaves_of
 
 
 class Role(enum.Enum):
@@ -31,6 +31,27 @@ class Role(enum.Enum):
     def in_backward(self) -> bool:
         """Whether it is given to backward alone, so that what reads it belongs there."""
         return self not in (Role.PRIMAL, Role.FORWARD_SEED)
+
+
+#: The mark of a saved tensor whose version counter autograd does not check.
+UNCHECKED = "saved_tensor_with_no_vc_check"
+
+
+class HandedKind(enum.IntEnum):
+    """What a value is to AOTAutograd that forward hands to backward, in the order of its outputs."""
+
+    TENSOR = 0
+    UNCHECKED = 1
+    OBJECT = 2
+    SIZE = 3
+
+    @classmethod
+    def of(cls, node: fx.Node) -> HandedKind:
+        """The kind of a node's value."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR
+        return cls.SIZE if isinstance(value, (*SYMBOLIC, int, float)) else cls.OBJECT
 
 
 class Turn(NamedTuple):

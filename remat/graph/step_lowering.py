@@ -117,7 +117,7 @@ def lower_step(
         unit: unit of the costs.
         decision: whose snapshots of inputs there are.
         recomputed: random operators that are replayed, by name: their generator state is kept.
-        once: positions of nodes that may not run again, besides those that cannot.
+        once: positions of nodes that may not run again: the graph problem says which those are.
     """
     return _Lowering(joint, index, roles).lower(
         costs, unit, decision, frozenset(recomputed), frozenset(once)
@@ -257,10 +257,7 @@ class _Lowering:
                 forward.append(at)
             if touches_written(i):
                 ordered.append(at)
-            again = index.plain[i] or not (
-                ops.is_effectful(node) or ops.is_opaque(node) or ops.is_mutating(node)
-            )
-            if not again or i in never_again:
+            if i in never_again:
                 once.append(at)
         n = len(self._names)
         part_of = tuple(self._part_of)

@@ -14,11 +14,11 @@ from torch import fx
 
 from remat import torch_compat
 from remat.graph.fake import refresh
-from remat.graph.joint import output_node
+from remat.graph.joint import UNCHECKED, output_node
 from remat.graph.replays import is_element
 from remat.graph.storages import SYMBOLIC, Sizes, fake_mode_of
 from remat.passes.hooks.tracing import Traced
-from remat.passes.split.convention import UNCHECKED, own_descriptors, write_output
+from remat.passes.split.convention import own_descriptors, write_output
 
 
 class Inlining:

@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat import torch_compat
-from remat.errors import CaptureError
+from remat.errors import CaptureError, first_line
 from remat.graph.collection import paused_collection
 from remat.graph.storages import fake_mode_of, tensors_of
 from remat.torch_compat import pytree
@@ -156,7 +156,7 @@ def fakeable(device: str | torch.device) -> torch.device:
     try:
         asked = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise CaptureError(f"device is {device!r}: {str(error).splitlines()[0]}") from None
+        raise CaptureError(f"device is {device!r}: {first_line(error)}") from None
     if asked.type in _fakeable_types() and not _lacks(asked):
         return asked
     raise CaptureError(

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
+from remat.errors import first_line
 from remat.graph import ops
 from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
@@ -153,7 +154,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
     try:
         module.graph.lint()
     except (RuntimeError, ValueError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     nodes = list(module.graph.nodes)
     kinds = [n.op for n in nodes]
     if kinds.count("output") != 1 or kinds[-1] != "output":

@@ -91,6 +91,14 @@ def tensor_bytes(value: Any) -> int:
     return 0
 
 
+def extent_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last that a tensor reaches in its memory; all of one without strides."""
+    if tensor.layout is not torch.strided:
+        return hint(tensor.numel())
+    places = [(hint(n), hint(step)) for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return 0 if any(n == 0 for n, _ in places) else 1 + sum((n - 1) * step for n, step in places)
+
+
 def hint(size: Any) -> int:
     """A size as an int, symbolic ones by their hint, or by what `sizes_at` puts in its place.
 

@@ -17,7 +17,8 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import PeakWarning, warn
-from remat.graph.storages import WORKSPACE, hint, tensor_bytes, tensors_of
+from remat.graph.costs.measure import undisturbed
+from remat.graph.storages import WORKSPACE, extent_of, hint, tensor_bytes, tensors_of
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -133,13 +134,7 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
 
 def _allocated(arguments: Any) -> int:
     """Bytes that `_measured` allocates for the tensors among some arguments."""
-    nbytes = 0
-    for value in tensors_of(arguments):
-        sizes, strides = map(_numbers, (value.size(), value.stride()))
-        if 0 not in sizes:
-            reach = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-            nbytes += reach * value.element_size()
-    return nbytes
+    return sum(extent_of(v) * v.element_size() for v in tensors_of(arguments))
 
 
 def _batches(
@@ -271,12 +266,7 @@ def _number(value: Any) -> Any:
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
-    with (
-        torch_compat.unset_fake_temporarily(),
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-    ):
+    with undisturbed(torch.device("cpu")):
 
         def real(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):

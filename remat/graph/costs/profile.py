@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from remat.errors import ProblemError
+from remat.errors import ProblemError, summary
 from remat.graph.costs.base import CostModel, report
 from remat.graph.costs.calibration import calibrated
 from remat.graph.costs.measure import (
@@ -177,8 +177,7 @@ def _measure(request: Request) -> int | str:
             run = functools.partial(real.target, *real.args, **real.kwargs)
             times = durations_ps(run, request.device, seconds=_RUNS_S)
     except Exception as error:  # any kernel may raise anything on inputs that are made up
-        first = (str(error).splitlines() or [""])[0]
-        return f"it raised {type(error).__name__}: {first[:160]}"
+        return f"it raised {summary(error)[:200]}"
     return max(1, round(statistics.median(times)))
 
 

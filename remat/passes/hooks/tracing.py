@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from torch.utils.weak import TensorWeakRef
 
 from remat import torch_compat
-from remat.errors import PlanError, RematError
+from remat.errors import PlanError, RematError, summary
 from remat.graph import ops
 from remat.graph.joint import output_node
 from remat.graph.storages import SYMBOLIC, Sizes, hint
@@ -203,8 +203,7 @@ def _traced(
         except RematError:
             raise
         except Exception as error:  # foreign code: whatever it does that a trace cannot follow
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise UntraceableError(f"{type(error).__name__}: {first.rstrip('.')}") from error
+            raise UntraceableError(summary(error)) from error
 
 
 def _own(value: Any) -> Any:

@@ -20,6 +20,7 @@ from torch import fx
 from remat.graph import ops
 from remat.graph.joint import JointGraph, role_of
 from remat.graph.storages import leaves_of
+from remat.units import some_of
 
 #: How many nodes of either side a difference shows.
 SHOWN = 3
@@ -109,9 +110,7 @@ def _beyond(one: Outline, other: Outline) -> list[int]:
 
 
 def _some(graph: Outline, positions: list[int]) -> str:
-    more = len(positions) - SHOWN
-    text = "; ".join(_node(graph, i) for i in positions[:SHOWN])
-    return f"{text} and {more} more" if more > 0 else text
+    return some_of([_node(graph, i) for i in positions], SHOWN, "; ")
 
 
 def _inputs(graph: Outline, i: int) -> str:

@@ -4,17 +4,19 @@
 no code of the two graphs generated. Processor time counts, since both sides use one thread; seconds by the clock are recorded
 beside it.
 
-``compile-time``: a first step, forward and backward, in a process of its own with empty caches: under plain Inductor, and
-under remat at a ratio of the saved bytes. The ratio is that of the medians.
+``compile-time``: processor seconds of a first step, forward and backward, in a process of its own with empty caches, and in a
+second process with the caches of the first. Sides: plain Inductor; remat at a ratio of the saved bytes; remat within a peak in
+bytes, the budget being its place between the least peak and that of budget 1. Kernels are compiled one at a time, in the
+process, so that their processor time counts.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import os
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch import fx
 import remat
 from benchmarks.experiment import Case, Experiment, Row, geometric_mean, grid, in_process, timed
 from benchmarks.torch_partitioner import Modules, split_by_pytorch
-from benchmarks.workloads import STEPS, llama
+from benchmarks.workloads import COMPILED, llama
 from remat.torch_compat import use_lazy_graph_module
 
 #: PyTorch's side takes minutes on more nodes than this.
@@ -83,37 +85,81 @@ def summarise_partition(rows: list[Row]) -> Row:
     return {"growth": {name: exponent(*pair) for name, pair in ends.items()}}
 
 
-def first_step(name: str, budget: float | None) -> Iterator[Row]:
-    """Seconds of a first step, under remat if there is a budget."""
-    step, batch = STEPS[name].build(), STEPS[name].batches(1)[0]
+def peak_between(name: str, place: float) -> Iterator[Row]:
+    """Bytes at a place between the least peak of a step, as it is estimated under Inductor, and that of budget 1."""
+    step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
+    joint = remat.capture(step, (), batch)
+    low, high = (
+        remat.plan(joint, budget).predicted_peak_bytes for budget in (remat.Peak(0.0), 1.0)
+    )
+    yield {"bytes": int(low + place * (high - low))}
+
+
+def first_step(name: str, budget: float | int | None) -> Iterator[Row]:
+    """Processor seconds of a first step, under remat if there is a budget."""
+    step, batch = COMPILED[name].build(), COMPILED[name].batches(1)[0]
     backend, options = ("inductor", {}) if budget is None else ("remat", {"budget": budget})
     compiled: Any = torch.compile(step, backend=backend, options=options)
-    start = time.perf_counter()
+    start = os.times()[:4]
     compiled(**batch).backward()
-    yield {"seconds": round(time.perf_counter() - start, 3)}
+    row: Row = {"seconds": round(sum(os.times()[:4]) - sum(start), 2)}
+    if isinstance(budget, int):
+        (plan,) = remat.plans()
+        row |= {
+            "bytes": budget,
+            "estimated": plan.predicted_peak_bytes,
+            "compiled": plan.peak_bytes,
+        }
+    yield row
 
 
 def measure_compile_time(name: str, cases: Sequence[Case], quick: bool) -> Iterator[Row]:
-    seconds: dict[Case, list[float]] = {case: [] for case in cases}
-    for turn in range(1 if quick else 3):
-        for case in cases[:: 1 if turn % 2 else -1]:
-            with tempfile.TemporaryDirectory() as folder:
-                caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "REMAT_CACHE": folder}
-                budget = case.budget if case.side == "remat" else None
-                (row,) = in_process(first_step, name, budget, environment=caches)
-                seconds[case].append(row["seconds"])
-    medians = {case.side: statistics.median(found) for case, found in seconds.items()}
-    for case, found in seconds.items():
-        row = case.row(seconds=found)
-        if case.side == "remat" and "inductor" in medians:
-            row["ratio"] = round(medians["remat"] / medians["inductor"], 4)
+    budgets: dict[Case, float | int | None] = {}
+    for case in cases:
+        budgets[case] = None if case.side == "inductor" else case.budget
+        if case.side == "peak":
+            (place,) = in_process(peak_between, name, case.budget)
+            budgets[case] = place["bytes"]
+    cold: dict[Case, Row] = {}
+    warm: dict[Case, Row] = {}
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {
+                "TORCHINDUCTOR_CACHE_DIR": folder,
+                "REMAT_CACHE": folder,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            }
+            for rows in (cold, warm):
+                (rows[case],) = in_process(first_step, name, budgets[case], environment=environment)
+    plain = next((case for case in cases if case.side == "inductor"), None)
+    for case in cases:
+        row = case.row(**cold[case], warm_seconds=warm[case]["seconds"])
+        if plain is not None and case is not plain:
+            row["ratio"] = round(row["seconds"] / cold[plain]["seconds"], 4)
+            row["warm_ratio"] = round(row["warm_seconds"] / warm[plain]["seconds"], 4)
         yield row
 
 
 def summarise_compile_time(rows: list[Row]) -> Row:
-    ours = [row for row in rows if "ratio" in row]
-    mean = geometric_mean(row["ratio"] for row in ours)
-    return {"budget": ours[0]["budget"] if ours else None, "geometric_mean": round(mean, 4)}
+    """Means and worst ratios by side, cold and warm; estimates of the peak, and how much of the budget is used."""
+    found: Row = {}
+    for side in ("remat", "peak"):
+        own = [row for row in rows if row["side"] == side and "ratio" in row]
+        if own:
+            found[side] = {
+                "budget": own[0]["budget"],
+                "geometric_mean": round(geometric_mean(r["ratio"] for r in own), 4),
+                "worst": max(r["ratio"] for r in own),
+                "warm_geometric_mean": round(geometric_mean(r["warm_ratio"] for r in own), 4),
+                "warm_worst": max(r["warm_ratio"] for r in own),
+            }
+    peaks = [row for row in rows if row["side"] == "peak"]
+    if peaks:
+        found["peak"] |= {
+            "largest_estimate_off": max(abs(r["estimated"] / r["compiled"] - 1) for r in peaks),
+            "least_used": min(r["compiled"] / r["bytes"] for r in peaks),
+        }
+    return found
 
 
 EXPERIMENTS = {
@@ -128,9 +174,13 @@ EXPERIMENTS = {
     ),
     "compile-time": Experiment(
         name="compile-time",
-        about="seconds of a first step with empty caches, beside plain Inductor's",
-        cases=grid(("llama", "resnet", "gpt2-long", "bert", "unet"), (0.5,), ("inductor", "remat")),
-        quick=grid(("gpt2-long",), (0.5,), ("inductor", "remat")),
+        about="processor seconds of a first step, with empty and with full caches, beside plain Inductor's",
+        cases=grid(
+            ("llama", "resnet", "gpt2-long", "bert", "vit", "t5", "unet", "dit", "moe"),
+            (0.5,),
+            ("inductor", "remat", "peak"),
+        ),
+        quick=grid(("gpt2-long",), (0.5,), ("inductor", "remat", "peak")),
         measure=measure_compile_time,
         summarise=summarise_compile_time,
         tables=("first-step",),

@@ -181,6 +181,89 @@ class Convolutions(nn.Module):
         return (self.out(h) - x).square().mean()
 
 
+class DiffusionBlock(nn.Module):
+    """A block of a diffusion transformer: the condition scales and shifts both norms, and gates both branches."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.ModuleList(nn.LayerNorm(width, elementwise_affine=False) for _ in range(2))
+        self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width)
+        )
+        self.condition = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+
+    def forward(self, x: torch.Tensor, condition: torch.Tensor) -> torch.Tensor:
+        scale, shift, gate, *of_mlp = self.condition(condition)[:, None].chunk(6, -1)
+        x = x + gate * self.out(
+            attend(self.attention(self.norms[0](x) * (1 + scale) + shift), self.heads)
+        )
+        return x + of_mlp[2] * self.mlp(self.norms[1](x) * (1 + of_mlp[0]) + of_mlp[1])
+
+
+def attend(projected: torch.Tensor, heads: int, *, causal: bool = False) -> torch.Tensor:
+    """Attention over queries, keys and values that lie beside each other: (batch, length, 3 * width)."""
+    batch, length, width = projected.shape
+    parts = projected.view(batch, length, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+    found = nn.functional.scaled_dot_product_attention(*parts, is_causal=causal)
+    return found.transpose(1, 2).reshape(batch, length, width // 3)
+
+
+class DiffusionTransformer(nn.Module):
+    """A diffusion transformer on latents of 4 channels."""
+
+    def __init__(self, width: int = 256, layers: int = 6, heads: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(4, width, 2, 2)
+        self.time = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(DiffusionBlock(width, heads) for _ in range(layers))
+        self.out = nn.Linear(width, 16)
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        tokens, condition = self.patches(x).flatten(2).transpose(1, 2), self.time(time)
+        for block in self.blocks:
+            tokens = block(tokens, condition)
+        return self.out(tokens).square().mean()
+
+
+class ExpertsBlock(nn.Module):
+    """Causal attention, and a sum of experts of which the router weighs two."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+            for _ in range(experts)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.attention, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.out(attend(self.attention(self.norms[0](x)), 4, causal=True))
+        y = self.norms[1](x)
+        weights = self.router(y).softmax(-1)
+        weights = torch.where(weights >= weights.topk(2, -1)[0][..., -1:], weights, 0.0)
+        return x + sum(weights[..., k, None] * e(y) for k, e in enumerate(self.experts))
+
+
+class MixtureOfExperts(nn.Module):
+    """A language model of blocks with experts."""
+
+    def __init__(self, width: int = 192, layers: int = 4, experts: int = 6) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(1000, width)
+        self.blocks = nn.ModuleList(ExpertsBlock(width, experts) for _ in range(layers))
+        self.head = nn.Linear(width, 1000)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), input_ids.flatten())
+
+
 def _bert(dropout: float) -> Workload:
     about = "3 layers of width 256" + (f", dropout of {dropout:.0%}" if dropout else "")
     return text(
@@ -228,6 +311,22 @@ STEPS: Mapping[str, Workload] = {
         num_layers=2, num_decoder_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0,
     ),
 }  # fmt: skip
+
+
+#: Models whose compilation is timed: those and two more.
+COMPILED: Mapping[str, Workload] = {
+    **STEPS,
+    "dit": Workload(
+        about="a diffusion transformer, 6 layers of width 256, batch 8 of 32 by 32",
+        model=DiffusionTransformer,
+        batch=lambda: {"x": torch.randn(8, 4, 32, 32), "time": torch.randn(8, 64)},
+    ),
+    "moe": Workload(
+        about="4 layers of width 192 with 6 experts each, batch 4, sequence 128",
+        model=MixtureOfExperts,
+        batch=lambda: {"input_ids": torch.randint(0, 1000, (4, 128))},
+    ),
+}
 
 
 def _diffusion() -> Workload:

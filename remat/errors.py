@@ -127,6 +127,17 @@ def append_message(error: BaseException, text: str) -> None:
         error.add_note(text)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its class where there is none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def summary(error: BaseException) -> str:
+    """The class of an error, and the first line of its message where there is one."""
+    kind, first = type(error).__name__, first_line(error).rstrip(".")
+    return kind if first == kind else f"{kind}: {first}"
+
+
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     """``; did you mean 'adam'?`` with the known name that is nearest to a mistyped one; empty if none is near.
 

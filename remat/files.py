@@ -230,6 +230,13 @@ class Record:
         return load_record(cls, path, error=PlanError)
 
 
+def as_tuples(value: Any) -> Any:
+    """Turn lists into tuples, recursively, also in dictionaries."""
+    if isinstance(value, dict):
+        return {key: as_tuples(v) for key, v in value.items()}
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(v) for v in value]

@@ -97,7 +97,6 @@ if TYPE_CHECKING:
         FakeTensor,
         FakeTensorMode,
         is_fake,
-        unset_fake_temporarily,
     )
     from torch.distributed.distributed_c10d import _get_default_store as get_default_store
     from torch.fx._lazy_graph_module import _make_graph_module as make_graph_module

@@ -334,6 +334,12 @@ def format_change(share: float | None) -> str:
     return "–" if share is None else f"{share:+.1%}"
 
 
+def some_of(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Texts in a row; beyond a number of them, how many more there are."""
+    more = len(texts) - most
+    return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
     """Cells as lines of text in columns, two blanks apart; a column without text is left out.
 

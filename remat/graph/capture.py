@@ -29,7 +29,7 @@ from remat.graph.capture_errors import (
 from remat.graph.fakes_of_models import as_fakes
 from remat.graph.joint import JointGraph, Role, Turn, role_of
 from remat.graph.regions import is_region, split_region
-from remat.torch_compat import pytree
+from remat.graph.storages import tensors_of
 
 LOWERINGS = ("inductor", "eager")
 
@@ -205,8 +205,7 @@ class _Backend:
     def finish(self, result: Any) -> None:
         """Notes what graphs hand to one another, given what the step returns."""
         received = {(j, k) for _, turn in self._turns for _, j, k in turn.received}
-        leaves = [v for v in pytree.tree_leaves(result) if isinstance(v, torch.Tensor)]
-        found = {self._made[v] for v in leaves if v in self._made}
+        found = {self._made[v] for v in tensors_of(result) if v in self._made}
         turns: list[list[Turn]] = [[] for _ in self._sink]
         for graph, turn in self._turns:
             returned = tuple(k for at, k in sorted(found & received) if at == turn.at)

@@ -9,9 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
-from remat.graph.storages import Memories, hint, storage_bytes, storage_key, tensor_bytes
+from remat.graph.storages import (
+    Memories,
+    fake_mode_of,
+    hint,
+    leaves_of,
+    storage_bytes,
+    storage_key,
+    tensor_bytes,
+)
 from remat.graph.writes import aliased_arguments
-from remat.torch_compat import pytree
 
 _aten = torch.ops.aten
 #: Operators whose kernels copy all memory behind their first argument, and write into that copy.
@@ -24,15 +31,13 @@ _COPY_WHOLE = (
 )
 
 
-def refresh(node: fx.Node) -> None:
-    """Computes the fake value of a node anew from those of its inputs."""
+def refresh(node: fx.Node, mode: Any = None) -> None:
+    """Computes the fake value of a node anew from those of its inputs, in their mode unless another is given."""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    fake = next(
-        (v.fake_mode for v in pytree.tree_leaves((args, kwargs)) if hasattr(v, "fake_mode")), None
-    )
-    if fake is None:
+    mode = mode or fake_mode_of((args, kwargs))
+    if mode is None:
         return
-    with _quietly(fake):
+    with _quietly(mode):
         node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
@@ -120,5 +125,4 @@ def _quietly(fake: Any) -> Iterator[None]:
 
 
 def _keys(value: Any) -> set[int]:
-    leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
-    return {k for v in leaves if (k := storage_key(v)) is not None}
+    return {k for v in leaves_of(value) if (k := storage_key(v)) is not None}

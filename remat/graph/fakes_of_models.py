@@ -13,8 +13,9 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from remat import torch_compat
-from remat.errors import CaptureError
+from remat.errors import CaptureError, first_line
 from remat.graph.collection import paused_collection
+from remat.graph.storages import fake_mode_of, tensors_of
 from remat.torch_compat import pytree
 
 #: A model, positional and keyword arguments.
@@ -54,7 +55,7 @@ def as_fakes(
     tensors = _tensors_of(model, args, kwargs)
     if run:
         _check_numbers(name, tensors, fullgraph, device)
-    mode: Any = next((t.fake_mode for t in tensors if hasattr(t, "fake_mode")), None)
+    mode = fake_mode_of(tensors)
     if mode is None:
         mode = torch_compat.FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     target = None if device is None else fakeable(device)
@@ -155,7 +156,7 @@ def fakeable(device: str | torch.device) -> torch.device:
     try:
         asked = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise CaptureError(f"device is {device!r}: {str(error).splitlines()[0]}") from None
+        raise CaptureError(f"device is {device!r}: {first_line(error)}") from None
     if asked.type in _fakeable_types() and not _lacks(asked):
         return asked
     raise CaptureError(
@@ -271,7 +272,7 @@ def _without_traces_of_operators() -> Iterator[None]:
 
 
 def _tensors_of(model: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    found = tensors_of((args, kwargs))
     if isinstance(model, torch.nn.Module):
         found += [*model.parameters(), *model.buffers()]
     return found

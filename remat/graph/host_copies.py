@@ -42,7 +42,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 def reload(host: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Begins a copy on a device; `wait_copied` ends it."""
     if device.type != "cuda":
-        return host.clone()
+        return torch.empty_like(host, device=device).copy_(host)
     return _begun(torch.empty_like(host, device=device), host, device, back=True)
 
 

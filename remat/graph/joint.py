@@ -12,11 +12,11 @@ import torch
 from torch import fx
 
 from remat import torch_compat
+from remat.errors import first_line
 from remat.graph import ops
 from remat.graph.collection import paused_collection
 from remat.graph.copying import Copier
-from remat.graph.storages import Memories
-from remat.torch_compat import pytree
+from remat.graph.storages import SYMBOLIC, Memories, leaves_of
 
 
 class Role(enum.Enum):
@@ -32,6 +32,27 @@ class Role(enum.Enum):
     def in_backward(self) -> bool:
         """Whether it is given to backward alone, so that what reads it belongs there."""
         return self not in (Role.PRIMAL, Role.FORWARD_SEED)
+
+
+#: The mark of a saved tensor whose version counter autograd does not check.
+UNCHECKED = "saved_tensor_with_no_vc_check"
+
+
+class HandedKind(enum.IntEnum):
+    """What a value is to AOTAutograd that forward hands to backward, in the order of its outputs."""
+
+    TENSOR = 0
+    UNCHECKED = 1
+    OBJECT = 2
+    SIZE = 3
+
+    @classmethod
+    def of(cls, node: fx.Node) -> HandedKind:
+        """The kind of a node's value."""
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return cls.UNCHECKED if node.meta.get(UNCHECKED) else cls.TENSOR
+        return cls.SIZE if isinstance(value, (*SYMBOLIC, int, float)) else cls.OBJECT
 
 
 class Turn(NamedTuple):
@@ -133,7 +154,7 @@ def check_structure(module: fx.GraphModule) -> str | None:
     try:
         module.graph.lint()
     except (RuntimeError, ValueError) as error:
-        return str(error).splitlines()[0]
+        return first_line(error)
     nodes = list(module.graph.nodes)
     kinds = [n.op for n in nodes]
     if kinds.count("output") != 1 or kinds[-1] != "output":
@@ -211,15 +232,6 @@ def outputs_of(graph: fx.Graph) -> list[Any]:
     """The values that a graph returns, as a flat list."""
     args = output_node(graph).args
     return leaves_of(args[0] if len(args) == 1 else args)
-
-
-def leaves_of(values: Any) -> list[Any]:
-    """The leaves of an argument; where it is flat, as most are, it need not be flattened."""
-    if isinstance(values, (tuple, list)):
-        of_each_kind = {type(v): v for v in values}
-        if all(map(pytree.tree_is_leaf, of_each_kind.values())):
-            return list(values)
-    return pytree.arg_tree_leaves(values)
 
 
 @paused_collection()

@@ -22,14 +22,12 @@ from remat.graph.index import inputs_of
 from remat.graph.joint import (
     Role,
     is_input_mutation,
-    leaves_of,
     output_node,
     outputs_of,
     role_of,
 )
 from remat.graph.source import source_line
-from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint
-from remat.torch_compat import pytree
+from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint, leaves_of
 
 #: Key of what operators take while they run, which no value is on.
 _INSIDE = 0
@@ -232,7 +230,7 @@ def saved_storages(
 
 def own_outputs(forward: fx.GraphModule) -> int:
     """How many of the outputs of a partitioned forward are its own, by AOTAutograd's descriptors."""
-    descs = pytree.arg_tree_leaves(output_node(forward.graph).meta.get("desc", ()))
+    descs = leaves_of(output_node(forward.graph).meta.get("desc", ()))
     return sum(not type(d).__name__.startswith("SavedForBackwards") for d in descs)
 
 

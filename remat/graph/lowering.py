@@ -159,8 +159,7 @@ def lower(
     index: GraphIndex, roles: Roles, storages: Storages, costs: Sequence[int], unit: str
 ) -> Lowered:
     """Builds the graph problem of a joint graph."""
-    tied = _tied_by_tags(index, storages)
-    replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
+    rules = _Rules(index, storages)
     rows: list[_Row] = []
     of_position = [-1] * len(index)
     snapshot: dict[int, int] = {}
@@ -185,12 +184,11 @@ def lower(
         if snapshot:
             reads = tuple([snapshot.get(j, of_position[j]) for j in index.inputs[i]])
         random = not index.plain[i] and ops.is_random(node)
-        if random and replays(node):
+        if random and rules.replays(node):
             nbytes, name = state_bytes(node), f"{node.name}:state"
             reads += (add(_Row(name, i, SavedKind.GENERATOR_STATE, nbytes=nbytes, save=True)),)
-        save, nbytes = _may_save(index, storages, tied, replays, i)
-        again = _may_recompute(index, storages, tied, replays, i)
-        forward = roles.required_forward[i]
+        save, nbytes = rules.may_save(i)
+        again, forward = rules.may_recompute(i), roles.required_forward[i]
         of_position[i] = add(
             _Row(node.name, i, SavedKind.VALUE, reads, costs[i], nbytes, save, again, forward)
         )
@@ -288,66 +286,63 @@ def check_may_run_again(node: fx.Node) -> None:
         )
 
 
-def _may_save(
-    index: GraphIndex,
-    storages: Storages,
-    tags: dict[int, CheckpointPolicy],
-    replays: Replays,
-    i: int,
-) -> tuple[bool, int]:
-    """Whether a node may be saved, and the bytes that takes."""
-    node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
-    if node.op == "placeholder":
-        return True, 0
-    if node.op == "get_attr":
-        return False, 0
-    if isinstance(value, torch.SymInt):
-        return True, 0
-    if not isinstance(value, torch.Tensor):
-        # Tuples are saved value by value; symbolic floats and booleans never; tokens, scripts and
-        # opaque objects are carried over as they are.
-        return value is not None and not isinstance(
-            value, (tuple, list, dict, torch.SymFloat, torch.SymBool)
-        ), 0
-    if owner != i:
-        # Only the owner of a memory is saved, unless a tag insists on this very view, or no view
-        # operator would make it again: a call that hands back the memory it was given.
-        insists = must_save(node) and must_recompute(index.nodes[owner])
-        insists = insists or (is_element(node) and aliased_argument(node) is None)
-        insists = insists or (ops.is_mutating(node) and bool(index.users[i]))
-        return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
-    if tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
-        # A tag that cannot be obeyed without changing the answer gives way.
-        return replays.forbid(node), storages.nbytes[i]
-    return True, 0 if storages.alive[i] else storages.nbytes[i]
+class _Rules:
+    """Which values may be saved, and which nodes may run again.
 
+    Attributes:
+        replays: which random operators can be run again.
+    """
 
-def _may_recompute(
-    index: GraphIndex,
-    storages: Storages,
-    tags: dict[int, CheckpointPolicy],
-    replays: Replays,
-    i: int,
-) -> bool:
-    """Whether a node may run again."""
-    node = index.nodes[i]
-    if node.op == "placeholder":
-        return False
-    if node.op == "get_attr":
-        return True
-    if tags.get(i) is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
-        return False
-    if not index.plain[i] and (replays.forbid(node) or _needs_all_ranks(node)):
-        return False
-    owner, rewritten = storages.owner, storages.rewritten
-    if not rewritten:
-        return True
-    if (
-        owner[i] in rewritten
-    ):  # the memory as forward left it can be looked at again, not made again
-        return owner[i] != i and aliased_argument(node) is not None
-    early = any(i < rewritten.get(owner[j], -1) for j in index.inputs[i])
-    return not early or ops.ignores_content(node)
+    def __init__(self, index: GraphIndex, storages: Storages) -> None:
+        self._index, self._storages = index, storages
+        self._tags = _tied_by_tags(index, storages)
+        self.replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
+
+    def may_save(self, i: int) -> tuple[bool, int]:
+        """Whether a node may be saved, and the bytes that takes."""
+        index, storages = self._index, self._storages
+        node, value, owner = index.nodes[i], index.values[i], storages.owner[i]
+        if node.op == "placeholder":
+            return True, 0
+        if node.op == "get_attr":
+            return False, 0
+        if isinstance(value, torch.SymInt):
+            return True, 0
+        if not isinstance(value, torch.Tensor):
+            # Tuples are saved value by value; symbolic floats and booleans never; tokens, scripts and
+            # opaque objects are carried over as they are.
+            never = (tuple, list, dict, torch.SymFloat, torch.SymBool)
+            return value is not None and not isinstance(value, never), 0
+        if owner != i:
+            # Only the owner of a memory is saved, unless a tag insists on this very view, or no view
+            # operator would make it again: a call that hands back the memory it was given.
+            insists = must_save(node) and must_recompute(index.nodes[owner])
+            insists = insists or (is_element(node) and aliased_argument(node) is None)
+            insists = insists or (ops.is_mutating(node) and bool(index.users[i]))
+            return insists, storages.nbytes[owner] if insists and not storages.alive[owner] else 0
+        if self._tags.get(i) is CheckpointPolicy.MUST_RECOMPUTE:
+            # A tag that cannot be obeyed without changing the answer gives way.
+            return self.replays.forbid(node), storages.nbytes[i]
+        return True, 0 if storages.alive[i] else storages.nbytes[i]
+
+    def may_recompute(self, i: int) -> bool:
+        """Whether a node may run again."""
+        index, node = self._index, self._index.nodes[i]
+        if node.op in ("placeholder", "get_attr"):
+            return node.op == "get_attr"
+        tag = self._tags.get(i)
+        if tag is CheckpointPolicy.MUST_SAVE and isinstance(index.values[i], torch.Tensor):
+            return False
+        if not index.plain[i] and (self.replays.forbid(node) or _needs_all_ranks(node)):
+            return False
+        owner, rewritten = self._storages.owner, self._storages.rewritten
+        if not rewritten:
+            return True
+        if owner[i] in rewritten:
+            # The memory as forward left it can be looked at again, not made again.
+            return owner[i] != i and aliased_argument(node) is not None
+        early = any(i < rewritten.get(owner[j], -1) for j in index.inputs[i])
+        return not early or ops.ignores_content(node)
 
 
 def _needs_all_ranks(node: fx.Node) -> bool:

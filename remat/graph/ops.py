@@ -115,7 +115,7 @@ def name_of(target: Target) -> str:
 
 def text_of(target: Target) -> str:
     """What is called, the same in every process: ``aten.mm.default``, ``_operator.getitem``."""
-    if isinstance(target, torch_compat.OperatorBase):
+    if isinstance(target, (torch_compat.OperatorBase, torch_compat.OpOverloadPacket)):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
 

@@ -19,7 +19,8 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.joint import JointGraph, role_of
-from remat.torch_compat import pytree
+from remat.graph.storages import leaves_of
+from remat.units import some_of
 
 #: How many nodes of either side a difference shows.
 SHOWN = 3
@@ -109,9 +110,7 @@ def _beyond(one: Outline, other: Outline) -> list[int]:
 
 
 def _some(graph: Outline, positions: list[int]) -> str:
-    more = len(positions) - SHOWN
-    text = "; ".join(_node(graph, i) for i in positions[:SHOWN])
-    return f"{text} and {more} more" if more > 0 else text
+    return some_of([_node(graph, i) for i in positions], SHOWN, "; ")
 
 
 def _inputs(graph: Outline, i: int) -> str:
@@ -140,7 +139,7 @@ def _target(node: fx.Node) -> str:
 
 def _gaps(node: fx.Node) -> str:
     """Which outputs are values and which are None."""
-    values = pytree.arg_tree_leaves(*node.args)
+    values = leaves_of(node.args)
     return "".join("x" if isinstance(v, fx.Node) else "-" for v in values)
 
 

@@ -21,9 +21,8 @@ from remat.graph.fake import refresh
 from remat.graph.joint import output_node
 from remat.graph.lowering import check_may_run_again
 from remat.graph.replays import is_element, maker_of
-from remat.graph.storages import storage_key
+from remat.graph.storages import fake_mode_of, storage_key
 from remat.graph.writes import aliased_argument
-from remat.torch_compat import pytree
 
 Modules = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -164,10 +163,9 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
     """What a call returns, as fake values: in new memory, or in that of its operands."""
     values = call.meta["val"]
-    tensors = [v for v in pytree.tree_leaves(values) if hasattr(v, "fake_mode")]
-    if not tensors:
+    mode = fake_mode_of(values)
+    if mode is None:
         return tuple(values)
-    mode = tensors[0].fake_mode
     memory: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {}
     for inner, operand in given.items():
         key = storage_key(inner.meta.get("val"))

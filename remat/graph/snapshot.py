@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
-import torch
 from torch import fx
+
+from remat.graph.storages import SYMBOLIC
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,7 @@ _FIELDS = ("the name", "the target", "the arguments", "the keyword arguments", "
 
 def _same_value(a: Any, b: Any) -> bool:
     """Whether two arguments are the same; symbols are compared by their text, which guards nothing."""
-    if isinstance(a, (float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(a, (float, complex, *SYMBOLIC)):
         return repr(a) == repr(b)
     return bool(a == b)
 

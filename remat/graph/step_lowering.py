@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from torch import fx
 
@@ -117,43 +118,36 @@ def lower_step(
         unit: unit of the costs.
         decision: whose snapshots of inputs there are.
         recomputed: random operators that are replayed, by name: their generator state is kept.
-        once: positions of nodes that may not run again, besides those that cannot.
+        once: positions of nodes that may not run again: the graph problem says which those are.
     """
     return _Lowering(joint, index, roles).lower(
         costs, unit, decision, frozenset(recomputed), frozenset(once)
     )
 
 
+class _Row(NamedTuple):
+    """One node of the problem."""
+
+    name: str
+    inputs: tuple[int, ...] = ()
+    cost: int = 0
+    size: int = 0
+    part_of: int = -1
+    extra: int = 0
+
+
 class _Lowering:
     def __init__(self, joint: JointGraph, index: GraphIndex, roles: Roles) -> None:
         self._joint, self._index, self._roles = joint, index, roles
         self._sizes = Sizes(joint.memories)
-        self._names: list[str] = []
-        self._inputs: list[tuple[int, ...]] = []
-        self._cost: list[int] = []
-        self._size: list[int] = []
-        self._part_of: list[int] = []
-        self._extra: list[int] = []
+        self._rows: list[_Row] = []
         #: Nodes of the problem behind the value of each position.
         self._behind: dict[int, tuple[int, ...]] = {}
         self._of_key: dict[int, int] = {}  # node of the problem that holds a storage
 
-    def _add(
-        self,
-        name: str,
-        inputs: Iterable[int] = (),
-        cost: int = 0,
-        size: int = 0,
-        part_of: int = -1,
-        extra: int = 0,
-    ) -> int:
-        self._names.append(name)
-        self._inputs.append(tuple(sorted(set(inputs))))
-        self._cost.append(cost)
-        self._size.append(size)
-        self._part_of.append(part_of)
-        self._extra.append(extra)
-        return len(self._names) - 1
+    def _add(self, row: _Row) -> int:
+        self._rows.append(row)
+        return len(self._rows) - 1
 
     def lower(
         self,
@@ -175,7 +169,7 @@ class _Lowering:
             if role is Role.TANGENT:
                 for key in sizes.keys(index.nodes[i]):
                     if key not in resident and key not in self._of_key:
-                        at = self._add(f"{index.nodes[i].name}", size=sizes.nbytes[key])
+                        at = self._add(_Row(index.nodes[i].name, size=sizes.nbytes[key]))
                         self._of_key[key] = at
                         at_boundary.append(at)
         of_name: dict[str, int] = {}
@@ -225,30 +219,32 @@ class _Lowering:
             viewed = [self._of_key[k] for k in keys if k in self._of_key]
             if not fresh and keys and (is_element(node) or (index.plain[i] and not costs[i])):
                 # Memory that is there: of what it reads only that, and what has no memory.
-                sizeless = [at for at in reads if not self._size[at] and self._part_of[at] < 0]
+                rows = self._rows
+                sizeless = [at for at in reads if not rows[at].size and rows[at].part_of < 0]
                 self._behind[i] = (*viewed, *sizeless)
                 continue
             state: tuple[int, ...] = ()
             if node.name in replayed and ops.is_random(node) and replays(node):
-                made = self._add(f"{node.name}:state", size=state_bytes(node))
+                made = self._add(_Row(f"{node.name}:state", size=state_bytes(node)))
                 state = (made,)
                 once.append(made)
                 of_name[node.name + _DRAWN] = made
             at = self._add(
-                node.name,
-                (*reads, *state),
-                costs[i],
-                sizes.nbytes[fresh[0]] if fresh else 0,
-                extra=hint(node.meta.get(WORKSPACE, 0)),
+                _Row(
+                    node.name,
+                    tuple(sorted({*reads, *state})),
+                    costs[i],
+                    sizes.nbytes[fresh[0]] if fresh else 0,
+                    extra=hint(node.meta.get(WORKSPACE, 0)),
+                )
             )
             of_name[node.name] = at
             if fresh:
                 self._of_key[fresh[0]] = at
             parts = []
             for n, key in enumerate(fresh[1:], start=1):
-                self._of_key[key] = self._add(
-                    f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at
-                )
+                part = _Row(f"{node.name}:{n}", size=sizes.nbytes[key], part_of=at)
+                self._of_key[key] = self._add(part)
                 parts.append(self._of_key[key])
             self._behind[i] = tuple(dict.fromkeys([at, *parts, *viewed]))
             if roles.tangent_closure[i]:
@@ -257,21 +253,17 @@ class _Lowering:
                 forward.append(at)
             if touches_written(i):
                 ordered.append(at)
-            again = index.plain[i] or not (
-                ops.is_effectful(node) or ops.is_opaque(node) or ops.is_mutating(node)
-            )
-            if not again or i in never_again:
+            if i in never_again:
                 once.append(at)
-        n = len(self._names)
-        part_of = tuple(self._part_of)
-        runs = [i for i in range(n) if part_of[i] < 0]
+        columns: Any = zip(*self._rows, strict=True) if self._rows else [()] * len(_Row._fields)
+        names, inputs, cost, size, part_of, extra = columns
         problem = ScheduleProblem(
-            names=tuple(self._names),
-            inputs=tuple(self._inputs),
-            cost=tuple(self._cost),
-            size=tuple(self._size),
-            part_of=part_of if len(runs) < n else (),
-            extra=tuple(self._extra) if any(self._extra) else (),
+            names=names,
+            inputs=inputs,
+            cost=cost,
+            size=size,
+            part_of=part_of if any(p >= 0 for p in part_of) else (),
+            extra=extra if any(extra) else (),
             once=tuple(sorted(set(once))),
             ordered=tuple(ordered),
             forward=tuple(forward),
@@ -295,7 +287,8 @@ class _Lowering:
         position = self._index.by_name.get(name)
         if position is None:
             raise PlanError(f"the decision keeps a copy of '{name}', which the graph does not have")
-        at = self._add(f"{name}:snapshot", size=tensor_bytes(self._index.values[position]))
+        nbytes = tensor_bytes(self._index.values[position])
+        at = self._add(_Row(f"{name}:snapshot", size=nbytes))
         of_name[name + _SNAPSHOT] = at
         once.append(at)
         return at

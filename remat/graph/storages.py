@@ -24,12 +24,36 @@ WORKSPACE = "workspace"
 #: Stands in for a symbolic size that nothing is known about.
 UNBACKED_HINT = 4096
 
+#: Numbers that may be symbols.
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 #: Numbers that stand in for symbols, by name, instead of the sizes that a step was traced with.
 _SIZES: ContextVar[Mapping[str, int] | None] = ContextVar("_SIZES", default=None)
 
 #: Key of the storage behind a value and the storage, None where there is none, and the value itself,
 #: which is kept alive, so that nothing else takes its address.
 Memory = tuple[int | None, torch.UntypedStorage | None, Any]
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of a value; where it is a tensor or flat, as most are, it need not be flattened."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        of_each_kind = {type(v): v for v in value}
+        if all(map(pytree.tree_is_leaf, of_each_kind.values())):
+            return list(value)
+    return pytree.tree_leaves(value)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value."""
+    return [v for v in leaves_of(value) if isinstance(v, torch.Tensor)]
+
+
+def fake_mode_of(value: Any) -> Any:
+    """The mode of the first fake tensor in a value; None where there is none."""
+    return next((v.fake_mode for v in leaves_of(value) if hasattr(v, "fake_mode")), None)
 
 
 def storage_of(value: Any) -> torch.UntypedStorage | None:
@@ -65,6 +89,14 @@ def tensor_bytes(value: Any) -> int:
     if isinstance(value, (tuple, list)):
         return sum(map(tensor_bytes, value))
     return 0
+
+
+def extent_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last that a tensor reaches in its memory; all of one without strides."""
+    if tensor.layout is not torch.strided:
+        return hint(tensor.numel())
+    places = [(hint(n), hint(step)) for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return 0 if any(n == 0 for n, _ in places) else 1 + sum((n - 1) * step for n, step in places)
 
 
 def hint(size: Any) -> int:
@@ -177,8 +209,7 @@ class Sizes:
         """Key of the storage of each tensor in the value of a node."""
         known = self._known.get(node)
         if known is None:
-            value = node.meta.get("val")
-            leaves = (value,) if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+            leaves = leaves_of(node.meta.get("val"))
             known = tuple(k for k in self.each(leaves) if k is not None)
             self._known[node] = known
         return known

@@ -9,6 +9,7 @@ from remat.graph.rules import memory, runs, signatures
 from remat.graph.rules.facts import Facts, Fault
 from remat.graph.rules.facts import Split as Split
 from remat.graph.source import located
+from remat.units import some_of
 
 #: Faults that one error tells of.
 SHOWN = 5
@@ -29,9 +30,8 @@ def verify(split: Split) -> None:
 
 
 def _message(split: Split, rule: str, broken: list[Fault]) -> str:
-    more = f" and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
-    texts = "; ".join(f.text for f in broken[:SHOWN])
-    lines = [f"graph '{split.joint.name}' was split wrongly: {rule}: {texts}{more}"]
+    texts = some_of([f.text for f in broken], SHOWN, "; ")
+    lines = [f"graph '{split.joint.name}' was split wrongly: {rule}: {texts}"]
     nodes = {n.name: n for f in broken[:SHOWN] for n in f.nodes}
     return "\n".join(lines + [f"  {located(n)}" for n in nodes.values()])
 

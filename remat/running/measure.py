@@ -20,7 +20,7 @@ import torch
 from remat import torch_compat
 from remat.errors import CaptureError, ProblemError
 from remat.graph.host_copies import OFFLOAD
-from remat.torch_compat import pytree
+from remat.graph.storages import tensors_of
 
 #: Runs before the one that is measured, at most; a step may compile more than once as it changes
 #: its own state.
@@ -74,8 +74,7 @@ def measure_step(
             a frozen parameter.
     """
     named = dict(kwargs or {})
-    given = [v for v in pytree.tree_leaves((tuple(args), named)) if isinstance(v, torch.Tensor)]
-    given += resident
+    given = [*tensors_of((tuple(args), named)), *resident]
     if isinstance(fn, torch.nn.Module):
         given += [*fn.parameters(), *fn.buffers()]
     given = list({id(t): t for t in given}.values())
@@ -104,10 +103,10 @@ def measure_held(
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         out = fn(*args, **named)
-    given = pytree.tree_leaves((tuple(args), named, out))
+    given = tensors_of((tuple(args), named, out))
     if isinstance(fn, torch.nn.Module):
         given += [*fn.parameters(), *fn.buffers()]
-    there = {s.data_ptr() for s in _storages(v for v in given if isinstance(v, torch.Tensor))}
+    there = {s.data_ptr() for s in _storages(given)}
     sizes = {s.data_ptr(): s.nbytes() for s in _storages(kept)}
     return sum(nbytes for key, nbytes in sizes.items() if key not in there)
 
@@ -136,7 +135,7 @@ def _way(by: str | None, device: torch.device) -> _Way:
 def run_forward(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
     """What a call returns, and a seed from which backward through all of it starts."""
     out = fn(*args, **kwargs)
-    leaves = [v for v in pytree.tree_leaves(out) if isinstance(v, torch.Tensor) and v.requires_grad]
+    leaves = [v for v in tensors_of(out) if v.requires_grad]
     if not leaves:
         raise CaptureError(
             "no output of the step requires a gradient, so it has no backward to measure; return a "
@@ -357,8 +356,7 @@ class StorageTracker(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped
             key = torch_compat.storage_id(storage)
             self._on_host.add(key)
             weakref.finalize(storage, self._on_host.discard, key).atexit = False
-        for value in pytree.tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                self.add(value)
+        for value in tensors_of(out):
+            self.add(value)
         self.peak = max(self.peak, self.current)
         return out

@@ -17,8 +17,8 @@ import torch
 
 from remat import torch_compat
 from remat.errors import ProblemError, did_you_mean
+from remat.graph.storages import tensors_of
 from remat.running.measure import StorageTracker
-from remat.torch_compat import pytree
 
 #: What makes an optimizer of parameters: a class, a function, `functools.partial` of either.
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -206,8 +206,4 @@ def _moved(func: Any, args: Any, kwargs: Any, out: Any) -> int:
 
 def _storages(value: Any) -> dict[int, int]:
     """Bytes of the tensors in a value, one for each storage."""
-    return {
-        torch_compat.storage_id(v.untyped_storage()): v.nbytes
-        for v in pytree.tree_leaves(value)
-        if isinstance(v, torch.Tensor)
-    }
+    return {torch_compat.storage_id(v.untyped_storage()): v.nbytes for v in tensors_of(value)}

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import ProblemError
+from remat.errors import ProblemError, first_line
 from remat.graph.ops import attribute_of
 from remat.graph.storages import hint, storage_bytes, storage_key
 
@@ -72,7 +72,7 @@ class RealValues:
             except (RuntimeError, AssertionError) as error:
                 raise ProblemError(
                     f"input '{name}' lies on '{value.device}', which is not here "
-                    f"({str(error).splitlines()[0]}); check the structure only"
+                    f"({first_line(error)}); check the structure only"
                 ) from None
             if key is not None:
                 self._storages[key] = held

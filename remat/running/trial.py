@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from remat.errors import ProblemError
 from remat.graph.joint import JointGraph, outputs_of, role_of
-from remat.graph.storages import storage_bytes
+from remat.graph.storages import SYMBOLIC, storage_bytes
 from remat.running.random_values import RealValues, copy_of
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -154,7 +154,7 @@ def _check(joint: JointGraph, max_bytes: int) -> None:
 
 
 def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, (torch.Tensor, *SYMBOLIC))
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import PeakWarning, warn
-from remat.graph.storages import WORKSPACE, hint, tensor_bytes
+from remat.graph.costs.measure import undisturbed
+from remat.graph.storages import WORKSPACE, extent_of, hint, tensor_bytes, tensors_of
 from remat.running.measure import allocations
 from remat.torch_compat import pytree
 from remat.units import format_bytes
@@ -73,7 +74,7 @@ def workspace_bytes(op: Any, args: Any, kwargs: Any, results: Any) -> int:
         kwargs: likewise.
         results: what it returns for them.
     """
-    tensors = [v for v in pytree.tree_leaves((args, kwargs, results)) if _is_tensor(v)]
+    tensors = tensors_of((args, kwargs, results))
     if not any(may_allocate(op, t.dtype) for t in tensors):
         return 0
     return _cached(op, args, kwargs, tensors)
@@ -133,13 +134,7 @@ def _estimated(op: Any, args: Any, kwargs: Any, together: int) -> int:
 
 def _allocated(arguments: Any) -> int:
     """Bytes that `_measured` allocates for the tensors among some arguments."""
-    nbytes = 0
-    for value in filter(_is_tensor, pytree.tree_leaves(arguments)):
-        sizes, strides = map(_numbers, (value.size(), value.stride()))
-        if 0 not in sizes:
-            reach = 1 + sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-            nbytes += reach * value.element_size()
-    return nbytes
+    return sum(extent_of(v) * v.element_size() for v in tensors_of(arguments))
 
 
 def _batches(
@@ -202,7 +197,7 @@ def note_workspaces(graph: fx.Graph) -> None:
             continue
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
         call = args, kwargs, node.meta.get("val")
-        tensors = [*filter(_is_tensor, pytree.tree_leaves(call))]
+        tensors = tensors_of(call)
         if not _may_take(node.target, tensors):
             continue
         nbytes = _cached(node.target, args, kwargs, tensors)
@@ -243,8 +238,7 @@ def _is_dense(value: torch.Tensor) -> bool:
 
 def in_proportion(nbytes: int, values: Any) -> Any:
     """Bytes as an expression, in proportion to the bytes of those tensors whose sizes are symbols."""
-    tensors = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
-    sizes: list[Any] = [t.numel() * t.element_size() for t in tensors]
+    sizes: list[Any] = [t.numel() * t.element_size() for t in tensors_of(values)]
     together: Any = sum(n for n in sizes if isinstance(n, torch.SymInt))
     return (
         nbytes * together // max(1, hint(together))
@@ -272,12 +266,7 @@ def _number(value: Any) -> Any:
 
 
 def _measured(op: Callable[..., Any], args: Any, kwargs: Any) -> int:
-    with (
-        torch_compat.unset_fake_temporarily(),
-        torch.no_grad(),
-        torch.autocast("cpu", enabled=False),
-        torch.random.fork_rng(devices=[]),
-    ):
+    with undisturbed(torch.device("cpu")):
 
         def real(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):

@@ -284,8 +284,8 @@ def test_long_work_goes_to_disk_in_between(
 
     def look(_: str) -> None:
         other = store.Store(store.cache_path())
-        other.load()
-        seen.append(any(other.times.values()))
+        other.merge({})
+        seen.append(bool(other.times))
 
     with reporting(look):
         costs(joint)

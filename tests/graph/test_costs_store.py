@@ -5,12 +5,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from remat.graph.costs import CostWarning, store
-from remat.graph.costs.store import Store, cache_path
+from remat.graph.costs.store import Place, Store, cache_path
 
 HERE = "torch 2; a device"
 
@@ -20,20 +21,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "profile-v2.sqlite"
 
 
+def here(times: Mapping[str, int]) -> dict[Place, int]:
+    return {(HERE, call): ps for call, ps in times.items()}
+
+
 def reader(path: Path) -> Store:
     """What another process sees."""
     found = Store(path)
-    found.load()
+    found.merge({})
     return found
 
 
 def test_the_first_value_on_disk_stands(path: Path) -> None:
     first, second = Store(path), Store(path)
-    first.merge(HERE, {"a": 1, "b": 2})
-    second.merge(HERE, {"b": 3, "c": 4})
-    assert second.times == {HERE: {"a": 1, "b": 2, "c": 4}}, "every rank plans by the same figures"
-    second.merge("elsewhere", {"a": 9})
-    assert reader(path).times == {HERE: {"a": 1, "b": 2, "c": 4}, "elsewhere": {"a": 9}}
+    first.merge(here({"a": 1, "b": 2}))
+    second.merge(here({"b": 3, "c": 4}))
+    assert second.times == here({"a": 1, "b": 2, "c": 4}), "every rank plans by the same figures"
+    second.merge({("elsewhere", "a"): 9})
+    assert reader(path).times == {**here({"a": 1, "b": 2, "c": 4}), ("elsewhere", "a"): 9}
 
 
 def test_nothing_is_lost_when_many_write(path: Path) -> None:
@@ -43,14 +48,14 @@ def test_nothing_is_lost_when_many_write(path: Path) -> None:
         mine = Store(path)
         gate.wait()
         for k in range(8):
-            mine.merge(HERE, {f"{who}-{k}": 1 + k, "common": 1 + who})
+            mine.merge(here({f"{who}-{k}": 1 + k, "common": 1 + who}))
 
     threads = [threading.Thread(target=write, args=(who,)) for who in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(reader(path).times[HERE]) == 4 * 8 + 1
+    assert len(reader(path).times) == 4 * 8 + 1
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -58,16 +63,16 @@ def test_a_lock_that_another_process_holds_is_done_without(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "LOCK_S", 0.0)
-    Store(path).merge(HERE, {"a": 1})
+    Store(path).merge(here({"a": 1}))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     mine = Store(path)
     with pytest.warns(CostWarning, match=r"cannot be used \(database is locked\)"):
-        mine.merge(HERE, {"b": 2})
-    assert mine.times == {HERE: {"b": 2}}
+        mine.merge(here({"b": 2}))
+    assert mine.times == here({"b": 2})
     other.close()
-    mine.merge(HERE, {"c": 3})
-    assert mine.times == {HERE: {"a": 1, "b": 2, "c": 3}}
+    mine.merge(here({"c": 3}))
+    assert mine.times == here({"a": 1, "b": 2, "c": 3})
 
 
 @pytest.mark.parametrize("content", [b"{}", b"\xff\xfe\x00", b"SQLite format 3\x00" + b"x" * 4096])
@@ -76,15 +81,15 @@ def test_a_corrupt_cache_is_put_aside_and_rebuilt(path: Path, content: bytes) ->
     path.write_bytes(content)
     mine = Store(path)
     with pytest.warns(CostWarning, match=r"is corrupt \(.*kept as .*\.corrupt'"):
-        mine.load()
-    mine.merge(HERE, {"a": 1})
+        mine.merge({})
+    mine.merge(here({"a": 1}))
     assert path.with_name(f"{path.name}.corrupt").read_bytes() == content
-    assert reader(path).times == {HERE: {"a": 1}}
+    assert reader(path).times == here({"a": 1})
 
 
 @pytest.mark.parametrize("ps", [0, -1, 1.5, "much", None])
 def test_what_is_no_time_does_not_reach_the_file(path: Path, ps: object) -> None:
-    Store(path).merge(HERE, {"a": 1})
+    Store(path).merge(here({"a": 1}))
     with sqlite3.connect(path) as other, pytest.raises(sqlite3.IntegrityError):
         other.execute("INSERT INTO times VALUES ('x', 'a', ?)", (ps,))
     other.close()
@@ -97,20 +102,20 @@ def test_a_table_of_another_form_is_done_without(path: Path) -> None:
     other.close()
     mine = Store(path)
     with pytest.warns(CostWarning, match=r"cannot be used \(.*REMAT_CACHE"):
-        mine.merge(HERE, {"a": 1})
-    mine.merge(HERE, {"b": 2})  # a second warning would be an error here
-    assert mine.times == {HERE: {"a": 1, "b": 2}}
+        mine.merge(here({"a": 1}))
+    mine.merge(here({"b": 2}))  # a second warning would be an error here
+    assert mine.times == here({"a": 1, "b": 2})
 
 
 def test_a_cache_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     mine = Store(tmp_path / "file" / "profile-v2.sqlite")
     with pytest.warns(CostWarning, match=r"cannot be used.*point REMAT_CACHE to another folder"):
-        mine.load()
-    mine.merge(HERE, {"a": 1})
-    mine.load()
-    mine.merge(HERE, {"b": 2})
-    assert mine.times == {HERE: {"a": 1, "b": 2}}
+        mine.merge({})
+    mine.merge(here({"a": 1}))
+    mine.merge({})
+    mine.merge(here({"b": 2}))
+    assert mine.times == here({"a": 1, "b": 2})
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -118,9 +123,9 @@ def test_without_a_file_times_stay_in_memory() -> None:
     mine = Store(None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mine.load()
-        mine.merge(HERE, {"a": 1})
-    assert mine.times == {HERE: {"a": 1}}
+        mine.merge({})
+        mine.merge(here({"a": 1}))
+    assert mine.times == here({"a": 1})
 
 
 def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from remat.graph.index import GraphIndex
 from remat.graph.joint import JointGraph
 from remat.graph.ownership import Storages
 from remat.graph.replays import is_element
-from remat.graph.storages import hint
+from remat.graph.storages import SYMBOLIC, hint
 from remat.graph.writes import aliased_argument
 
 _REPORT: ContextVar[Callable[[str], None] | None] = ContextVar("remat_costs_report", default=None)
@@ -238,8 +238,7 @@ def _checked(model: CostModel, node: fx.Node, cost: Any) -> int:
 
 def _is_free(node: fx.Node) -> bool:
     """Elements of tuples, and arithmetic on sizes."""
-    numbers = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
-    return is_element(node) or isinstance(node.meta.get("val"), numbers)
+    return is_element(node) or isinstance(node.meta.get("val"), (*SYMBOLIC, int, float))
 
 
 def _signature(node: fx.Node, known: dict[int, Any]) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import gelu, max_pool2d
 
-from remat.errors import ProblemError
+from remat.errors import ProblemError, first_line
 from remat.graph.costs.devices import Device
 from remat.graph.costs.measure import (
     describe_device,
@@ -84,7 +84,7 @@ def _resolve(device: str | torch.device) -> torch.device:
         found = whole(torch.device(device))
     except RuntimeError as error:
         raise ProblemError(
-            f"'{device}' is no device: {str(error).splitlines()[0]}; expected cpu, cuda or here"
+            f"'{device}' is no device: {first_line(error)}; expected cpu, cuda or here"
         ) from error
     if not is_present(found):
         raise ProblemError(

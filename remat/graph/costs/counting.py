@@ -13,7 +13,7 @@ from torch import fx
 
 from remat.graph import ops
 from remat.graph.costs.base import CostModel
-from remat.graph.storages import hint
+from remat.graph.storages import hint, tensors_of
 from remat.torch_compat import pytree
 
 #: Inductor's draws from a seed: functions of it, and yet as slow as any.
@@ -109,7 +109,7 @@ SLOW: Mapping[str, Callable[[fx.Node], int]] = {
 
 def _elements(node: fx.Node) -> int:
     """Elements of a node's largest result."""
-    tensors = (v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor))
+    tensors = tensors_of(node.meta.get("val"))
     return max((math.prod(hint(s) for s in t.shape) for t in tensors), default=0)
 
 

@@ -13,9 +13,8 @@ from torch import fx
 from remat import torch_compat
 from remat.graph import ops
 from remat.graph.costs.roofline import Roofline, all_bytes
-from remat.graph.storages import tensor_bytes
+from remat.graph.storages import tensor_bytes, tensors_of
 from remat.graph.writes import aliased_argument
-from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +117,4 @@ def readers_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _device(node: fx.Node) -> torch.device | None:
-    value = node.meta.get("val")
-    return next((v.device for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)), None)
+    return next((v.device for v in tensors_of(node.meta.get("val"))), None)

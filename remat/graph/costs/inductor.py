@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -27,7 +26,7 @@ from remat.graph.costs.fused import (
 )
 from remat.graph.costs.roofline import Roofline, all_bytes
 from remat.graph.joint import JointGraph
-from remat.graph.storages import tensor_bytes
+from remat.graph.storages import fake_mode_of, tensor_bytes, tensors_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -137,8 +136,7 @@ def _layouts(node: fx.Node) -> tuple[str, ...]:
     """Shapes, strides, types and devices of what a node returns."""
     return tuple(
         f"{v.shape} {v.stride() if v.layout is torch.strided else v.layout} {v.dtype} {v.device}"
-        for v in torch_compat.pytree.tree_leaves(node.meta.get("val"))
-        if isinstance(v, torch.Tensor)
+        for v in tensors_of(node.meta.get("val"))
     )
 
 
@@ -166,7 +164,8 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
     torch_compat.view_to_reshape(module)  # type: ignore[no-untyped-call]
     state = torch_compat.INDUCTOR
     found: dict[str, set[int]] = {}
-    with _fake_mode(inputs) as mode, state.set_debug_handler(torch_compat.DebugContext()):
+    mode = fake_mode_of(inputs)
+    with state.set_fake_mode(mode), state.set_debug_handler(torch_compat.DebugContext()):
         lowering = torch_compat.GraphLowering(
             module, example_inputs=inputs, shape_env=mode.shape_env, is_inference=False
         )
@@ -183,14 +182,6 @@ def _written_by(module: fx.GraphModule) -> dict[str, set[int]]:
                     name = next(n.name for n in made_for if place.get(n.name) == last)
                     found.setdefault(name, set()).add(k)
     return found
-
-
-@contextlib.contextmanager
-def _fake_mode(inputs: Sequence[object]) -> Iterator[torch_compat.FakeTensorMode]:
-    modes = (v.fake_mode for v in inputs if isinstance(v, torch_compat.FakeTensor))
-    mode = next(modes)
-    with torch_compat.INDUCTOR.set_fake_mode(mode):
-        yield mode
 
 
 def _copy(graph: fx.Graph) -> fx.GraphModule:

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
-from remat.errors import ProblemError
+from remat.errors import ProblemError, summary
 from remat.graph.costs.base import CostModel, report
 from remat.graph.costs.calibration import calibrated
 from remat.graph.costs.measure import (
@@ -26,7 +26,7 @@ from remat.graph.costs.measure import (
 )
 from remat.graph.costs.request import Request, request_of, with_inputs
 from remat.graph.costs.roofline import Roofline
-from remat.graph.costs.store import Store, cache_path, store
+from remat.graph.costs.store import Place, Store, cache_path, store
 from remat.units import format_bytes
 
 #: Seconds for the runs of one call.
@@ -94,30 +94,27 @@ class Profile(CostModel):
         """Times of many calls; those that are not known are measured, then kept on disk."""
         known = store(cache_path())
         requests = [self._request(n) for n in nodes]
-        places = [(_environment(r.device), r.key) for r in requests]
-        if any(known.lacks(*place) for place in places):
-            known.load()
-        missing = {p: r for p, r in zip(places, requests, strict=True) if known.lacks(*p)}
+        places = list(map(_place, requests))
+        if any(map(known.lacks, places)):
+            known.merge({})
+        missing = {p: r for p, r in zip(places, requests, strict=True) if known.lacks(p)}
         _measure_all(known, missing)
         return [
-            known.times[environment].get(key) or _fallback(request).cost(node)
-            for node, request, (environment, key) in zip(nodes, requests, places, strict=True)
+            known.times.get(place) or _fallback(request).cost(node)
+            for node, request, place in zip(nodes, requests, places, strict=True)
         ]
 
     def fallbacks(self, nodes: Sequence[fx.Node]) -> tuple[str, ...]:
         """Which of these nodes were not measured, why, and whose cost stands in."""
         known = store(cache_path())
-        if not any(known.unmeasured.values()):
+        if not known.unmeasured:
             return ()
         found: dict[str, None] = {}
-        for node in nodes:
-            if node.op != "call_function":
-                continue
-            request = self._request(node)
-            environment = _environment(request.device)
-            reason = known.unmeasured[environment].get(request.key)
-            if reason is not None and request.key not in known.times[environment]:
-                found[f"{request.key}: {reason}; cost by {_fallback(request)}"] = None
+        for request in (self._request(n) for n in nodes if n.op == "call_function"):
+            place = _place(request)
+            if place in known.unmeasured and place not in known.times:
+                why = f"{known.unmeasured[place]}; cost by {_fallback(request)}"
+                found[f"{request.key}: {why}"] = None
         return tuple(found)
 
     def key(self) -> str:
@@ -133,29 +130,24 @@ class Profile(CostModel):
         return self.name if self.device is None else f"{self.name}:{self.device}"
 
 
-def _measure_all(known: Store, missing: Mapping[tuple[str, str], Request]) -> None:
+def _measure_all(known: Store, missing: Mapping[Place, Request]) -> None:
     """Measures what is missing; what is done by then is kept whatever ends it."""
-    fresh: dict[str, dict[str, int]] = {}
+    fresh: dict[Place, int] = {}
     flushed_s = time.monotonic()
-
-    def flush() -> None:
-        for environment, times in fresh.items():
-            known.merge(environment, times)
-        fresh.clear()
-
     try:
-        for done, ((environment, key), request) in enumerate(missing.items()):
+        for done, (place, request) in enumerate(missing.items()):
             report(f"timing {done + 1} of {len(missing)} operators: {request.target}")
             result = _measure(request)
             if isinstance(result, str):
-                known.unmeasured[environment][key] = result
+                known.unmeasured[place] = result
             else:
-                fresh.setdefault(environment, {})[key] = result
+                fresh[place] = result
             if time.monotonic() - flushed_s > _FLUSH_S:
-                flush()
-                flushed_s = time.monotonic()
+                known.merge(fresh)
+                fresh, flushed_s = {}, time.monotonic()
     finally:
-        flush()
+        if fresh:
+            known.merge(fresh)
     if missing:
         report("planning")
 
@@ -177,14 +169,17 @@ def _measure(request: Request) -> int | str:
             run = functools.partial(real.target, *real.args, **real.kwargs)
             times = durations_ps(run, request.device, seconds=_RUNS_S)
     except Exception as error:  # any kernel may raise anything on inputs that are made up
-        first = (str(error).splitlines() or [""])[0]
-        return f"it raised {type(error).__name__}: {first[:160]}"
+        return f"it raised {summary(error)[:200]}"
     return max(1, round(statistics.median(times)))
 
 
 def _fallback(request: Request) -> Roofline:
     """The roofline of the device that a call is for; the default one where that is not here."""
     return Roofline(calibrated(request.device)) if is_present(request.device) else Roofline()
+
+
+def _place(request: Request) -> Place:
+    return _environment(request.device), request.key
 
 
 def _environment(device: torch.device) -> str:

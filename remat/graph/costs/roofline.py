@@ -16,8 +16,7 @@ from remat.graph.costs.base import CostModel
 from remat.graph.costs.calibration import calibrated, is_here
 from remat.graph.costs.counting import SLOW, count_flops
 from remat.graph.costs.devices import DEVICES, Device
-from remat.graph.storages import tensor_bytes
-from remat.torch_compat import pytree
+from remat.graph.storages import tensor_bytes, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,7 @@ class Roofline(CostModel):
 
     def of(self, node: fx.Node, moved_bytes: int) -> int:
         """Time of one run that moves so many bytes, in picoseconds, at least 1."""
-        tensors = [
-            v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, torch.Tensor)
-        ]
+        tensors = tensors_of(node.meta.get("val"))
         dtype = tensors[0].dtype if tensors else torch.float32
         device = self.device
         arithmetic = count_flops(node) / device.flops_per_ps(dtype)

@@ -6,8 +6,7 @@ import contextlib
 import functools
 import os
 import sqlite3
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from remat.errors import warn
@@ -23,7 +22,8 @@ _TABLE = """CREATE TABLE IF NOT EXISTS times (
     CHECK (typeof(ps) = 'integer' AND ps > 0)
 )"""
 
-Row = tuple[str, str, int]
+#: An environment, and a call in it.
+Place = tuple[str, str]
 
 
 class CostWarning(RuntimeWarning):
@@ -38,49 +38,40 @@ class Store:
 
     Attributes:
         path: the file; None keeps everything in memory.
-        times: times in picoseconds.
-        unmeasured: why a call was not measured, by environment and call; never written.
+        times: times in picoseconds, by environment and call.
+        unmeasured: why a call was not measured, likewise; never written.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.times: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        self.unmeasured: defaultdict[str, dict[str, str]] = defaultdict(dict)
+        self.times: dict[Place, int] = {}
+        self.unmeasured: dict[Place, str] = {}
         self._warned = False
 
-    def lacks(self, environment: str, key: str) -> bool:
+    def lacks(self, place: Place) -> bool:
         """Whether a call was neither measured nor given up."""
-        return key not in self.times[environment] and key not in self.unmeasured[environment]
+        return place not in self.times and place not in self.unmeasured
 
-    def load(self) -> None:
-        """Reads the times in the file."""
-        self._exchange(())
-
-    def merge(self, environment: str, fresh: dict[str, int]) -> None:
-        """Writes new times, and reads those that other processes have written."""
-        self.times[environment] = {**fresh, **self.times[environment]}
-        self._exchange([(environment, call, ps) for call, ps in sorted(fresh.items())])
-
-    def _exchange(self, rows: Iterable[Row]) -> None:
-        """Writes new rows, reads all; a file that is no database is put aside."""
+    def merge(self, fresh: Mapping[Place, int]) -> None:
+        """Writes new times, and reads those in the file; one that is no database is put aside."""
+        self.times = {**fresh, **self.times}
         if self.path is None:
             return
         try:
             try:
-                found = _exchange(self.path, rows)
+                found = _exchange(self.path, fresh)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
                 aside = self.path.with_name(f"{self.path.name}.corrupt")
                 os.replace(self.path, aside)
                 self._warn(f"is corrupt ({error}): it is rebuilt, and kept as '{aside.name}'")
-                found = _exchange(self.path, rows)
+                found = _exchange(self.path, fresh)
         except (OSError, sqlite3.Error) as error:
             reason = getattr(error, "strerror", None) or error
             self._warn(f"cannot be used ({reason}): times are kept for this process only")
             return
-        for environment, call, ps in found:
-            self.times[environment][call] = ps
+        self.times.update(found)
 
     def _warn(self, message: str) -> None:
         """Warns once: what is wrong with a folder shows again and again, and its remedy is one."""
@@ -90,12 +81,14 @@ class Store:
             warn(text, CostWarning, stacklevel=2)
 
 
-def _exchange(path: Path, rows: Iterable[Row]) -> list[Row]:
+def _exchange(path: Path, fresh: Mapping[Place, int]) -> dict[Place, int]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.closing(sqlite3.connect(path, timeout=LOCK_S)) as database, database:
         database.execute(_TABLE)
+        rows = [(*place, ps) for place, ps in sorted(fresh.items())]
         database.executemany("INSERT OR IGNORE INTO times VALUES (?, ?, ?)", rows)
-        return database.execute("SELECT environment, call, ps FROM times").fetchall()
+        found = database.execute("SELECT environment, call, ps FROM times")
+        return {(environment, call): ps for environment, call, ps in found}
 
 
 def cache_path() -> Path | None:

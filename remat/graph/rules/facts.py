@@ -117,14 +117,6 @@ class Facts:
         return type(mine) is type(theirs) and mine == theirs
 
 
-def kind_of(node: fx.Node) -> int:
-    """0 for a tensor, 1 for one without a version check, 2 for an object, 3 for a size."""
-    value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        return int(bool(node.meta.get("saved_tensor_with_no_vc_check", False)))
-    return 3 if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float)) else 2
-
-
 def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {tuple(value.shape)} on {value.device}"

@@ -10,8 +10,16 @@ from typing import Any
 from torch import fx
 
 from remat.graph.index import inputs_of
-from remat.graph.joint import Role, check_structure, output_node, outputs_of, role_of, split_outputs
-from remat.graph.rules.facts import Facts, Fault, described, kind_of, nodes_of, shown
+from remat.graph.joint import (
+    HandedKind,
+    Role,
+    check_structure,
+    output_node,
+    outputs_of,
+    role_of,
+    split_outputs,
+)
+from remat.graph.rules.facts import Facts, Fault, described, nodes_of, shown
 
 #: Inputs of forward, and what backward takes behind all that forward hands over, in that order.
 _FORWARD_INPUTS = (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)
@@ -77,7 +85,9 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
             yield Fault(f"forward hands over {value!r}, which no node computes")
     behind = {n.name for n in _behind(facts)}
     mine = [n for n in facts.placeholders[2] if n.name not in behind]
-    theirs = sorted(facts.handed, key=lambda n: kind_of(n) != 3)  # sizes first, else in order
+    theirs = sorted(
+        facts.handed, key=lambda n: HandedKind.of(n) is not HandedKind.SIZE
+    )  # sizes first, else in order
     taken, given = {n.name: n for n in mine}, {n.name: n for n in theirs}
     lonely = [n for n in (*mine, *theirs) if (n.name in taken) != (n.name in given)]
     for node in lonely:
@@ -85,7 +95,7 @@ def backward_takes_what_forward_hands(facts: Facts) -> Iterator[Fault]:
     if not lonely:
         yield from _compared("input", mine, theirs, "backward")
     for a, b in zip(facts.handed, facts.handed[1:], strict=False):
-        if kind_of(a) > kind_of(b):
+        if HandedKind.of(a) > HandedKind.of(b):
             yield Fault(
                 f"'{b.name}' is handed over behind '{a.name}'; expected tensors, those without a "
                 "version check, objects, sizes",
@@ -118,7 +128,7 @@ def outputs_are_described(facts: Facts) -> Iterator[Fault]:
     if len(descs) != n + len(facts.returned[1]):
         yield Fault(f"forward describes {len(descs)} of {n + len(facts.returned[1])} outputs")
     for k, (node, desc) in enumerate(zip(facts.handed, descs[n:], strict=False)):
-        kind = "NoVcCheck" if kind_of(node) == 1 else ""
+        kind = "NoVcCheck" if HandedKind.of(node) is HandedKind.UNCHECKED else ""
         wanted = f"SavedForBackwards{kind}AOTOutput"
         if type(desc).__name__ != wanted or desc.idx != k:
             yield Fault(f"'{node.name}' is described as {desc}, expected {wanted}({k})", (node,))

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from remat import torch_compat
 from remat.errors import ProblemError
+from remat.graph.joint import UNCHECKED
 from remat.graph.source import source_line
 from remat.graph.text.literals import read_opaque, write_opaque
 from remat.graph.text.syntax import Source, arguments, call_name, quoted, written_call
@@ -23,7 +24,7 @@ _POLICIES = {policy.name.lower(): policy for policy in CheckpointPolicy}
 #: Marks without a value, and the metadata they stand for.
 _FLAGS = {
     "backward_hook": "has_backward_hook",
-    "unchecked": "saved_tensor_with_no_vc_check",
+    "unchecked": UNCHECKED,
 }
 #: What ``part(…)`` may say: the half that AOTAutograd traced a node in.
 PARTS = ("is_forward", "is_backward", "must_be_in_forward", "must_be_in_backward")

@@ -22,6 +22,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import ProblemError
 from remat.graph.purity import overload_names
+from remat.graph.storages import SYMBOLIC
 from remat.graph.text.sizes import expression_of, write_expression
 from remat.graph.text.syntax import (
     IDENTIFIER,
@@ -41,7 +42,6 @@ CONSTANTS: dict[str, Any] = {
         *(v for v in vars(torch).values() if isinstance(v, (torch.layout, torch.memory_format))),
     )
 }
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _DEVICE = re.compile(r"[a-z][a-z0-9_]*(:\d{1,4})?", re.ASCII)
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 #: What a class may be called: its name, with its module before it.

@@ -13,7 +13,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import ProblemError
-from remat.files import read_as
+from remat.files import as_tuples, read_as
 from remat.graph.joint import JointGraph, Turn, make_module, role_of
 from remat.graph.text.annotations import PARTS, read_comment, read_descriptor, read_mark
 from remat.graph.text.literals import ArgumentReader, read_opaque
@@ -292,15 +292,10 @@ def _read_header(
     device = literals.device(given["device"])
     fields: dict[str, Any] = {}
     for key in (k for k in FIELDS if k in given):
-        fields[key] = _as_tuples(literals.read(given[key]))
+        fields[key] = as_tuples(literals.read(given[key]))
         if not _has_form(fields[key], FIELDS[key]):
             raise source.error(given[key], f"one such as {FIELDS[key]!r}", f"{key} as {{}}")
     return name, device, fields
-
-
-def _as_tuples(value: Any) -> Any:
-    """Turn lists into tuples, recursively."""
-    return tuple(map(_as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _has_form(value: Any, form: Any) -> bool:

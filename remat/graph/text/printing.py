@@ -18,6 +18,7 @@ from remat.errors import ProblemError, RematError
 from remat.files import write_whole, writing
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.ops import attribute_of
+from remat.graph.storages import SYMBOLIC, fake_mode_of, leaves_of
 from remat.graph.text.annotations import (
     PARTS,
     number_regions,
@@ -25,11 +26,10 @@ from remat.graph.text.annotations import (
     write_descriptor,
     write_marks,
 )
-from remat.graph.text.literals import SYMBOLIC, ArgumentWriter, write_opaque, write_target
+from remat.graph.text.literals import ArgumentWriter, write_opaque, write_target
 from remat.graph.text.sizes import Symbol, symbols_of, write_symbol
 from remat.graph.text.syntax import check_size, quoted, written_call
 from remat.graph.text.values import ValueWriter, write_numbers
-from remat.torch_compat import pytree
 
 #: Version of the text form; a newer one is refused.
 VERSION = 1
@@ -98,7 +98,7 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
 def _print(
     kind: str, name: str, module: fx.GraphModule, fields: dict[str, Any], sources: bool
 ) -> str:
-    values = [v for n in module.graph.nodes for v in pytree.tree_leaves(n.meta.get("val"))]
+    values = [v for n in module.graph.nodes for v in leaves_of(n.meta.get("val"))]
     devices = Counter(str(v.device) for v in values if isinstance(v, torch.Tensor))
     device = devices.most_common(1)[0][0] if devices else "cpu"
     literals = ArgumentWriter()
@@ -114,8 +114,7 @@ def _environment(values: Sequence[Any]) -> ShapeEnv | None:
     for value in values:
         if isinstance(value, SYMBOLIC):
             return value.node.shape_env  # type: ignore[no-any-return]
-    modes = (getattr(v, "fake_mode", None) for v in values)
-    return next((m.shape_env for m in modes if m is not None and m.shape_env is not None), None)
+    return getattr(fake_mode_of(values), "shape_env", None)
 
 
 class _Printer:
@@ -209,7 +208,7 @@ class _Printer:
         """What the graph returns: one line for each output, in a joint graph or with descriptors."""
         out = output_node(self._module.graph)
         (returned,) = out.args
-        descs = pytree.arg_tree_leaves(out.meta.get("desc"))
+        descs = leaves_of(out.meta.get("desc"))
         described = any(d is not None for d in descs)
         flat = isinstance(returned, (list, tuple)) and not any(
             isinstance(v, (list, tuple, dict)) for v in returned

@@ -17,11 +17,10 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import ProblemError
-from remat.graph.storages import storage_key
+from remat.errors import ProblemError, first_line
+from remat.graph.storages import SYMBOLIC, storage_key
 from remat.graph.text.literals import (
     CONSTANTS,
-    SYMBOLIC,
     ArgumentReader,
     ArgumentWriter,
     read_opaque,
@@ -386,8 +385,8 @@ class ValueReader:
         try:
             return make()
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise self._source.error(node, f"a tensor that PyTorch makes: {reason}") from error
+            expected = f"a tensor that PyTorch makes: {first_line(error)}"
+            raise self._source.error(node, expected) from error
 
 
 def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:

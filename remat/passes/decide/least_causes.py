@@ -9,6 +9,7 @@ from remat.graph import ops, purity
 from remat.graph.lowering import Lowered, SavedKind, must_save
 from remat.graph.replays import maker_of
 from remat.passes.core.state import State
+from remat.units import some_of
 
 #: Operators that a text names before it counts the others.
 MOST_NAMES = 3
@@ -55,7 +56,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
             reasons["memory is written in place after it is read"] = ""
     if undeclared:
         count = sum(undeclared.values())
-        names = named(tuple(undeclared))
+        names = some_of(tuple(undeclared), MOST_NAMES)
         does = "values come" if count > 1 else "a value comes"
         fact = f"{count} {does} from operators that are not declared pure ({names})"
         act = "declare with remat.declare_pure those that only depend on their inputs"
@@ -64,12 +65,6 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
         reasons["what it keeps cannot be computed again"] = ""
     todo = ", or ".join(filter(None, reasons.values()))
     return "; ".join(reasons), todo
-
-
-def named(names: Sequence[str], most: int = MOST_NAMES) -> str:
-    """Names in a row; beyond a number of them, how many more there are."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def _roots(lowered: Lowered, saved: Sequence[int]) -> Iterator[int]:

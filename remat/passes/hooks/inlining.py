@@ -10,16 +10,15 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from remat import torch_compat
 from remat.graph.fake import refresh
-from remat.graph.joint import output_node
+from remat.graph.joint import UNCHECKED, output_node
 from remat.graph.replays import is_element
-from remat.graph.storages import Sizes
+from remat.graph.storages import SYMBOLIC, Sizes, fake_mode_of
 from remat.passes.hooks.tracing import Traced
-from remat.passes.split.convention import UNCHECKED, own_descriptors, write_output
+from remat.passes.split.convention import own_descriptors, write_output
 
 
 class Inlining:
@@ -87,7 +86,7 @@ class Inlining:
             before=mark,
             prefix=f"{saved.name}_pack",
             meta={**_provenance(saved), "packed_from": saved.name},
-            mode=_mode_of(saved),
+            mode=fake_mode_of(saved.meta["val"]),
         )
         handed = self._name(results, saved)
         node = mark.prev
@@ -163,7 +162,7 @@ class Inlining:
             before=first,
             prefix=f"{taken.name}_unpack",
             meta={**_provenance(taken), "autograd_backward": True},
-            mode=_mode_of(taken),
+            mode=fake_mode_of(taken.meta["val"]),
         )
         if value.op == "call_function":
             torch_compat.rename(value, self._unused(f"{taken.name}_unpacked"))
@@ -219,30 +218,18 @@ def _inline(
             setattr(half, copied.name, getattr(body, str(node.target)))
             copied.meta = {**meta, "val": node.meta.get("val")}
         else:
-            copied.meta = {**meta, "val": _evaluate(copied, mode)}
+            copied.meta = dict(meta)
+            refresh(copied, mode or contextlib.nullcontext())
         env[node] = copied
     returned: Any = output_node(body.graph).args[0]
     results = returned if isinstance(returned, (tuple, list)) else [returned]
     return [env[r] for r in results]
 
 
-def _evaluate(node: fx.Node, mode: Any) -> Any:
-    """The fake value of a node, from those of its inputs."""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    symbols = getattr(mode, "shape_env", None)
-    quiet = contextlib.nullcontext() if symbols is None else symbols.suppress_guards()
-    with mode, quiet, torch.no_grad():
-        return node.target(*args, **kwargs)  # type: ignore[operator]
-
-
-def _mode_of(node: fx.Node) -> Any:
-    return getattr(node.meta["val"], "fake_mode", None) or contextlib.nullcontext()
-
-
 def _symbol(node: fx.Node) -> str | None:
     """A size as text; None for what is no size."""
     value = node.meta.get("val")
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(value, SYMBOLIC):
         return str(value.node.expr)
     return repr(value) if isinstance(value, (int, float)) else None
 

@@ -16,10 +16,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, statica
 from torch.utils.weak import TensorWeakRef
 
 from remat import torch_compat
-from remat.errors import PlanError, RematError
+from remat.errors import PlanError, RematError, summary
 from remat.graph import ops
 from remat.graph.joint import output_node
-from remat.graph.storages import Sizes, hint
+from remat.graph.storages import SYMBOLIC, Sizes, hint
 from remat.passes.packing.pairs import (
     SavedTensorHooks,
     check_unpacked,
@@ -146,7 +146,7 @@ _THE_SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
 def _is_handed(leaf: Any) -> bool:
-    return isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(leaf, (torch.Tensor, *SYMBOLIC))
 
 
 def _graph(
@@ -203,8 +203,7 @@ def _traced(
         except RematError:
             raise
         except Exception as error:  # foreign code: whatever it does that a trace cannot follow
-            first = next(iter(str(error).strip().splitlines()), "")
-            raise UntraceableError(f"{type(error).__name__}: {first.rstrip('.')}") from error
+            raise UntraceableError(summary(error)) from error
 
 
 def _own(value: Any) -> Any:

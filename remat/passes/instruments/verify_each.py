@@ -10,11 +10,11 @@ import torch
 from torch import fx
 
 from remat.errors import PassError, ProblemError
-from remat.graph import ops
 from remat.graph.snapshot import Stamp, alike
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument, first_fault
 from remat.passes.core.state import Known
+from remat.passes.split.functionalize_rng import drawn_again
 from remat.running.differences import first_difference
 from remat.running.trial import MAX_BYTES, Trial
 
@@ -215,15 +215,11 @@ def _run(trial: Trial, state: State) -> Mapping[str, Any]:
 
 
 def _drawn_twice(state: State) -> str | None:
-    """The first random operator that draws in both halves."""
+    """The first random operator that draws in forward and anew later."""
     if state.forward is None or state.backward is None:
         return None
-    in_forward, in_backward = (
-        [n.name for n in m.graph.nodes if n.op == "call_function" and ops.is_random(n)]
-        for m in (state.forward, state.backward)
-    )
-    twice = set(in_forward)
-    return next((name for name in in_backward if name in twice), None)
+    again = drawn_again(state.forward.graph, state.backward.graph)
+    return again[0][0].name if again else None
 
 
 def _told(error: Exception) -> str:

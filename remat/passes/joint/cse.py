@@ -15,10 +15,9 @@ from remat.graph import ops
 from remat.graph.fake import refresh
 from remat.graph.index import are_plain, inputs_of
 from remat.graph.joint import output_node
-from remat.graph.storages import Memories
+from remat.graph.storages import SYMBOLIC, Memories, leaves_of
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
-from remat.torch_compat import pytree
 
 
 @dataclass(frozen=True)
@@ -114,14 +113,13 @@ def _is_unbacked(node: fx.Node) -> bool:
 
 
 def _leaves(node: fx.Node) -> list[Any]:
-    value = node.meta.get("val")
-    return [value] if isinstance(value, torch.Tensor) else pytree.tree_leaves(value)
+    return leaves_of(node.meta.get("val"))
 
 
 def _is_symbolic(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return not all(type(s) is int for s in value.shape)
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+    return isinstance(value, SYMBOLIC)
 
 
 #: Types of arguments that are the same to the bit where they are equal.
@@ -153,6 +151,6 @@ def _describe(x: Any) -> Any:
         return (tuple(x), _describe_all(x.values()))
     if isinstance(x, float):
         return struct.pack("<d", x)
-    if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+    if isinstance(x, SYMBOLIC):
         return str(x.node.expr)
     return x

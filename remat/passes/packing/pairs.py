@@ -21,8 +21,9 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from remat import torch_compat
-from remat.errors import PlanError, ProblemError, RematError
+from remat.errors import PlanError, ProblemError, RematError, summary
+from remat.graph import ops
+from remat.graph.host_copies import WAIT_COPIED, offload, reload
 
 #: Which saved tensors hooks are for; see `SavedTensorHooks.filter`.
 FILTERS = ("donated", "no_static", "all")
@@ -192,9 +193,7 @@ def naming(which: str, kind: type[RematError]) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # foreign code
-        first = next(iter(str(error).strip().splitlines()), "").rstrip(".")
-        told = f"{type(error).__name__}: {first}" if first else type(error).__name__
-        raise kind(f"{which} raised {told}") from error
+        raise kind(f"{which} raised {summary(error)}") from error
 
 
 def told_kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
@@ -220,16 +219,9 @@ def _key_of(function: Callable[..., Any]) -> str | None:
         elif node.op in ("get_attr", "call_module"):  # its numbers are in no text
             return None
         else:
-            lines.append(f"{node.name} {node.op} {_called(node.target)} {node.args} {node.kwargs}")
+            called = node.target if isinstance(node.target, str) else ops.text_of(node.target)
+            lines.append(f"{node.name} {node.op} {called} {node.args} {node.kwargs}")
     return "\n".join(lines)
-
-
-def _called(target: Any) -> str:
-    if isinstance(target, str):
-        return target
-    if isinstance(target, (torch_compat.OpOverload, torch_compat.OpOverloadPacket)):
-        return str(target)
-    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
 
 
 # Ready-made pairs ---------------------------------------------------------------------------------
@@ -309,37 +301,14 @@ def unpack_int8(packed: Packed) -> torch.Tensor:
     return value  # type: ignore[no-any-return]
 
 
-@torch.library.custom_op("remat::to_host", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def to_host(x: torch.Tensor) -> torch.Tensor:
-    """A copy in the host's memory, page-locked where a GPU copies into it by itself."""
-    host = torch.empty_like(x, device="cpu", pin_memory=x.device.type == "cuda")
-    return host.copy_(x, non_blocking=True)
-
-
-@to_host.register_fake
-def _(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(x, device="cpu")
-
-
-@torch.library.custom_op("remat::to_device", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
-def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on a device; the stream that made the copy in the host's memory orders the two."""
-    return torch.empty_like(x, device=device).copy_(x, non_blocking=True)
-
-
-@to_device.register_fake
-def _(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return torch.empty_like(x, device=device)
-
-
 def pack_offload(x: torch.Tensor) -> Packed:
     """The same bytes in the host's memory; what lies there already stays."""
-    return x if x.device.type == "cpu" else (to_host(x), x.device)
+    return x if x.device.type == "cpu" else (WAIT_COPIED(offload(x), x), x.device)
 
 
 def unpack_offload(packed: Packed) -> torch.Tensor:
     kept, device = packed
-    return to_device(kept, device)  # type: ignore[no-any-return]
+    return WAIT_COPIED(reload(kept, device), kept)  # type: ignore[no-any-return]
 
 
 #: The ready-made pairs by name.

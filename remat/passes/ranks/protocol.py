@@ -24,6 +24,7 @@ import torch
 
 from remat import torch_compat
 from remat.errors import PlanError, warn
+from remat.files import as_tuples
 from remat.graph.rank_fingerprint import Outline, first_difference
 from remat.units import format_bytes
 
@@ -133,7 +134,7 @@ class Ranks:
             else:
                 self._give_way(place, question, wait_s)
             claim = self._shared.compare_set(question.key, "", _packed(asdict(own)))
-            return Verdict(**_tuples(_unpacked(claim)))
+            return Verdict(**_unpacked(claim))
         # Stores raise RuntimeErrors; what is too large for them is our own error.
         except (RuntimeError, PlanError) as error:
             self._lose(error)
@@ -256,7 +257,7 @@ class Ranks:
         )
 
     def _tell_difference(self, place: str, question: Question, first: dict[str, Any]) -> None:
-        theirs = Outline(**_tuples(first["outline"]))
+        theirs = Outline(**first["outline"])
         who = (f"rank {self.rank}", "rank 0")
         parts = first_difference(question.outline, theirs, who)
         if parts is None:
@@ -300,15 +301,6 @@ def other_ranks() -> Ranks | None:
     return None if ranks.lost else ranks
 
 
-def _tuples(data: dict[str, Any]) -> dict[str, Any]:
-    """What JSON made lists of, as it was: tuples, of tuples where a list holds lists."""
-    return {k: _tuple(v) for k, v in data.items()}
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
 def _packed(data: dict[str, Any]) -> str:
     text = base64.b85encode(zlib.compress(json.dumps(data).encode())).decode()
     if len(text) > LONGEST:
@@ -319,7 +311,7 @@ def _packed(data: dict[str, Any]) -> str:
 
 
 def _unpacked(text: bytes) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(zlib.decompress(base64.b85decode(text)))
+    data: dict[str, Any] = as_tuples(json.loads(zlib.decompress(base64.b85decode(text))))
     return data
 
 

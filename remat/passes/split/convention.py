@@ -10,27 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import fx
 
 from remat import torch_compat
-
-#: The mark of a saved tensor whose version counter autograd does not check.
-UNCHECKED = "saved_tensor_with_no_vc_check"
-
-
-def is_size(value: Any) -> bool:
-    """Whether a value is handed over among the sizes."""
-    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool, int, float))
-
-
-def is_checked_tensor(value: Any) -> bool:
-    """Whether a value of forward is handed over among the tensors that autograd checks."""
-    return (
-        isinstance(value, fx.Node)
-        and isinstance(value.meta.get("val"), torch.Tensor)
-        and not value.meta.get(UNCHECKED, False)
-    )
+from remat.graph.joint import UNCHECKED
 
 
 def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> None:

@@ -20,13 +20,13 @@ from remat.graph import ops
 from remat.graph.copying import Copier
 from remat.graph.fake import cloned, refresh
 from remat.graph.forward_order import ForwardOrder
-from remat.graph.joint import Role, make_module, split_outputs
+from remat.graph.joint import HandedKind, Role, make_module, split_outputs
 from remat.graph.lowering import Decision
 from remat.graph.source import located
 from remat.graph.writes import aliased_argument, is_destination
 from remat.passes.core.state import State
 from remat.passes.split.arrangement import arrange, position_of
-from remat.passes.split.convention import is_checked_tensor, is_size, write_output
+from remat.passes.split.convention import write_output
 
 
 class Extraction:
@@ -59,21 +59,11 @@ class Extraction:
             read, self._snapshots_read = found.read, set(found.snapshots)
         else:
             self._backward_nodes, read = self._reach_backward(set(keep))
-        self.saved: list[fx.Node] = []
-        self.unchecked: list[fx.Node] = []
-        self.objects: list[fx.Node] = []
-        self.sizes: list[fx.Node] = []
+        handed: dict[HandedKind, list[fx.Node]] = {kind: [] for kind in HandedKind}
         for i in sorted(read):
             node = self._index.nodes[i]
-            value = node.meta.get("val")
-            if is_size(value):
-                self.sizes.append(node)
-            elif not isinstance(value, torch.Tensor):
-                self.objects.append(node)
-            elif is_checked_tensor(node):
-                self.saved.append(node)
-            else:
-                self.unchecked.append(node)
+            handed[HandedKind.of(node)].append(node)
+        self.saved, self.unchecked, self.objects, self.sizes = handed.values()
         self.snapshots = sorted(self._snapshots_read)
         self._bind_symbols()
 

@@ -17,17 +17,12 @@ from remat.errors import PlanError
 from remat.graph import ops
 from remat.graph.copying import RUN_OF, run_of
 from remat.graph.index import are_plain
-from remat.graph.joint import Role, output_node, role_of
+from remat.graph.joint import HandedKind, Role, output_node, role_of
 from remat.graph.replays import random_device, state_bytes
-from remat.graph.storages import WORKSPACE
+from remat.graph.storages import WORKSPACE, fake_mode_of
 from remat.passes.core.base import Pass, Stage
 from remat.passes.core.state import PassResult, State
-from remat.passes.split.convention import (
-    is_checked_tensor,
-    is_size,
-    own_descriptors,
-    write_output,
-)
+from remat.passes.split.convention import own_descriptors, write_output
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,14 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
     out = output_node(state.forward.graph)
     values = list(out.args[0])  # type: ignore[arg-type]
     handed = enumerate(values[own:], start=own)
-    at = next((k for k, value in handed if not is_checked_tensor(value)), len(values))
+    at = next(
+        (
+            k
+            for k, value in handed
+            if not isinstance(value, fx.Node) or HandedKind.of(value) is not HandedKind.TENSOR
+        ),
+        len(values),
+    )
     values[at:at] = [s for s, _ in states]
     write_output(out, values, own_descriptors(out, own))
     graph = state.backward.graph
@@ -138,7 +140,7 @@ def _hand_over(state: State, drawn: list[tuple[fx.Node, list[fx.Node]]]) -> None
         for n in graph.nodes
         if n.op != "placeholder"
         or role_of(n) is not Role.PRIMAL
-        or not (is_checked_tensor(n) or is_size(n.meta.get("val")))
+        or HandedKind.of(n) not in (HandedKind.TENSOR, HandedKind.SIZE)
     )
     for saved, later in states:
         with graph.inserting_before(before):
@@ -180,10 +182,7 @@ def _sample_state(node: fx.Node) -> torch.Tensor:
     """A fake tensor of the size of the generator's state, in memory of its own."""
     size = state_bytes(node)
     values = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
-    fake = next(
-        (v.fake_mode for v in torch_compat.pytree.tree_leaves(values) if hasattr(v, "fake_mode")),
-        None,
-    )
+    fake = fake_mode_of(values)
     if fake is None:
         return torch.empty(size, dtype=torch.uint8)
     with fake:

@@ -13,7 +13,8 @@ from torch import fx
 
 import remat
 from remat.errors import ProblemError
-from remat.passes.packing.pairs import PAIRS, to_device, to_host
+from remat.graph.host_copies import offload, reload
+from remat.passes.packing.pairs import PAIRS
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 LOSSY = ("bf16", "float8", "int8")
@@ -145,12 +146,12 @@ def test_offloading_goes_to_the_host_and_back() -> None:
 
 def test_the_copies_of_offloading_are_copies() -> None:
     x = torch.randn(5, 7).t()
-    for y in (to_host(x), to_device(x, torch.device("cpu"))):
+    for y in (offload(x), reload(x, torch.device("cpu"))):
         assert torch.equal(y, x)
         assert y.data_ptr() != x.data_ptr()
         assert y.stride() == x.stride()
-    torch.library.opcheck(to_host, (x,))
-    torch.library.opcheck(to_device, (x, torch.device("cpu")))
+    torch.library.opcheck(offload, (x,))
+    torch.library.opcheck(reload, (x, torch.device("cpu")))
 
 
 # What is given ------------------------------------------------------------------------------------

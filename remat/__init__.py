@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from remat.graph.knapsack_evaluator import KnapsackEvaluator as KnapsackEvaluator
     from remat.graph.purity import declare_pure as declare_pure
     from remat.graph.purity import undeclare_pure as undeclare_pure
+    from remat.integrations.backend import backend as backend
     from remat.integrations.partitioner import partitioner as partitioner
     from remat.integrations.plan_log import plans as plans
     from remat.integrations.torch_knapsack import torch_solver as torch_solver
@@ -76,6 +77,7 @@ _HOME = {
     "solver_names": "remat.api",
     "partitioner": "remat.integrations.partitioner",
     "plans": "remat.integrations.plan_log",
+    "backend": "remat.integrations.backend",
     "torch_solver": "remat.integrations.torch_knapsack",
     "RematError": "remat.errors",
     "Peak": "remat.units",

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch._dynamo import lookup_backend
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.eval_frame import explain, innermost_fn
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
     from torch._dynamo.utils import counters
     from torch._functorch import config as functorch_config
     from torch._functorch._activation_checkpointing.graph_info_provider import GraphInfoProvider

@@ -206,7 +206,7 @@ import torch, warnings
 torch.__version__ = torch.torch_version.TorchVersion("2.99.0+cpu")
 with warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
-    import remat.integrations.partitioner, remat.integrations.torch_compile, remat.integrations.torch_knapsack
+    import remat.integrations.partitioner, remat.integrations.backend, remat.integrations.torch_knapsack
     from remat.torch_compat import TorchVersionWarning
     assert not [w for w in told if w.category is TorchVersionWarning]
     remat.partitioner(), remat.partitioner(), remat.torch_solver("greedy")

@@ -87,6 +87,9 @@ def compile_within_budget(
                 taken = known.over if step.options.with_others else made.peak_bytes
                 tried.append((taken, made, compiled))
             if again:
+                step.stage(
+                    f"compiling again: the peak is {format_bytes(known.over)} above its budget"
+                )
                 continue
             share = step.options.request.budget.peak_share
             nearly = share is not None or (step.over and not step.options.with_others)
@@ -251,6 +254,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
     def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         """Compile one half, and note its code."""
         self.is_new, self._traces = True, ""
+        self._step.stage("compiling backward" if self._halves else "compiling forward")
         half = CompiledHalf.of(gm, example_inputs)
         gm = copy_module(gm)
         if self._whole and not self._halves:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from remat.graph.storages import planned_sizes
 from remat.graph.user_mutations import copy_outputs, unwatched_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
+from remat.integrations.compile_progress import CompileProgress
 from remat.integrations.plan_log import plans as plans
 from remat.integrations.step_guards import at_declared_sizes, guard_sizes
 from remat.integrations.step_tally import GraphMemory, StepTally, tally_of
@@ -75,13 +76,11 @@ class CompiledGraphs:
         planned: their codes or fingerprints, of those that no saved plan was for.
         met: how often each fingerprint was met; of several saved plans for one fingerprint, as equal
             layers have it, each graph takes the next.
-        options: the options of the backend; held, so that no others have their identity meanwhile.
         over: the codes of graphs that run although their budget cannot be held, with the bytes that were warned of.
     """
 
     planned: set[str] = field(default_factory=set)
     met: Counter[str] = field(default_factory=Counter)
-    options: Mapping[str, Any] | None = None
     over: dict[str, int] = field(default_factory=dict)
 
 
@@ -264,6 +263,7 @@ class StepPartition:
         over: why the budget cannot be held of a step that runs all the same.
         tally: who counts what the graphs of the step take together, under a budget on the peak in bytes.
         beside: what other graphs of the step hold: their runs, and bytes.
+        progress: is told the stages of the compilation.
     """
 
     def __init__(self, options: Partitioner, plan_graph: PlanGraph, *, watched: bool) -> None:
@@ -273,9 +273,15 @@ class StepPartition:
         self.over = ""
         self.tally: StepTally | None = None
         self.beside = (0, 0)
+        self.progress: CompileProgress | None = None
         self._plan_graph = plan_graph
         self._kind: str | None = None  # of the graph at hand, once it was met
         self._trains = False  # whether the code of the graph at hand was compiled before
+
+    def stage(self, text: str) -> None:
+        """Say what the compilation does from here on."""
+        if self.progress is not None:
+            self.progress.stage(text)
 
     def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
         """Have the graph that is about to be compiled share a peak in bytes with the step's others."""
@@ -305,6 +311,7 @@ class StepPartition:
     def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Plan a graph, which is taken apart, list the plan, and return the halves."""
         primals = [node.meta.get("val") for node in primals_of(joint)]
+        self.stage("planning")
         try:
             with at_declared_sizes(primals, in_bytes=self.options.in_bytes):
                 return self._split(joint)

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import remat
 from remat.errors import PlanError, noting_warnings, warn
-from remat.integrations import budget_loop, plan_log, torch_compile
+from remat.integrations import backend, budget_loop, plan_log
 
 # Importing Inductor imports a deprecated corner of torch.jit.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -51,10 +51,10 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
 @pytest.mark.parametrize(
     ("lower", "module", "fails"),
     [
-        ("eager", torch_compile, "plan_graph"),
-        ("eager", torch_compile, "_boxed"),
+        ("eager", backend, "plan_graph"),
+        ("eager", backend, "_boxed"),
         ("inductor", budget_loop, "compile_half"),
-        ("inductor", torch_compile, "guard_sizes"),
+        ("inductor", backend, "guard_sizes"),
     ],
 )
 @torch._functorch.config.patch(enable_autograd_cache=False)

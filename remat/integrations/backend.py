@@ -1,0 +1,337 @@
+"""The Dynamo backend ``"remat"``, and `remat.backend`: graphs split by our partitioner, run as they are or by Inductor."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import difflib
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from torch import fx
+
+from remat import torch_compat
+from remat.arguments import BUDGET, COST, SOLVER
+from remat.errors import ProblemError, RematError
+from remat.graph.capture import LOWERINGS
+from remat.graph.capture_errors import name_plain_failure
+from remat.graph.joint import JointGraph, copy_module
+from remat.integrations.budget_loop import CompiledBudget, compile_within_budget
+from remat.integrations.compile_progress import CompileProgress
+from remat.integrations.partitioner import (
+    CompiledGraphs,
+    Partitioner,
+    StepPartition,
+    name_of,
+    partitioner,
+)
+from remat.integrations.step_guards import around_autograd, at_declared_sizes, guard_sizes
+from remat.passes.core.pipeline import Pipeline
+from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
+from remat.planning.plan import Plan
+from remat.planning.planner import plan_graph
+from remat.planning.request import (
+    BudgetOption,
+    CostOption,
+    HooksOption,
+    OffloadOption,
+    PlanRequest,
+    SolverOption,
+)
+from remat.planning.saved_plans import SavedPlan
+
+_LOCK = threading.Lock()
+#: The backend of each options of ``torch.compile(backend="remat", options=…)``, by the identity of the options, for as
+#: long as a step of its is there: Dynamo hands over the same object for each graph.
+_BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
+
+#: Options of the backend that are ours; every other one is Inductor's.
+OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
+#: Memory that Inductor keeps for a later result of the same size, by an estimate that knows nothing of what
+#: attention and convolutions take beside their results. Without it memory is free as soon as nobody reads it.
+_KEPT_MEMORY = "allow_buffer_reuse"
+
+
+class Backend:
+    """A backend of ``torch.compile`` with its options, which are checked; `remat.backend` makes one.
+
+    Args:
+        options: by name, ours and Inductor's.
+        mode: a mode of Inductor.
+
+    Raises:
+        RematError: an option that cannot be meant.
+    """
+
+    __name__ = "remat"
+
+    def __init__(self, options: Mapping[str, Any], mode: str | None = None) -> None:
+        given = dict(options)
+        ours = {k: given.pop(k) for k in OPTIONS if k in given}
+        self._lower = ours.get("lower", "inductor")
+        if self._lower not in LOWERINGS:
+            raise ProblemError(
+                f"option 'lower' is {self._lower!r}; expected one of {', '.join(map(repr, LOWERINGS))}"
+            )
+        _refuse_unknown(given)
+        self._partition = Partitioner(**{**ours, "lower": self._lower})
+        if self._lower == "eager":
+            if given or mode is not None:
+                names = ", ".join(repr(k) for k in given) or f"mode={mode!r}"
+                raise ProblemError(
+                    f"lower='eager' does not use Inductor, but {names} is for it; known options of remat: "
+                    f"{', '.join(OPTIONS)}"
+                )
+            self._patches: dict[str, Any] = {}
+        else:
+            self._patches = _inductor_options(self._partition, given, mode)
+        self._graphs = CompiledGraphs()
+        self._options = options  # held: no others have their identity meanwhile
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of a compiled model compiles by the same backend."""
+        return self
+
+    def __call__(
+        self, gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any
+    ) -> Callable[..., Any]:
+        """Plan and compile one graph of Dynamo's.
+
+        Raises:
+            RematError: the graph cannot be planned; it is a ``BackendCompilerFailed`` of Dynamo's, too.
+        """
+        try:
+            if more:
+                raise ProblemError(
+                    f"torch.compile was given {', '.join(more)} beside remat.backend(…); give remat.backend all "
+                    "of them: remat.backend(budget=…, mode=…)"
+                )
+            return self._compile(gm, example_inputs)
+        except RematError as error:
+            raise _for_dynamo(error) from None
+
+    def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        lower, partition = self._lower, copy.copy(self._partition)
+        partition.graphs = self._graphs
+        known = CompiledBudget()
+        step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
+        step.join(gm, example_inputs)
+        with (
+            CompileProgress(name_of(gm)) as step.progress,
+            at_declared_sizes(example_inputs, in_bytes=partition.in_bytes),
+        ):
+            try:
+                if lower == "eager":
+                    compiled = _compile_eager(gm, example_inputs, step)
+                else:
+                    compiled = compile_within_budget(
+                        step, known, gm, example_inputs, dict(self._patches)
+                    )
+            except Exception as error:
+                name_plain_failure(error, gm, example_inputs, lower)
+                raise
+            # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
+            # step, Dynamo takes off.
+            with contextlib.suppress(AttributeError):
+                torch_compat.innermost_fn(compiled).partitioned = self, step  # type: ignore[attr-defined]
+            made = step.made
+            if made is None:
+                return compiled
+            with step.compiling():
+                step.warn_if_over()
+                look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
+            step.progress.finish(made)
+            return around_autograd(
+                compiled,
+                made.reread_outputs,
+                made.graph,
+                by_inductor=lower == "inductor",
+                reread_inputs=made.reread_inputs,
+                count=step.count_runs(gm, example_inputs),
+                look=look,
+            )
+
+
+def compile_step(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
+
+    Options: those of `remat.backend`. Every other option, and ``mode``, goes to Inductor.
+
+    Raises:
+        RematError: an option that cannot be meant.
+    """
+    try:
+        if options is not None and not isinstance(options, Mapping):
+            raise ProblemError(
+                f"options is {options!r}; expected a dict of options by name, such as "
+                'torch.compile(model, backend="remat", options={"budget": "40GiB"})'
+            )
+        if options is None:
+            found = Backend({}, mode)
+        else:
+            with _LOCK:
+                found = _BACKENDS.get(id(options)) or Backend(options, mode)
+                _BACKENDS[id(options)] = found
+    except RematError as error:
+        raise _for_dynamo(error) from None
+    return found(gm, example_inputs)
+
+
+def backend(
+    budget: BudgetOption = BUDGET,
+    solver: SolverOption = SOLVER,
+    cost: CostOption = COST,
+    time_limit: float | None = None,
+    *,
+    plan: SavedPlan | None = None,
+    pipeline: str | Pipeline | None = None,
+    rank_wait_s: float | None = WAIT_S,
+    hooks: HooksOption = None,
+    reread_inputs: bool = True,
+    repro: str | Path | bool | None = None,
+    offload: OffloadOption = None,
+    strict: bool = False,
+    lower: Literal["inductor", "eager"] = "inductor",
+    mode: str | None = None,
+    **inductor: Any,
+) -> Backend:
+    """A backend for ``torch.compile(model, backend=remat.backend(budget="40GiB"))``, its options checked at once.
+
+    Args:
+        budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned under it.
+        solver: as in `remat.plan`.
+        cost: as in `remat.plan`; if none is given, that of the device that the step's tensors are on.
+        time_limit: as in `remat.plan`.
+        plan: as in `remat.partitioner`.
+        pipeline: as in `remat.plan`.
+        rank_wait_s: as in `remat.partitioner`.
+        hooks: as in `remat.plan`.
+        reread_inputs: as in `remat.plan`.
+        repro: as in `remat.partitioner`.
+        offload: as in `remat.plan`.
+        strict: as in `remat.partitioner`.
+        lower: ``"inductor"``, or ``"eager"`` to run the planned graphs as they are.
+        mode: a mode of Inductor, such as ``"max-autotune"``.
+        inductor: options of Inductor, as in `torch.compile`.
+
+    Raises:
+        RematError: an option that cannot be meant.
+    """
+    given = {
+        "budget": budget,
+        "solver": solver,
+        "cost": cost,
+        "time_limit": time_limit,
+        "plan": plan,
+        "pipeline": pipeline,
+        "rank_wait_s": rank_wait_s,
+        "hooks": hooks,
+        "reread_inputs": reread_inputs,
+        "repro": repro,
+        "offload": offload,
+        "strict": strict,
+        "lower": lower,
+    }
+    return Backend(given | inductor, mode)
+
+
+def _for_dynamo(error: RematError) -> Exception:
+    """An error as Dynamo lets it through: still of its own class, and its message comes last.
+
+    Dynamo wraps any other exception, and adds that it may be a bug of PyTorch's.
+    """
+    own = type(error)
+
+    def message(self: Any) -> str:
+        return f"backend='remat' raised:\n{own.__name__}: {error}"
+
+    kind: Any = type(
+        own.__name__,
+        (torch_compat.BackendCompilerFailed, own),
+        {"__str__": message, "__module__": own.__module__},
+    )
+    raised = kind.__new__(kind)
+    vars(raised).update(vars(error))
+    torch_compat.BackendCompilerFailed.__init__(raised, Backend, error, None)
+    return raised.with_traceback(error.__traceback__)  # type: ignore[no-any-return]
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuses options that are neither ours nor Inductor's.
+
+    Raises:
+        ProblemError: there is one; the message names what may be meant.
+    """
+    if not options:
+        return
+    theirs = torch_compat.list_options()
+    for name in options:
+        if not isinstance(name, str) or name.replace("-", "_") not in theirs:
+            written = str(name).replace("-", "_")
+            # Of two that are as near, ours: Inductor has hundreds.
+            near = [
+                match
+                for names in (OPTIONS, theirs)
+                for match in difflib.get_close_matches(written, names, n=1)
+            ]
+            near.sort(key=lambda match: -difflib.SequenceMatcher(None, written, match).ratio())
+            meant = f"; did you mean '{near[0]}'?" if near else ""
+            raise ProblemError(
+                f"option {name!r} is known to neither remat ({', '.join(OPTIONS)}) nor Inductor "
+                f"(torch._inductor.list_options() lists its options){meant}"
+            )
+
+
+def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
+    return plan_graph(joint, request, in_place=True, agree=agree)
+
+
+def _compile_eager(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], step: StepPartition
+) -> Callable[..., Any]:
+    compiled = torch_compat.aot_autograd(
+        fw_compiler=lambda module, _: _boxed(module),
+        partition_fn=step,
+        keep_inference_input_mutations=True,
+    )
+    with step.compiling():
+        return compiled(gm, example_inputs)
+
+
+def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Runs one half as it is and takes its arguments over, so that each is freed after its last use.
+
+    Called with arguments of their own, the caller would keep what was saved to the end of backward.
+    """
+    graph = copy_module(module).graph
+    graph.set_codegen(torch_compat.BoxedCodeGen())
+    half = fx.GraphModule(module, graph)
+
+    def run(arguments: list[Any]) -> Any:
+        return half.forward(arguments)
+
+    torch_compat.mark_boxed(run)
+    return run
+
+
+def _inductor_options(
+    partition: Partitioner, options: Mapping[str, Any], mode: str | None
+) -> dict[str, Any]:
+    """Settings of Inductor for a step, among them those that the user asked for."""
+    known = torch_compat.list_options()
+    patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
+    patches.update(torch_compat.list_mode_options(mode) if mode else {})
+    patches.update({k.replace("-", "_"): v for k, v in options.items()})
+    if not partition.cacheable:
+        patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
+    return patches

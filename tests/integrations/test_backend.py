@@ -1,0 +1,183 @@
+"""`remat.backend`: options are checked at once, errors keep their class, and long compilations say what they do."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat import torch_compat
+from remat.errors import BudgetError, ProblemError
+from remat.integrations import compile_progress
+from remat.integrations.compile_progress import CompileProgress
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+
+X = torch.ones(16, 8)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"bugdet": "5MiB"}, "did you mean 'budget'"),
+        ({"budget": "5 apples"}, "apples"),
+        ({"solver": "no-such-solver"}, "no-such-solver"),
+        ({"lower": "eagre"}, "'inductor', 'eager'"),
+        ({"lower": "eager", "max_autotune": True}, "does not use Inductor"),
+        ({"lower": "eager", "mode": "max-autotune"}, "does not use Inductor"),
+        ({"max_autotunes": True}, "did you mean 'max_autotune'"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused_at_once(
+    options: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(remat.RematError, match=expected):
+        remat.backend(**options)
+
+
+def test_it_compiles_what_the_name_and_options_compile(model: nn.Module) -> None:
+    by_object = torch.compile(model, backend=remat.backend(budget=0.25, lower="eager"))
+    by_name = torch.compile(model, backend="remat", options={"budget": 0.25, "lower": "eager"})
+    found = []
+    for compiled in (by_object, by_name):
+        torch._dynamo.reset()
+        model.zero_grad()
+        compiled(X).sum().backward()
+        found.append((remat.plans()[-1].saved, [p.grad for p in model.parameters()]))
+    (saved, grads), (same, likewise) = found
+    assert saved == same
+    assert all(map(torch.equal, grads, likewise))
+
+
+def test_settings_of_inductor_and_modes_reach_inductor(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remat.integrations import backend
+
+    given: list[dict[str, Any]] = []
+
+    def compile_none(step: Any, known: Any, gm: Any, inputs: Any, patches: Any) -> Any:
+        given.append(patches)
+        return gm.forward
+
+    monkeypatch.setattr(backend, "compile_within_budget", compile_none)
+    made = remat.backend(budget=0.5, mode="max-autotune-no-cudagraphs", epilogue_fusion=False)
+    torch.compile(model, backend=made)(X)
+    assert given[0]["max_autotune"] is True
+    assert given[0]["epilogue_fusion"] is False
+
+
+def test_options_beside_it_are_refused(model: nn.Module) -> None:
+    compiled = torch.compile(
+        model, backend=remat.backend(lower="eager"), options={"max_autotune": True}
+    )
+    with pytest.raises(ProblemError, match=r"give remat\.backend all of them"):
+        compiled(X)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_errors_keep_their_class_and_end_with_our_message(model: nn.Module, by_name: bool) -> None:
+    given: Callable[..., Any] = (
+        torch.compile(model, backend="remat", options={"budget": "1B"})
+        if by_name
+        else torch.compile(model, backend=remat.backend(budget="1B"))
+    )
+    with pytest.raises(BudgetError) as caught:
+        given(X)
+    assert isinstance(caught.value, torch_compat.BackendCompilerFailed)
+    assert str(caught.value).endswith("asks for the least peak that is found")
+    assert isinstance(caught.value.inner_exception, BudgetError)
+
+
+def test_a_copy_of_a_compiled_model_compiles_by_the_same_options(model: nn.Module) -> None:
+    compiled = torch.compile(model, backend=remat.backend(budget=0.0, lower="eager"))
+    compiled(X).sum().backward()
+    other = copy.deepcopy(compiled)
+    torch._dynamo.reset()
+    before = remat.plans()[-1]
+    other(X).sum().backward()
+    assert remat.plans()[-1] is not before
+    assert remat.plans()[-1].saved == before.saved
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def talks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_progress, "SILENT_S", 0.0)
+    monkeypatch.delenv(compile_progress.QUIET, raising=False)
+
+
+def until_shown(progress: CompileProgress, stream: io.StringIO, text: str) -> None:
+    for _ in range(1000):
+        if text in stream.getvalue():
+            return
+        progress._done.wait(0.01)
+    pytest.fail(f"{text!r} was not shown: {stream.getvalue()!r}")
+
+
+def test_a_long_compilation_shows_its_stage_and_ends_with_the_plan(
+    model: nn.Module, talks_at_once: None
+) -> None:
+    torch.compile(model, backend=remat.backend(budget=0.0, lower="eager"))(X)
+    stream = Terminal()
+    with CompileProgress("Net 0/0", stream) as progress:
+        progress.stage("planning")
+        until_shown(progress, stream, "remat: Net 0/0: planning, ")
+        progress.finish(remat.plans()[-1])
+    *_, last = stream.getvalue().replace("\r", "\n").rstrip("\n").split("\n")
+    assert "peak" in last
+    assert "instead of" in last
+    assert last.endswith("%; details: remat.plans()[-1].explain()")
+
+
+@pytest.mark.parametrize("why", ["piped", "quiet", "short"])
+def test_nothing_is_written_to_a_pipe_if_quiet_or_within_two_seconds(
+    why: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch, talks_at_once: None
+) -> None:
+    torch.compile(model, backend=remat.backend(budget=0.0, lower="eager"))(X)
+    stream = io.StringIO() if why == "piped" else Terminal()
+    if why == "quiet":
+        monkeypatch.setenv(compile_progress.QUIET, "1")
+    if why == "short":
+        monkeypatch.setattr(compile_progress, "SILENT_S", 60.0)
+    with CompileProgress("Net 0/0", stream) as progress:
+        progress.stage("planning")
+        progress._done.wait(0.05)
+        progress.finish(remat.plans()[-1])
+    assert stream.getvalue() == ""
+
+
+def test_a_failing_compilation_ends_its_thread(talks_at_once: None) -> None:
+    stream = Terminal()
+    progress = CompileProgress("Net 0/0", stream)
+    with pytest.raises(KeyError), progress:  # noqa: PT012 -- the error ends what is shown
+        until_shown(progress, stream, "tracing")
+        raise KeyError
+    assert not progress._thread.is_alive()
+    assert stream.getvalue().endswith("\x1b[2K")  # the line is gone
+
+
+def test_the_stages_of_a_compilation_are_named(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+    monkeypatch.setattr(CompileProgress, "stage", lambda self, text: stages.append(text))
+    with torch_compat.functorch_config.patch(enable_autograd_cache=False):
+        torch.compile(model, backend=remat.backend(budget=0.5))(X).sum().backward()
+    assert stages[:3] == ["planning", "compiling forward", "compiling backward"]

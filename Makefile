@@ -25,7 +25,8 @@ DEMO := $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo)
 ARGS ?=
 N ?= 5000
 SEED ?=
-# Two processes: more would need more memory than small machines have.
+# Two processes: more would need more memory than small machines have. A file goes to one process,
+# so that what its tests share is made once.
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
@@ -50,10 +51,10 @@ demo: $(DEMO)
 
 # What is listed at its end belongs into the slow half; see conftest.py.
 check: lint
-	$(BIN)/python -m pytest -q -n $(JOBS) -m "not slow" --durations=10 --durations-min=1 $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" --durations=10 --durations-min=1 $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 fuzz: $(STAMP)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz -n $(N) $(if $(SEED),--seed $(SEED)) --jobs $(JOBS)

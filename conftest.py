@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,28 @@ SLOW = frozenset(
 # A machine that is busy with something else is no fault of a test.
 settings.register_profile("remat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("remat")
+
+
+def pytest_configure() -> None:
+    """Turn vectorised loops off in Inductor: the compiler takes a third longer for each such kernel."""
+    from torch._inductor import config
+
+    config.cpp.simdlen = 1
+    config.cpp.vec_isa_ok = None  # what it says is remembered, and tests with the mark need it
+    os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"  # for processes that tests start
+
+
+@pytest.fixture(autouse=True)
+def _vectorised_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Turn vectorised loops on for tests with the mark."""
+    if request.node.get_closest_marker("vectorised") is None:
+        yield
+        return
+    from torch._inductor import config
+
+    with config.patch({"cpp.simdlen": None}), pytest.MonkeyPatch.context() as patched:
+        patched.delenv("TORCHINDUCTOR_VEC_ISA_OK")
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -310,19 +310,9 @@ def rename(node: fx.Node, name: str) -> None:
     node._rename(name)
 
 
-def is_erased(node: fx.Node) -> bool:
-    """Whether a node was taken out of its graph."""
-    return node._erased
-
-
 def used_names(graph: fx.Graph) -> set[str]:
     """The names that a graph has given out."""
     return graph._graph_namespace._used_names
-
-
-def names_of(graph: fx.Graph) -> dict[Any, str]:
-    """The names that a graph has given to its nodes."""
-    return graph._graph_namespace._obj_to_name
 
 
 def codegen_of(graph: fx.Graph) -> Any:

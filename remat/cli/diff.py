@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from remat.cli.commands import echo_json, json_option, main
+from remat.errors import ProblemError
 
 if TYPE_CHECKING:
-    from remat.planning.plan_diff import PlanDiff
+    from remat.planning.plan import Plan
 
 #: Names of nodes that are listed for one plan and one graph; ``--json`` has all.
 MOST_NAMES = 40
+#: Fields of a plan that are compared.
+_FIELDS = (
+    "budget", "solver", "cost", "unit", "capacity", "saved_bytes", "peak_bytes", "planned_peak_bytes",
+    "without_peak_bytes", "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost",
+)  # fmt: skip
 
 
 @main.command()
@@ -25,34 +31,87 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
 
     A.json and B.json are files of `remat plan --save`, of one model.
     """
-    from remat.planning.plan_diff import diffs_of
+    from remat.planning.plans import PlanSet
     from remat.planning.saved_plans import read_plan
 
-    found = diffs_of(read_plan(first), read_plan(second))
+    read = [read_plan(path) for path in (first, second)]
+    sides = [tuple(p) if isinstance(p, PlanSet) else (p,) for p in read]
+    if len(sides[0]) != len(sides[1]):
+        raise ProblemError(
+            f"the first file holds plans for {len(sides[0])} graphs and the second for {len(sides[1])}; expected "
+            "plans of one model, captured with the same options"
+        )
+    pairs = list(zip(*sides, strict=True))
     if as_json:
-        echo_json({"files": [str(first), str(second)], "graphs": [d.to_dict() for d in found]})
+        told = [
+            {
+                "graph": a.graph,
+                "same_graph": a.fingerprint == b.fingerprint,
+                "only_first": _kept_only(a, b),
+                "only_second": _kept_only(b, a),
+                "first": _numbers(a),
+                "second": _numbers(b),
+            }
+            for a, b in pairs
+        ]
+        echo_json({"files": [str(first), str(second)], "graphs": told})
         return
-    for k, one in enumerate(found):
+    for k, (a, b) in enumerate(pairs):
         if k:
             click.echo()
-        _show(one, str(first), str(second))
+        _show(a, b, str(first), str(second))
 
 
-def _show(found: PlanDiff, first: str, second: str) -> None:
+def _show(a: Plan, b: Plan, first: str, second: str) -> None:
     from remat.cli import tables
 
-    table = tables.new_table(found.first.graph)
+    table = tables.new_table(a.graph)
     for name in ("", first, second):
         table.add_column(name, style=None if name else "bold", overflow="fold")
-    for row in found.figures:
-        table.add_row(*row)
+    columns = [_figures(plan) for plan in (a, b)]
+    for name, text in columns[0].items():
+        table.add_row(name, text, columns[1][name])
     tables.show(table)
-    if not found.same_graph:
+    if a.fingerprint != b.fingerprint:
         click.echo(
             "the plans are for different graphs, so that equal names need not be equal values: the model, "
             "shapes, the lowering or PyTorch differ"
         )
-    for names, file in ((found.only_first, first), (found.only_second, second)):
+    for names, file in ((_kept_only(a, b), first), (_kept_only(b, a), second)):
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         listed = ", ".join(names[:MOST_NAMES]) or "nothing"
         click.echo(f"kept in {file} only: {listed}{more}")
+
+
+def _kept_only(one: Plan, other: Plan) -> list[str]:
+    """Nodes that one plan keeps and the other does not, in the first one's order."""
+    there = {*other.saved, *other.snapshots}
+    return list(dict.fromkeys(n for n in (*one.saved, *one.snapshots) if n not in there))
+
+
+def _numbers(plan: Plan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in _FIELDS} | {
+        "kept": len(plan.saved) + len(plan.snapshots),
+        "recomputed": len(plan.recomputed),
+        "more": plan.before_after.more,
+    }
+
+
+def _figures(plan: Plan) -> dict[str, str]:
+    from remat.units import format_bytes, format_change, format_cost
+
+    compiled = " as compiled" if plan.planned_peak_bytes else ""
+    without, step = plan.without_peak_bytes, plan.step_cost
+    recomputed = format_cost(plan.recompute_cost, plan.unit)
+    return {
+        "budget": plan.asked.label,
+        "solver": plan.solver,
+        "cost model": plan.cost,
+        "kept": f"{len(plan.saved) + len(plan.snapshots):,} nodes",
+        "saved": format_bytes(plan.saved_bytes),
+        "recomputed": f"{len(plan.recomputed):,} nodes, {recomputed}",
+        "peak": format_bytes(plan.peak_bytes) + compiled,
+        "peak without remat": format_bytes(without) if without else "–",
+        "step": format_cost(step + plan.recompute_cost, plan.unit) if step else "–",
+        "beside no remat": format_change(plan.before_after.more),
+    }

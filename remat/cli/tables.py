@@ -9,12 +9,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from remat.units import format_bytes, format_change, format_cost, format_share
+from remat.units import format_bytes, format_cost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from remat.planning.experiment_table import Comparison, ExperimentRow
+    from remat.planning.experiment_table import Comparison
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 
@@ -94,16 +94,20 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
     table = new_table("\n".join(line for line in (title, comparison.without) if line))
     table.add_column("solver", overflow="fold")
-    for name in ("saved", "recompute  ", "gap", "peak", *(["step"] if wide else []), "time"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ["saved", "recompute", "gap", "peak", *(["step"] if wide else []), "time"]
+    for name in names:
+        shown = f"{name}  " if name == "recompute" else name  # room for the star
+        table.add_column(shown, justify="right", no_wrap=True)
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
         if i == 0 or budgets[i - 1] != row.budget:
             table.add_row(f"budget {row.label}", style="italic")
         last = i + 1 < len(budgets) and budgets[i + 1] != row.budget
+        cells = row.cells
+        cells["recompute"] += " *" if row.best else "  "
         table.add_row(
             f"  {row.solver}",
-            *_cells(row, wide),
+            *(cells[name] for name in names),
             style="bold" if row.best else None,
             end_section=last,
         )
@@ -155,17 +159,3 @@ def frontier_table(found: Frontier, title: str, rows: int) -> Table:
             style="bold" if is_knee else None,
         )
     return table
-
-
-def _cells(row: ExperimentRow, wide: bool) -> list[str]:
-    if row.saved_bytes is None or row.recompute_cost is None:
-        return ["–", "–  ", "–", "–", *(["–"] if wide else []), "–"]
-    solve_s = row.solve_s or 0.0
-    return [
-        format_bytes(row.saved_bytes),
-        format_cost(row.recompute_cost, row.unit or "") + (" *" if row.best else "  "),
-        format_share(row.gap),
-        format_bytes(row.peak_bytes or 0),
-        *([format_change(row.more)] if wide else []),
-        f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
-    ]

@@ -98,11 +98,6 @@ def _begun(
     return copy
 
 
-def is_offload(node: fx.Node) -> bool:
-    """Whether a node makes a copy in the host's memory."""
-    return node.target is OFFLOAD
-
-
 def host_storages(nodes: Iterable[fx.Node], sizes: Sizes) -> set[int]:
     """The storages of copies in the host's memory, which take none of the device's."""
-    return {key for node in nodes if is_offload(node) for key in sizes.keys(node)}
+    return {key for node in nodes if node.target is OFFLOAD for key in sizes.keys(node)}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from remat.graph import ops
+from remat.graph.writes import by_target
 
 #: The nodes that a node reads, without repeats, in argument order.
 #: PyTorch keeps them; its public property copies them into a list at each call.
@@ -43,6 +44,11 @@ class GraphIndex:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    @property
+    def special(self) -> list[int]:
+        """Positions of the nodes that are not plain."""
+        return [i for i, plain in enumerate(self.plain) if not plain]
+
 
 def index_graph(graph: fx.Graph) -> GraphIndex:
     """Numbers the nodes of a graph."""
@@ -67,12 +73,4 @@ def index_graph(graph: fx.Graph) -> GraphIndex:
 
 def are_plain(nodes: Iterable[fx.Node]) -> tuple[bool, ...]:
     """For each node, whether it is nothing but a function of its arguments (`ops.is_plain`)."""
-    known: dict[int, bool] = {}  # by the identity of the target: hashing an overload takes longer
-    plain: list[bool] = []
-    for node in nodes:
-        target = id(node.target)
-        answer = known.get(target)
-        if answer is None:
-            answer = known[target] = ops.is_plain(node)
-        plain.append(answer)
-    return tuple(plain)
+    return tuple(by_target(nodes, ops.is_plain))

@@ -296,7 +296,7 @@ class _Rules:
     def __init__(self, index: GraphIndex, storages: Storages) -> None:
         self._index, self._storages = index, storages
         self._tags = _tied_by_tags(index, storages)
-        self.replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
+        self.replays = Replays(index.nodes[i] for i in index.special)
 
     def may_save(self, i: int) -> tuple[bool, int]:
         """Whether a node may be saved, and the bytes that takes."""

@@ -110,8 +110,9 @@ def find_storages(
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
     """What holds another value in backward than forward read from it, with its last write's position."""
     mutated: dict[int, int] = {}
-    for i, (node, plain) in enumerate(zip(index.nodes, index.plain, strict=True)):
-        if not plain and ops.is_mutating(node) and not belongs_to_backward(node):
+    for i in index.special:
+        node = index.nodes[i]
+        if ops.is_mutating(node) and not belongs_to_backward(node):
             mutated.update((owner[index.position[value]], i) for value in written_by(node))
     for node in overwritten_after(joint, index.nodes):
         mutated[owner[index.position[node]]] = len(index)

@@ -10,6 +10,7 @@ from torch import fx
 from remat import torch_compat
 from remat.errors import PlanError
 from remat.graph import ops
+from remat.graph.storages import tensors_of
 
 #: Bytes of a generator's state, on the devices on which PyTorch can run an operator from one: on CUDA and XPU
 #: a seed and an offset of 8 bytes each (``CUDAGeneratorImpl::get_state``, ``XPUGeneratorImpl::get_state``).
@@ -87,11 +88,8 @@ def state_bytes(node: fx.Node) -> int:
 
 def random_device(node: fx.Node) -> torch.device:
     """The device whose generator a random operator draws from."""
-    for value in (node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)):
-        for tensor in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                return tensor.device
-    return torch.device("cpu")
+    values = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    return next((t.device for t in tensors_of(values)), torch.device("cpu"))
 
 
 def _dispatched_to(node: fx.Node) -> str | None:

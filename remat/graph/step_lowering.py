@@ -178,13 +178,8 @@ class _Lowering:
         forward: list[int] = []
         ordered: list[int] = []
         kept = {name: self._snapshot(name, of_name, once) for name in decision.snapshots}
-        written = {
-            k
-            for n, plain in zip(index.nodes, index.plain, strict=True)
-            if not plain
-            for w in written_by(n)
-            for k in sizes.keys(w)
-        }
+        writes = (w for i in index.special for w in written_by(index.nodes[i]))
+        written = {k for w in writes for k in sizes.keys(w)}
 
         # What forward does not need reads these copies wherever backward makes it.
         copied = {k for name in kept for k in sizes.keys(index.nodes[index.by_name[name]])}
@@ -198,7 +193,7 @@ class _Lowering:
                 k in fixed for j in index.inputs[i] for k in sizes.keys(index.nodes[j])
             )
 
-        replays = Replays(n for n, p in zip(index.nodes, index.plain, strict=True) if not p)
+        replays = Replays(index.nodes[i] for i in index.special)
         # Forward's writes to inputs stand at the end of the graph.
         late = roles.tangent_closure
         for i in sorted(range(len(index)), key=late.__getitem__):

@@ -8,13 +8,15 @@ that the destination is another tensor from there on, while no memory is written
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 from remat import torch_compat
+
+T = TypeVar("T")
 
 #: An argument of an operator, by position and name.
 Place = tuple[int, str]
@@ -42,16 +44,26 @@ def root_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def aliased_arguments(nodes: Iterable[fx.Node]) -> list[fx.Node | None]:
-    """For each node, `aliased_argument`; an operator's schema is read once, not once per node."""
-    known: dict[int, tuple[Place, ...] | None] = {}  # by the identity of the target
-    found: list[fx.Node | None] = []
+def aliased_arguments(nodes: Sequence[fx.Node]) -> list[fx.Node | None]:
+    """For each node, `aliased_argument`."""
+    return [
+        None if places == () else _aliased(node, places)
+        for node, places in zip(nodes, by_target(nodes, _may_alias), strict=True)
+    ]
+
+
+def by_target(nodes: Iterable[fx.Node], ask: Callable[[fx.Node], T]) -> list[T]:
+    """For each node, what is so for its operator: asked once, not once per node.
+
+    Operators go by their identity, as hashing an overload takes longer.
+    """
+    known: dict[int, T] = {}
+    found: list[T] = []
     for node in nodes:
         target = id(node.target)
-        places = known.get(target, ())
-        if places == () and target not in known:
-            places = known[target] = _may_alias(node)
-        found.append(None if places == () else _aliased(node, places))
+        if target not in known:
+            known[target] = ask(node)
+        found.append(known[target])
     return found
 
 

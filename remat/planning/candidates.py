@@ -11,6 +11,8 @@ from remat.graph.lowering import Decision, Lowered
 from remat.passes.core.choice import DecisionInfo
 
 T = TypeVar("T")
+#: Choices for several graphs that are weighed up at once: more tell nothing apart.
+_CHOICES = 2_000
 _UNKNOWN = DecisionInfo()
 
 
@@ -70,4 +72,33 @@ def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
     for t in sorted(found, key=of):
         if not best or of(t)[1] < of(best[-1])[1]:
             best.append(t)
+    return best
+
+
+#: One decision for each graph of a step so far: the bytes that they save, their score, and the decisions.
+Choice = tuple[int, int, tuple[Candidate, ...]]
+
+
+def combine(
+    options: Iterable[Sequence[Candidate]],
+    extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
+) -> list[Choice]:
+    """Choose one decision for each graph of a step: all choices that no other beats, fewest bytes first.
+
+    Args:
+        options: the decisions of each graph.
+        extend: bytes and score of a choice with one decision more, given the place of its graph, the bytes and
+            score so far, and the decision; None if that decision cannot be added.
+    """
+    best: list[Choice] = [(0, 0, ())]
+    for k, candidates in enumerate(options):
+        more = (
+            (*figures, (*chosen, candidate))
+            for saved, score, chosen in best
+            for candidate in candidates
+            if (figures := extend(k, saved, score, candidate)) is not None
+        )
+        best = pareto(more, lambda choice: choice[:2])
+        every = max(1, len(best) // _CHOICES)
+        best = [*best[::every], *(best[-1:] if every > 1 else [])]
     return best

@@ -102,6 +102,21 @@ class ExperimentRow:
             return None
         return (cost - bound) / cost if cost else 0.0
 
+    @property
+    def cells(self) -> dict[str, str]:
+        """The figures of the plan for people, by column; dashes if there is none."""
+        if self.saved_bytes is None:
+            return dict.fromkeys(("saved", "recompute", "gap", "peak", "step", "time"), "–")
+        solve_s = self.solve_s or 0.0
+        return {
+            "saved": format_bytes(self.saved_bytes),
+            "recompute": format_cost(self.recompute_cost or 0, self.unit or ""),
+            "gap": format_share(self.gap),
+            "peak": format_bytes(self.peak_bytes or 0),
+            "step": format_change(self.more),
+            "time": f"{solve_s:.2f} s" if solve_s < 100 else f"{solve_s:.0f} s",
+        }
+
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> ExperimentRow:
         """Read a row of a table.
@@ -181,17 +196,11 @@ class Comparison:
 
     def __str__(self) -> str:
         head = ["budget", "solver", "saved", "recompute", "", "gap", "peak", "step", "time"]
-        rows = [
-            [
-                *(r.label, r.solver, format_bytes(r.saved_bytes)),
-                *(format_cost(r.recompute_cost or 0, r.unit or ""), "*" if r.best else ""),
-                *(format_share(r.gap), format_bytes(r.peak_bytes or 0), format_change(r.more)),
-                f"{r.solve_s or 0:.2f} s",
-            ]
-            if r.saved_bytes is not None
-            else [r.label, r.solver, str(r.reason)]
-            for r in self.rows
-        ]
+        rows = []
+        for r in self.rows:
+            saved, recompute, *others = r.cells.values()
+            figures = [saved, recompute, "*" if r.best else "", *others]
+            rows.append([r.label, r.solver, *([str(r.reason)] if r.reason else figures)])
         lines = columns([head, *rows], left=[1])
         return "\n".join([*([self.without] if self.without else []), *lines])
 
@@ -263,16 +272,10 @@ class Sweep:
             if r.saved_bytes is None:
                 rows.append([*asked, str(r.reason)])
                 continue
-            peak, unit = r.without_peak_bytes, r.unit or ""
-            rows.append(
-                [
-                    *asked,
-                    *(format_bytes(r.saved_bytes), format_bytes(r.peak_bytes or 0)),
-                    "–" if peak is None else format_bytes(peak),
-                    format_cost(r.recompute_cost or 0, unit),
-                    "–" if r.without_step_cost is None else format_cost(r.without_step_cost, unit),
-                ]
-            )
+            peak, step, of = r.without_peak_bytes, r.without_step_cost, r.cells
+            without = "–" if peak is None else format_bytes(peak)
+            step_without = "–" if step is None else format_cost(step, r.unit or "")
+            rows.append([*asked, of["saved"], of["peak"], without, of["recompute"], step_without])
         return "\n".join(columns([[*head, "step without"], *rows], left=[0, 1, 3]))
 
 

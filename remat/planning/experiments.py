@@ -102,19 +102,12 @@ def compare(
     ]
     of_cost = {str(common["cost"]): prepared}
     _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = (token, ""), joint, of_cost
-    rows: dict[int, ExperimentRow] = {}
-
-    def note(k: int, row: ExperimentRow) -> None:
-        rows[k] = row
-        if on_row is not None:
-            on_row(row)
-
-    _ask(questions, executor, note)
+    rows = _ask(questions, executor, on_row or (lambda _: None))
     planner = prepared.planner
     return Comparison(
         graph=joint.name,
         cost=str(planner.request.cost),
-        rows=tuple(mark_best(rows[k] for k in range(len(questions)))),
+        rows=tuple(mark_best(rows)),
         unit=planner.request.cost.unit,
         step_cost=planner.step_cost,
         without_peak_bytes=planner.baseline.peak_bytes,
@@ -190,7 +183,7 @@ def sweep(
     with opened(path) as journal:
         asked = [q for q in wanted if q.key not in journal.known]
 
-        def note(_: int, row: ExperimentRow) -> None:
+        def note(row: ExperimentRow) -> None:
             journal.add(row)
             if on_row is not None:
                 on_row(row)
@@ -356,9 +349,14 @@ _NEWEST = _Newest()
 def _ask(
     questions: Sequence[_Question],
     executor: AnyExecutor,
-    note: Callable[[int, ExperimentRow], None],
-) -> None:
-    """Answer questions by an executor; ``note`` is given each row, and the place of its question."""
+    on_row: Callable[[ExperimentRow], None],
+) -> list[ExperimentRow]:
+    """Answer questions by an executor; ``on_row`` is given each row as it is known."""
+    rows: dict[int, ExperimentRow] = {}
+
+    def note(k: int, row: ExperimentRow) -> None:
+        rows[k] = row
+        on_row(row)
 
     def died(k: int, why: str) -> None:
         note(k, questions[k].row(reason=why))
@@ -367,6 +365,7 @@ def _ask(
         run_jobs(answer, questions, executor, note, died)
     finally:
         _NEWEST.of, _NEWEST.joint, _NEWEST.prepared = None, None, {}
+    return [rows[k] for k in range(len(questions))]
 
 
 def answer(question: _Question) -> ExperimentRow:

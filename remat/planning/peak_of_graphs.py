@@ -9,22 +9,16 @@ from functools import cached_property
 from remat.errors import BudgetError
 from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
 from remat.graph.lowering import Decision
-from remat.planning.candidates import Candidate, pareto
+from remat.planning.candidates import Candidate, Choice, combine
 from remat.planning.planner import Planner
 from remat.units import Budget, bytes_of_share, format_bytes
 
-#: Choices of one decision for each graph that are weighed up at once.
-_CHOICES = 2_000
 #: How often choices are made again for a lower peak, as what graphs hand on was counted roughly.
 _ROUNDS = 8
 #: Decisions with the lowest peaks of their graph that are tried for the graph where the peak is.
 _LOW = 6
 #: Graphs that are searched within what the others leave, the dearest first.
 _SEARCHED = 8
-
-
-#: Bytes saved by the graphs so far, what is to be small, and the decision of each.
-_Choice = tuple[int, int, tuple[Candidate, ...]]
 
 
 class PeakOfGraphs:
@@ -79,7 +73,7 @@ class PeakOfGraphs:
     def _split(self, k: int, decided: Candidate) -> Halves:
         key = (k, decided.decision)
         if key not in self._halves:
-            done = self._planners[k].split(decided)
+            done = self._planners[k].split_of(decided)
             assert done.forward is not None
             assert done.backward is not None
             self._halves[key] = Halves(
@@ -126,36 +120,24 @@ class PeakOfGraphs:
             others.append(highest[k] - planner.peak(decided) - (saved - decided.saved_bytes))
         return others
 
-    def _choices(self, score: Callable[[int, int, int], int | None]) -> list[_Choice]:
+    def _choices(self, score: Callable[[int, int, int], int | None]) -> list[Choice]:
         """Choices of one decision for each graph of which none saves less and has a better score.
 
         Args:
             score: of a choice that is extended by a decision: its score so far, the peak of the step while
                 that graph runs, and the cost of its runs; None: it cannot be extended by that.
         """
-        best: list[_Choice] = [(0, 0, ())]
-        for k, (options, beside) in enumerate(zip(self._options, self._others, strict=True)):
-            runs = self._runs[k]
-            more = (
-                (saved + runs * w.saved_bytes, value, (*chosen, w))
-                for saved, so_far, chosen in best
-                for w in options
-                if (
-                    value := score(
-                        so_far,
-                        saved + (runs - 1) * w.saved_bytes + beside + w.peak_bytes,
-                        runs * w.cost,
-                    )
-                )
-                is not None
-            )
-            best = pareto(more, lambda choice: choice[:2])
-            every = max(1, len(best) // _CHOICES)
-            best = [*best[::every], *(best[-1:] if every > 1 else [])]
-        return best
+
+        def extend(k: int, saved: int, so_far: int, decided: Candidate) -> tuple[int, int] | None:
+            runs, nbytes = self._runs[k], decided.saved_bytes
+            peak = saved + (runs - 1) * nbytes + self._others[k] + decided.peak_bytes
+            value = score(so_far, peak, runs * decided.cost)
+            return None if value is None else (saved + runs * nbytes, value)
+
+        return combine(self._options, extend)
 
     @cached_property
-    def _least(self) -> _Choice:
+    def _least(self) -> Choice:
         """The choice of the least peak."""
         found = self._choices(lambda so_far, peak, _: max(so_far, peak))
         return min(found, key=lambda choice: (choice[1], choice[0]))

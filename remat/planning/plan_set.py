@@ -13,7 +13,7 @@ from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
-from remat.planning.candidates import Candidate
+from remat.planning.candidates import Candidate, combine
 from remat.planning.peak_of_graphs import PeakOfGraphs
 from remat.planning.planner import Planner
 from remat.planning.plans import PlanSet
@@ -208,24 +208,15 @@ def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list
 
     None where not even the smallest points fit together.
     """
-    merged: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
-    for planner, times in zip(planners, runs, strict=True):
-        points = [(d.saved_bytes, d.cost) for d in planner.pareto()]
-        options = sorted(
-            (nbytes + times * b, cost + times * c, (*chosen, b))
-            for nbytes, cost, chosen in merged
-            for b, c in points
-            if nbytes + times * b <= room
-        )
-        merged = []
-        for option in options:
-            if not merged or option[1] < merged[-1][1]:
-                merged.append(option)
-        every = max(1, len(merged) // 2_000)  # more than that tells nothing apart
-        merged = [*merged[::every], *([merged[-1]] if merged and every > 1 else [])]
-    if not merged:
+
+    def extend(k: int, saved: int, cost: int, decided: Candidate) -> tuple[int, int] | None:
+        saved += runs[k] * decided.saved_bytes
+        return (saved, cost + runs[k] * decided.cost) if saved <= room else None
+
+    choices = combine([p.pareto() for p in planners], extend)
+    if not choices:
         return None
-    shares = list(merged[-1][2])
+    shares = [decided.saved_bytes for decided in choices[-1][2]]
     # What is left goes to whom it helps: the graph that recomputes most.
     left = room - sum(r * b for r, b in zip(runs, shares, strict=True))
     needs = [r * p.at(b).cost for r, p, b in zip(runs, planners, shares, strict=True)]

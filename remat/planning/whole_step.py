@@ -163,7 +163,7 @@ class StepMemory:
             decided: the decision.
             block_sizes: bytes of each parameter of a block.
         """
-        done = prepared.split(decided)
+        done = prepared.split_of(decided)
         assert done.forward is not None
         assert done.backward is not None
         fused = done.joint.lower == "inductor"
@@ -412,7 +412,7 @@ class Fitting:
 
     def _step_s(self, decided: Candidate) -> float:
         once = step_costs_of(self.planner.state, self.planner.request.cost, required=True)
-        computing = (sum(once) + decided.cost) / 1e12
+        computing = sum(once) / 1e12 + decided.cost / 1e12
         sending = self.rank.sharding.sent_bytes / (self.rank.link_gbps * 1e9)
         tbps = device_of(self.planner.request.cost).memory_tbps
         return max(computing, sending) + self.rank.use.moved_bytes / (tbps * 1e12)

@@ -21,7 +21,6 @@ from concurrent.futures import (
     wait,
 )
 from functools import partial
-from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, TypeVar
 
 from remat.errors import ProblemError
@@ -116,45 +115,27 @@ def _declaring(work: Callable[[Job], Answer], declared: Sequence[str], job: Job)
         return work(job)
 
 
-#: Python's variable by which an interpreter leaves the working directory off its path.
+#: Python's variable by which an interpreter leaves the working directory off its path. Else Python puts that directory
+#: first on the path of a new interpreter, before it takes over ours, and imports from there while it starts.
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
-class _Process(SpawnProcess):
-    """A process that imports nothing from the working directory while it starts.
-
-    Python puts that directory first on the path of the new interpreter, before it takes over ours.
-    """
-
-    def start(self) -> None:
-        self._given = os.environ.get(_SAFE_PATH)
-        with _environment(_SAFE_PATH, "1"):
-            super().start()
-
-    def run(self) -> None:
-        with _environment(_SAFE_PATH, self._given):  # the variable is not for what a job starts
-            super().run()
-
-
-class _Context(SpawnContext):
-    Process = _Process
-
-
 @contextlib.contextmanager
-def _environment(name: str, value: str | None) -> Iterator[None]:
-    before = os.environ.get(name)
-
-    def put(text: str | None) -> None:
-        if text is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = text
-
-    put(value)
+def _safe_path() -> Iterator[None]:
+    """Processes that start meanwhile import nothing from the working directory until they take over our path."""
+    before = os.environ.get(_SAFE_PATH)
+    _put_safe_path("1")
     try:
         yield
     finally:
-        put(before)
+        _put_safe_path(before)
+
+
+def _put_safe_path(value: str | None) -> None:
+    if value is None:
+        os.environ.pop(_SAFE_PATH, None)
+    else:
+        os.environ[_SAFE_PATH] = value
 
 
 def _in_processes(
@@ -172,11 +153,16 @@ def _in_processes(
     )
     while left:
         asked = left[:1] if suspects else left
-        before = multiprocessing.active_children()
-        with _environment(_SAFE_PATH, "1"):  # multiprocessing starts a process for its semaphores
-            pool = ProcessPoolExecutor(1 if suspects else count, mp_context=_Context())
+        before, given = multiprocessing.active_children(), os.environ.get(_SAFE_PATH)
+        with _safe_path():  # multiprocessing starts a process for its semaphores
+            pool = ProcessPoolExecutor(
+                1 if suspects else count,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_put_safe_path,  # the variable is not for what a job starts
+                initargs=(given,),
+            )
         try:
-            lost = _submitted(pool, work, jobs, asked, on_answer)
+            lost = _submitted(pool, work, jobs, asked, on_answer, starting=_safe_path)
         except BaseException:  # an interrupt, too: nobody waits for what is not wanted any more
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -200,13 +186,15 @@ def _submitted(
     jobs: Sequence[Job],
     asked: Sequence[int],
     on_answer: Callable[[int, Answer], None],
+    starting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> list[int]:
-    """Hands jobs to an executor; returns the places of those that it did not answer, in their order."""
+    """Hands jobs to an executor, which starts its processes meanwhile; returns the places of those that it did not answer, in their order."""
     waiting: dict[Future[Answer], int] = {}
     lost: list[int] = []
     try:
-        for k in asked:
-            waiting[executor.submit(work, jobs[k])] = k
+        with starting():
+            for k in asked:
+                waiting[executor.submit(work, jobs[k])] = k
     except (BrokenExecutor, RuntimeError):  # it broke, or was shut down
         lost = [k for k in asked if k not in waiting.values()]
     try:

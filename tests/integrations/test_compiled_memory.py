@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,10 +26,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 class Blocks(nn.Module):
     """Residual blocks with a norm, dropout and attention."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 2) -> None:
         super().__init__()
-        self.inner = nn.ModuleList(nn.Linear(32, 128) for _ in range(2))
-        self.outer = nn.ModuleList(nn.Linear(128, 32) for _ in range(2))
+        self.inner = nn.ModuleList(nn.Linear(32, 128) for _ in range(depth))
+        self.outer = nn.ModuleList(nn.Linear(128, 32) for _ in range(depth))
         self.norm = nn.LayerNorm(32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +70,8 @@ class Pools(nn.Module):
         return nn.functional.interpolate(y, scale_factor=2).sin().mean((2, 3)).sum()
 
 
-MODELS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "block": (functools.partial(Blocks, 1), (4, 16, 32)),  # searches for a peak compile many plans
     "blocks": (Blocks, (4, 16, 32)),
     "images": (Images, (4, 3, 16, 16)),
     "pools": (Pools, (4, 1, 64, 48)),
@@ -90,7 +92,7 @@ def compiled(name: str, budget: Any) -> tuple[Any, Any, remat.Plan, int]:
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.3])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["blocks", "images", "pools"])
 def test_the_plan_knows_what_the_compiled_step_takes(name: str, budget: float) -> None:
     fn, step, plan, allocated = compiled(name, budget)
     assert plan.peak_bytes == pytest.approx(allocated, rel=0.01)
@@ -132,11 +134,11 @@ def test_pages_show_the_step_as_compiled(tmp_path: Path) -> None:
 
 
 def test_a_peak_holds_in_the_allocator() -> None:
-    top, low = compiled("blocks", 1.0)[3], compiled("blocks", remat.Peak(0.0))[3]
+    top, low = compiled("block", 1.0)[3], compiled("block", remat.Peak(0.0))[3]
     assert low < top
     for share in (0.5, 0.2):
         budget = remat.Peak(int(low + share * (top - low)))
-        plan, allocated = compiled("blocks", budget)[2:]
+        plan, allocated = compiled("block", budget)[2:]
         assert allocated <= (plan.asked.peak_bytes or 0)
         assert plan.recompute_cost > 0
 
@@ -151,9 +153,9 @@ def test_a_peak_is_never_above_that_of_budget_1() -> None:
 
 
 def test_a_peak_that_compiled_code_cannot_keep_to_is_refused() -> None:
-    low = compiled("blocks", remat.Peak(0.0))[3]
+    low = compiled("block", remat.Peak(0.0))[3]
     with pytest.raises(Exception, match=r"as Inductor compiled it, (the least of|above the)"):
-        compiled("blocks", remat.Peak(low * 7 // 10))
+        compiled("block", remat.Peak(low * 7 // 10))
 
 
 def test_a_step_that_takes_more_than_was_known_is_planned_again(
@@ -163,7 +165,7 @@ def test_a_step_that_takes_more_than_was_known_is_planned_again(
     known = budget_loop.held_bytes
     monkeypatch.setattr(budget_loop, "held_bytes", lambda timeline: known(timeline) + 4096)
     torch._dynamo.reset()
-    fn = torch.compile(Blocks(), backend="remat", options={"budget": 0.5, "epilogue_fusion": True})
+    fn = torch.compile(Blocks(1), backend="remat", options={"budget": 0.5, "epilogue_fusion": True})
     x = torch.randn(2, 16, 32)
     before = len(remat.plans())
     fn(x).backward()

@@ -12,7 +12,10 @@ import torch.nn.functional as F
 from remat import torch_compat
 from remat.integrations import workarounds
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.vectorised,
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+]
 
 
 def halving(x: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,10 @@ from remat.integrations import workarounds
 from remat.running.measure import measure_step
 from tests.hard.test_custom_operators import Shifted, Tallied
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.vectorised,
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+]
 T = torch.Tensor
 
 

@@ -17,6 +17,7 @@ from remat.graph import ops
 from remat.graph.lowering import must_recompute, must_save
 from remat.graph.roles import UNREACHABLE
 from remat.graph.storages import tensor_bytes
+from remat.graph.writes import by_target
 from remat.passes.core.analyses import Distances
 from remat.passes.core.choice import BanRules
 from remat.passes.core.state import State
@@ -43,11 +44,9 @@ class Fusion:
         self.expensive, self.fusible = bytearray(n), bytearray(n)
         self._swallowed: dict[int, frozenset[int]] = {}
         self._nbytes: dict[fx.Node, int] = {}
-        known: dict[int, tuple[bool, ...]] = {}  # by the identity of the target
-        for i, node in enumerate(index.nodes):
-            found = known.get(id(node.target))
-            if found is None:
-                found = known[id(node.target)] = _looked_up(node)
+        for i, (node, found) in enumerate(
+            zip(index.nodes, by_target(index.nodes, _looked_up), strict=True)
+        ):
             self.view[i], self.computes[i], cheap, self.expensive[i], swallows = found
             self.unlisted[i], self.fusible[i] = not cheap, cheap
             if not index.plain[i] and ops.is_random(node):

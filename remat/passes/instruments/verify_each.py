@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from remat.errors import PassError, ProblemError
+from remat.errors import PassError, ProblemError, summary
 from remat.graph.snapshot import Stamp, alike
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument, first_fault
@@ -224,7 +224,6 @@ def _drawn_twice(state: State) -> str | None:
 
 def _told(error: Exception) -> str:
     """An error in one line; the interpreter appends the node that it was at."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = map(str.strip, str(error).splitlines())
     at = next((line for line in lines if line.startswith("While executing")), "")
-    text = lines[0] if lines else ""
-    return f"{type(error).__name__}: {text[:200]}" + (f" ({at[:120]})" if at else "")
+    return summary(error)[:220] + (f" ({at[:120]})" if at else "")

@@ -49,7 +49,7 @@ def arrange(state: State, decision: Decision) -> Arrangement:
         for names in (decision.forward_order, decision.backward_order)
     ]
     runs = {*orders[0], *orders[1]}
-    for i in sorted({i for i, p in enumerate(index.plain) if not p}.difference(orders[0])):
+    for i in sorted({*index.special}.difference(orders[0])):
         if roles.required_forward[i] and ops.may_have_effects(index.nodes[i]):
             raise PlanError(
                 f"the decision does not run '{index.nodes[i].name}' in forward, where it draws or has "

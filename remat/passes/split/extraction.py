@@ -74,8 +74,8 @@ class Extraction:
         stack = [index.position[o] for o in outputs if isinstance(o, fx.Node)]
         stack += [
             i
-            for i, plain in enumerate(index.plain)
-            if not plain and roles.tangent_closure[i] and ops.may_have_effects(index.nodes[i])
+            for i in index.special
+            if roles.tangent_closure[i] and ops.may_have_effects(index.nodes[i])
         ]
         runs: set[int] = set()
         read: set[int] = set()

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from remat.errors import PlanError
-from remat.graph.joint import JointGraph
-from remat.passes.packing.pairs import HooksWarning
+from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, host_storages
+from remat.graph.joint import JointGraph, outputs_of
+from remat.graph.storages import Sizes
+from remat.passes.hooks.tracing import Traces
+from remat.passes.packing.pairs import PAIRS, HooksWarning
 from tests.graphs import joint_of, weight
 from tests.passes.hooks.hooked import (
     ARGS,
@@ -132,6 +136,19 @@ def test_what_cannot_be_traced_works_with_symbols() -> None:
     with pytest.warns(HooksWarning, match="run eagerly"):
         result = through(product, (torch.randn(5, 6), weight(6, 8)), hooks, dynamic=True)
     assert "[primals_1, primals_4], [primals_4, 1]" in shown(result.backward)
+
+
+def test_offloading_waits_for_its_copies_which_take_none_of_the_device() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        value = torch.empty(4, 6, device="meta")
+    traced = Traces(PAIRS["cpu-offload"], "eager").of(value)
+    assert traced.unpack is not None
+    for graph, begin in ((traced.pack.graph, OFFLOAD), (traced.unpack.graph, RELOAD)):
+        calls = [n.target for n in graph.nodes if n.op == "call_function"]
+        assert calls == [begin, WAIT_COPIED]
+    (handed,) = outputs_of(traced.pack.graph)
+    sizes = Sizes()
+    assert {*sizes.keys(handed)} <= host_storages(traced.pack.graph.nodes, sizes)
 
 
 def test_each_kind_of_tensor_is_traced_once() -> None:

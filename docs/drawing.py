@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 Point = tuple[float, float]
 
-STYLE = """
-svg{--card:#ffffff;--ink:#1d2733;--soft:#5a6876;--line:#8b98a5;--plain:#eef1f5;--grid:#dfe4ea;
---blue:#2f5d9e;--blue-fill:#dce7f6;--orange:#b9540c;--orange-fill:#fbe5d3;--green:#2f7a4f;--green-fill:#dcf0e3}
-@media (prefers-color-scheme:dark){svg{--card:#1d222b;--ink:#e8ebef;--soft:#a9b3be;--line:#7a8794;--plain:#2b323d;
---grid:#343c48;--blue:#8db4ee;--blue-fill:#27405f;--orange:#f0a063;--orange-fill:#56351c;--green:#7fcf9f;
---green-fill:#23472f}}
-text{font:15px system-ui,"Segoe UI",Roboto,Helvetica,Arial,sans-serif;fill:var(--ink)}
-.small{font-size:13px;fill:var(--soft)}.head{font-weight:600}.mono{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:13.5px}
-.blue{stroke:var(--blue)}.orange{stroke:var(--orange)}.green{stroke:var(--green)}.grey{stroke:var(--line)}
-.b-blue{fill:var(--blue-fill);stroke:var(--blue)}.b-orange{fill:var(--orange-fill);stroke:var(--orange)}
-.b-green{fill:var(--green-fill);stroke:var(--green)}.b-grey{fill:var(--plain);stroke:var(--line)}
-.t-blue{fill:var(--blue)}.t-orange{fill:var(--orange)}.t-green{fill:var(--green)}.t-grey{fill:var(--soft)}
-.shade{fill:var(--grid);stroke:none}.curve{fill:none;stroke-width:2.2;stroke-linejoin:round}.grid{stroke:var(--grid)}
-.arrow{fill:none;stroke-width:1.7}.dash{stroke-dasharray:6 5}
-""".replace("\n", "")
+#: Colours by name, in light and in dark.
+LIGHT = {
+    "card": "#ffffff", "ink": "#1d2733", "soft": "#5a6876", "grey": "#8b98a5", "plain": "#eef1f5", "grid": "#dfe4ea",
+    "blue": "#2f5d9e", "pale-blue": "#dce7f6", "orange": "#b9540c", "pale-orange": "#fbe5d3",
+    "green": "#2f7a4f", "pale-green": "#dcf0e3",
+}  # fmt: skip
+DARK = {
+    "card": "#1d222b", "ink": "#e8ebef", "soft": "#a9b3be", "grey": "#7a8794", "plain": "#2b323d", "grid": "#343c48",
+    "blue": "#8db4ee", "pale-blue": "#27405f", "orange": "#f0a063", "pale-orange": "#56351c",
+    "green": "#7fcf9f", "pale-green": "#23472f",
+}  # fmt: skip
+_SHAPES = (
+    'text{font:15px system-ui,"Segoe UI",Roboto,Helvetica,Arial,sans-serif}.small{font-size:13px}'
+    ".head{font-weight:600}.mono{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:13.5px}"
+    ".shade{stroke:none}.curve{fill:none;stroke-width:2.2;stroke-linejoin:round}"
+    ".arrow{fill:none;stroke-width:1.7}.dash{stroke-dasharray:6 5}"
+)
+
+
+def _colors(of: Mapping[str, str]) -> str:
+    """Rules that give each class its colour. They name no variables: papers and slides would draw those black."""
+    rules = [
+        f".card{{fill:{of['card']}}}text{{fill:{of['ink']}}}.small,.t-grey{{fill:{of['soft']}}}",
+        f".shade{{fill:{of['grid']}}}.grid{{stroke:{of['grid']}}}",
+        f".b-grey{{fill:{of['plain']};stroke:{of['grey']}}}.grey{{stroke:{of['grey']}}}.tip-grey{{fill:{of['grey']}}}",
+    ]
+    for name in ("blue", "orange", "green"):
+        color = of[name]
+        rules.append(
+            f".b-{name}{{fill:{of[f'pale-{name}']};stroke:{color}}}.{name}{{stroke:{color}}}"
+        )
+        rules.append(f".t-{name},.tip-{name}{{fill:{color}}}")
+    return "".join(rules)
+
+
+STYLE = f"{_SHAPES}{_colors(LIGHT)}@media (prefers-color-scheme:dark){{{_colors(DARK)}}}"
 
 
 class Drawing:
@@ -75,9 +96,7 @@ class Drawing:
         base = (x - 9 * dx, y - 9 * dy)
         tip = [(x, y), *((base[0] + 4.5 * s * dy, base[1] - 4.5 * s * dx) for s in (1, -1))]
         self.line((*points[:-1], base), color, dashed=dashed)
-        self.parts.append(f'<polygon class="{color}" points="{path(tip)}" fill="var(--line)"/>')
-        if color != "grey":
-            self.parts[-1] = self.parts[-1].replace("--line", f"--{color}")
+        self.parts.append(f'<polygon class="{color} tip-{color}" points="{path(tip)}"/>')
 
     def line(self, points: Sequence[Point], color: str = "grey", *, dashed: bool = False) -> None:
         dash = " dash" if dashed else ""
@@ -95,7 +114,7 @@ class Drawing:
         )
 
     def svg(self) -> str:
-        card = f'<rect width="{self.width}" height="{self.height}" rx="8" fill="var(--card)"/>'
+        card = f'<rect width="{self.width}" height="{self.height}" rx="8" class="card"/>'
         body = "\n".join((f"<title>{escape(self.title)}</title>", f"<style>{STYLE}</style>", card))
         size = (
             f'viewBox="0 0 {self.width} {self.height}" width="{self.width}" height="{self.height}"'

@@ -123,14 +123,19 @@ def ticks(chart: Chart) -> tuple[list[float], list[float]]:
 
 def step_memory() -> Drawing:
     """Bytes alive over the tutorial's step, without remat and within a peak."""
-    plans = planned((1.0, "peak:177MiB"))
-    d = Drawing(860, 350, "Memory of the tutorial’s step, without remat and with it")
+    without, within = plans = planned((1.0, "peak:177MiB"))
+    d = Drawing(860, 350, "Memory of one training step, without remat and with it")
     chart = memory(d, plans, ("grey", "blue"))
-    d.text(70, 26, "Bytes alive over one step of the tutorial’s GPT", "head")
+    d.text(70, 26, "Memory of one training step: a GPT on a CPU, the tutorial’s", "head")
     y = chart.at(0, 177)[1]
     d.line([(70, y), (630, y)], "blue", dashed=True)
-    d.text(638, y + 5, "budget: peak 177 MiB", "t-blue")
-    d.text(638, chart.at(0, plans[0].peak_bytes / MIB)[1] + 5, "without remat", "t-grey")
+    d.text(82, y - 8, "budget: 177 MiB", "t-blue")
+    for plan, name, color in ((without, "without remat", "grey"), (within, "with remat", "blue")):
+        y = chart.at(0, plan.peak_bytes / MIB)[1]
+        d.text(638, y + 5, name, f"t-{color} head")
+        more = plan.before_after.more or 0.0
+        step = f", step {more:+.1%}" if plan is within else ""
+        d.text(638, y + 24, f"peak {plan.peak_bytes // MIB} MiB{step}", f"t-{color}")
     return d
 
 

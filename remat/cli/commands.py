@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,12 +37,62 @@ if TYPE_CHECKING:
 _AS_JSON = "remat.json"
 
 
+#: Groups of the help, with the commands of each and an example of each command.
+HELP: Mapping[str, Mapping[str, str]] = {
+    "Plan": {
+        "plan": "remat plan hf:gpt2 --budget peak:0.5 --save plan.json",
+        "frontier": "remat frontier hf:gpt2 --solvers auto,greedy --plot frontier.svg",
+        "fit": "remat fit train.py:build --memory 80GiB",
+        "compare": "remat compare hf:gpt2 --solvers auto,cpsat,greedy --budgets 0.25,0.5",
+        "sweep": "remat sweep hf:gpt2 hf:bert --budgets 0.25,0.5 --jobs 2 -o sweep.jsonl",
+        "sac": "remat sac train.py:build --memory 12GiB -o checkpoints.json",
+    },
+    "See": {
+        "explain": "remat explain hf:gpt2 --budget peak:0.5 --html page.html",
+        "diff": "remat diff before.json after.json",
+    },
+    "Solve": {
+        "capture": "remat capture hf:gpt2 -o gpt2.json",
+        "solve": "remat solve gpt2.json --solver cpsat --budget 0.5",
+        "solvers": "remat solvers --json",
+        "costs": "remat costs",
+    },
+    "Develop": {
+        "passes": "remat passes --pipeline",
+        "opt": "remat opt hf:gpt2 --passes dce,cse --statistics",
+        "reduce": "remat reduce joint.txt --test 'python check.py {}' -o small.txt",
+        "repro": "remat repro /tmp/remat-repro/0",
+    },
+}
+
+
 class _Group(click.Group):
     """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130.
 
     Under ``--json`` the paragraph is ``{"error": {"kind": …, "message": …}}`` on standard output, wrong
     usage included.
     """
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Add a command; its help ends with its example."""
+        super().add_command(cmd, name)
+        for examples in HELP.values():
+            if (name or cmd.name) in examples:
+                cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by group; a plugin's own come last."""
+        grouped = [name for group in HELP.values() for name in group]
+        others = [name for name in self.list_commands(ctx) if name not in grouped]
+        for title, names in (*HELP.items(), ("More", others)):
+            rows = [
+                (name, self.commands[name].get_short_help_str(limit=formatter.width - 16))
+                for name in names
+                if name in self.commands
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **extra: Any

@@ -238,7 +238,7 @@ device_option = click.option(
 #: Options of every command that may trace a model.
 tracing_options = options(lower_option, device_option, batch_option, seq_option)
 model_arguments = options(
-    click.argument("model", metavar="MODEL"),
+    click.argument("model", metavar="MODEL", is_eager=True, callback=params.check_file),
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
 )
 #: Arguments and options of every command that captures a model.

@@ -23,8 +23,12 @@ _FIELDS = (
 
 
 @main.command()
-@click.argument("first", metavar="A.json", type=click.Path(path_type=Path))
-@click.argument("second", metavar="B.json", type=click.Path(path_type=Path))
+@click.argument(
+    "first", metavar="A.json", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.argument(
+    "second", metavar="B.json", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
     """Compare two saved plans: what one keeps and the other does not, and the figures of both.

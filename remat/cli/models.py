@@ -156,8 +156,6 @@ def _find(where: str, name: str, spec: str) -> Any:
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
-    if not path.is_file():
-        raise click.UsageError(f"MODEL is '{spec}', but there is no file '{path}'")
     # As under `python file.py` its neighbours can be imported, but none in place of what is installed.
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))

@@ -44,7 +44,7 @@ class _OptCommand(click.Command):
 
 
 @main.command(cls=_OptCommand)
-@click.argument("joint", metavar="JOINT")
+@click.argument("joint", metavar="JOINT", is_eager=True, callback=params.check_file)
 @click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
     "--passes",

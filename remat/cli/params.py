@@ -98,6 +98,15 @@ SOLVER = Checked("solver", _solver_text)
 SOLVER_NAME = Checked("solver", _solver_name)
 
 
+def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuse a MODEL whose file is missing, before any other option is read: reading those imports PyTorch."""
+    for spec in (value,) if isinstance(value, str) else value:
+        path, _, _ = spec.rpartition(":")
+        if path.endswith(".py") and not Path(path).is_file():
+            raise click.UsageError(f"MODEL is '{spec}', but there is no file '{path}'", ctx)
+    return value
+
+
 class PipelineType(ParamType):
     """Passes with commas between them, as `remat.PassManager.parse` reads them."""
 

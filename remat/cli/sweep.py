@@ -63,7 +63,9 @@ def _list(
 
 
 @main.command()
-@click.argument("models", nargs=-1, required=True, metavar="MODEL…")
+@click.argument(
+    "models", nargs=-1, required=True, metavar="MODEL…", is_eager=True, callback=params.check_file
+)
 @_list("0.2,0.5,0.8", "budgets", "budgets, with commas")
 @_list("auto", "solvers", "who decides, with commas", params.SOLVER)
 @_list("auto", "costs", "cost models, with commas")

@@ -74,7 +74,12 @@ def test_plans_of_different_graphs_are_told(saved: tuple[remat.Plan, remat.Plan]
 
 def test_what_is_no_plan_is_an_error(saved: tuple[remat.Plan, remat.Plan]) -> None:
     Path("d.json").write_text("{}")
-    for name in ("d.json", "missing.json"):
-        done = run("diff", "a.json", name)
-        assert done.exit_code == 1
-        assert done.stderr.startswith(f"error: plan '{name}'"), "the file that it is about"
+    done = run("diff", "a.json", "d.json")
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: plan 'd.json'"), "the file that it is about"
+
+
+def test_a_missing_plan_is_wrong_usage(saved: tuple[remat.Plan, remat.Plan]) -> None:
+    done = run("diff", "a.json", "missing.json")
+    assert done.exit_code == 2
+    assert "'missing.json' does not exist" in done.stderr

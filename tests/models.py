@@ -271,7 +271,7 @@ def randn_like() -> Step:
 class Checkpointed(nn.Module):
     """Blocks with dropout; every second one is a checkpointed region."""
 
-    def __init__(self, width: int = 64, depth: int = 4) -> None:
+    def __init__(self, width: int = 64, depth: int = 2) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
             nn.Sequential(

@@ -113,10 +113,7 @@ def plans_of_all(joint: remat.JointGraph) -> dict[str, remat.Plan]:
     return dict(plans.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "budget"),
-    [("llama", 0.5), ("gpt2", 0.05), ("randn_like", 0.05), ("randn_like", 0.5)],
-)
+@pytest.mark.parametrize(("name", "budget"), [("gpt2", 0.05), ("randn_like", 0.5)])
 def test_gradients_under_inductor(name: str, budget: float) -> None:
     outcome = compiled_step(name, "inductor", budget=budget, fallback_random=True)
     assert outcome.gradient_distance(eager(name)) <= 1e-4

@@ -14,7 +14,11 @@ pytestmark = pytest.mark.slow
 LINK = {"offload": "2000GB/s", "cost": "roofline:h100"}
 
 
-@pytest.mark.parametrize("name", ZOO)
+#: All but two encoders, which differ from GPT-2 in nothing that offloading looks at.
+NAMES = [name for name in ZOO if name not in ("bert", "vit")]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_offloading_changes_nothing(name: str) -> None:
     step = build(name)
     joint = remat.capture(step.model, step.args, step.kwargs, lower="eager")

@@ -18,8 +18,6 @@ from tests.fuzz.fuzzing import run_portion
 from tests.fuzz.program import Input, Program
 from tests.steps import differences
 
-#: A hundred programs; `make fuzz` draws thousands.
-PORTIONS = 2
 #: The number of a portion in which whole steps of every kind are drawn.
 WHOLE_STEPS = 3
 
@@ -33,9 +31,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("number", range(PORTIONS))
-def test_no_pipeline_changes_what_a_program_does(number: int) -> None:
-    portion = run_portion(number, shrink=False)
+def test_no_pipeline_changes_what_a_program_does() -> None:
+    """Fifty programs; `make fuzz` draws thousands."""
+    portion = run_portion(0, shrink=False)
     assert portion.fault is None, portion.fault
     seen = portion.seen
     # The law is only worth something where plans differ, draw twice, and are refused.

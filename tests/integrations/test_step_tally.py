@@ -91,8 +91,10 @@ def made(how: str) -> nn.Module:
     return Blocks([Block()] * 5 if how == "tied" else [Block() for _ in range(8)])
 
 
-@pytest.mark.parametrize("lower", LOWERINGS)
-@pytest.mark.parametrize("how", ["blocks", "tied", "breaks"])
+@pytest.mark.parametrize(
+    ("how", "lower"),
+    [*((how, "eager") for how in ("blocks", "tied", "breaks")), ("blocks", "inductor")],
+)
 def test_a_peak_is_held_over_all_graphs_or_said(how: str, lower: str) -> None:
     """Eight equal blocks, one that is called five times, and graph breaks; each below and above what it takes."""
     compiling = whole if how == "breaks" else by_block

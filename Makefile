@@ -1,6 +1,7 @@
 # make demo    a Llama's training step without remat and with it: planned, compiled, run, measured
 # make check   lint, and the quick half of the tests: within a minute, once mypy has its cache
-# make test    run all tests; ARGS="--solver=cpsat" and the like go to pytest
+# make test    run all tests; ARGS goes to pytest: ARGS="-k peak" selects tests by name,
+#              ARGS="--solver=cpsat" those of that solver in the conformance suite, and no others
 # make fuzz    check N=5000 random programs; SEED=7 draws those of a run again that failed
 # make sanitize  run the kernel's tests, and 10,000 malformed calls, under GCC's sanitizers, in build/sanitize
 # make lint    ruff and mypy

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
+from urllib.parse import quote
 
 import torch
 
@@ -69,7 +70,8 @@ class Estimate:
 
         Args:
             n_segments: the most lines.
-            save_tradeoff_graphs: draw each module to ``tradeoff_graphs/NAME.png``.
+            save_tradeoff_graphs: draw each module to ``tradeoff_graphs/NAME.png``; what no file name may have in it
+                is quoted as in addresses: ``a%2Fb.png``.
 
         Raises:
             ProblemError: ``n_segments`` is below 1.
@@ -83,7 +85,8 @@ class Estimate:
             folder = Path("tradeoff_graphs")
             folder.mkdir(exist_ok=True)
             for name in self.sac_mod_stats:
-                self.plot(folder / f"{name}.png", name)
+                # A module may be called "a/b", which is no folder.
+                self.plot(folder / f"{quote(name, safe='')}.png", name)
 
     def plot(self, path: str | Path, module: str) -> None:
         """Draws the greedy curve of a module, the lines above it, and the exact frontier.

@@ -103,6 +103,19 @@ def test_pictures(found: SACEstimator, tmp_path: Path, monkeypatch: pytest.Monke
         found.plot(tmp_path / "two.svg", "Stak")
 
 
+def test_a_picture_of_a_module_with_a_slash_in_its_name_is_a_file(
+    found: SACEstimator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(found, "plot", lambda path, module: Path(path).touch())
+    monkeypatch.setitem(found.sac_mod_stats, "a/b", found.sac_mod_stats["Stack"])
+    monkeypatch.setitem(
+        found.sac_mod_greedy_order_meta, "a/b", found.sac_mod_greedy_order_meta["Stack"]
+    )
+    found.pwlf_sac_tradeoff_curve(2, save_tradeoff_graphs=True)
+    assert (tmp_path / "tradeoff_graphs" / "a%2Fb.png").is_file()
+
+
 def test_the_picture_shows_three_curves() -> None:
     stats = example()
     fitted = upper_envelope(stats, greedy_order(stats), 2)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="budgets to plan at, with commas: 0.5, 40GiB, peak:0.5, saved:8GiB",
 )
+@click.option("--legend", is_flag=True, help="say below the table what its star and columns mean")
 def compare(
     model: str,
     overrides: tuple[str, ...],
@@ -51,6 +52,7 @@ def compare(
     time_limit: float | None,
     reread_inputs: bool,
     offload: str | None,
+    legend: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -95,7 +97,7 @@ def compare(
         title = f"{title_of(example, joint, captured)}; cost model {comparison.cost}"
         width = tables.console().width
         tables.show(tables.comparison_table(comparison, title, width=width))
-        for note in (*tables.comparison_notes(comparison), *tables.LEGEND):
+        for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):
             click.echo(note)
     if failed:
         error = RematError(

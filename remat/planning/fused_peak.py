@@ -37,6 +37,8 @@ _FAR = 10
 _NEAR = 0.005
 #: Searches from an offset, most of them short: each with this share of the usual edits, from the schedule of the last.
 _REFINED, _REFINED_SHARE = 6, 0.5
+#: An aim that was missed is lowered by this part of the peak at least, as one over it.
+_LOWERED = 1000
 
 
 def within_fused_peak(
@@ -75,7 +77,7 @@ def within_fused_peak(
     search = _FusedSearch(planner)
     vertices = planner.allowed_vertices(VERTICES)
     if limit is not None and not last and planner.request.offload is None:
-        search.try_saved(vertices)
+        search.try_around(vertices, limit - excess)
         if search.aim(limit - excess, known):
             return _unproven(_best(search, known, budget, limit, excess, last))
     at = search.try_saved(without_gaps(vertices))
@@ -117,6 +119,15 @@ class _FusedSearch:
         """Adds the decisions within numbers of saved bytes; returns the estimated peak of each."""
         return {nbytes: self.expect(self.planner.at(nbytes)) for nbytes in capacities}
 
+    def try_around(self, capacities: Sequence[int], wanted: int) -> None:
+        """Adds decisions within numbers of saved bytes, by bisection to those of the nearest estimated peak."""
+        asked = sorted(capacities)
+        low, high = 0, len(asked) - 1
+        while low <= high:
+            middle = (low + high) // 2
+            (peak,) = self.try_saved([asked[middle]]).values()
+            low, high = (middle + 1, high) if peak <= wanted else (low, middle - 1)
+
     def aim(self, wanted: int, known: Mapping[Decision, int]) -> bool:
         """Searches near an estimated peak, from the offset of the nearest candidate between both peaks.
 
@@ -140,7 +151,8 @@ class _FusedSearch:
             fits = fits or (room >= 0 and last.decision not in known)
             if 0 <= room <= _NEAR * wanted or (room > 0 and not last.cost):
                 break
-            aim += room
+            # A search within almost the same peak would find the same schedule again.
+            aim += room if room >= 0 else min(room, -(wanted // _LOWERED))
         return fits
 
     def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:

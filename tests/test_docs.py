@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import remat
 from remat.cli import main
 from tests.test_layers import ROOMS, ROOT
 
@@ -115,6 +117,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(torch, "compile", without_inductor(torch.compile))
+    monkeypatch.setattr(remat, "backend", partial(remat.backend, lower="eager"))
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

@@ -272,7 +272,6 @@ LEFT_OUT = [
     ("fit.md", "$"),
     ("fit.md", "$"),
     ("fit.md", "$"),
-    ("fit.md", "$"),
     ("instruments.md", ">>>"),
     ("instruments.md", "$"),
     ("instruments.md", "$"),

@@ -264,8 +264,6 @@ LEFT_OUT = [
     ("README.md", "git"),
     ("README.md", "pip"),
     ("budgets.md", "with"),
-    ("command-line.md", "2.1"),
-    ("command-line.md", "from"),
     ("command-line.md", "{"),
     ("command-line.md", "eval"),
     ("distributed.md", "model"),

@@ -268,8 +268,7 @@ LEFT_OUT = [
     ("command-line.md", "eval"),
     ("distributed.md", "model"),
     ("fit.md", "$"),
-    ("fit.md", "$"),
-    ("fit.md", "$"),
+    ("fit.md", "remat"),
     ("instruments.md", ">>>"),
     ("instruments.md", "$"),
     ("instruments.md", "$"),
@@ -282,7 +281,6 @@ LEFT_OUT = [
     ("tutorial.md", "pip"),
     ("tutorial.md", "def"),
     ("tutorial.md", 'model.compile(backend="remat",'),
-    ("usage.md", "remat"),
     ("writing-a-pass.md", "pip"),
     ("writing-a-solver.md", "pip"),
 ]

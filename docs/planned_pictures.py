@@ -17,48 +17,7 @@ from remat.cli.hf import build
 from remat.graph.costs import Flops, Roofline, RooflineFused
 from remat.planning.frontier import Frontier
 
-MIB, GIB = 1 << 20, 1 << 30
-LLAMA = (
-    "num_hidden_layers=8 hidden_size=2048 intermediate_size=5632 num_attention_heads=16 "
-    "vocab_size=32000 max_position_embeddings=2048 dtype=bfloat16"
-)
-
-
-def overview() -> Drawing:
-    """A Llama of 8 layers (width 2048, bfloat16, 8 × 2048 tokens) over all budgets, by three solvers.
-
-    ``greedy`` and ``dp`` decide item by item, as PyTorch's partitioner does; ``auto`` decides on the graph.
-    """
-    warnings.simplefilter("ignore")
-    example = build("llama", LLAMA.split(), batch=8, seq=2048)
-    joint = remat.capture(example.model, example.args, example.kwargs)
-    found = {
-        name: remat.frontier(joint, name, "roofline:h100") for name in ("greedy", "dp", "auto")
-    }
-    d = Drawing(860, 440, "Recompute time over saved memory for three solvers and the proven bound")
-    chart = frontiers(d, found, (70, 70, 560, 300))
-    chart.axes(
-        "saved by forward for backward, GiB", "computed again in backward, ms", *ticks(chart)
-    )
-    d.text(70, 28, "One training step of a Llama with 8 layers, modelled for an H100", "head")
-    labels = {
-        "greedy": ("grey", "greedy", "item by item"),
-        "dp": ("orange", "dp", "item by item as well"),
-        "auto": ("blue", "auto", "on the whole graph"),
-    }
-    for k, (name, (color, label, about)) in enumerate(labels.items()):
-        knee = found[name].knee()
-        y = 90 + 74 * k
-        d.curve([(652, y - 5), (680, y - 5)], color)
-        d.text(690, y, label, f"t-{color} head")
-        d.text(690, y + 18, about, "small")
-        figures = f"{knee.saved_bytes / GIB:.1f} GiB, {knee.recompute_cost / 1e9:.0f} ms"
-        d.text(690, y + 35, f"knee: {figures}", "small")
-    d.dot(666, 310, "blue")
-    d.text(690, 315, "knee", "small")
-    d.area([(652, 332), (680, 332), (680, 350), (652, 350)])
-    d.text(690, 346, "proven: no plan", "small")
-    return d
+MIB = 1 << 20
 
 
 def knee() -> Drawing:
@@ -70,7 +29,7 @@ def knee() -> Drawing:
     d = Drawing(
         860, 360, "A frontier: the cheapest plan for every number of saved bytes, and its knee"
     )
-    chart = frontiers(d, {"auto": found}, (70, 66, 560, 234), size=MIB, cost=1e6)
+    chart = frontier_chart(d, found, (70, 66, 560, 234), cost=1e6)
     chart.axes("saved bytes, MiB", "computed again, µs", *ticks(chart))
     at = found.knee()
     x, y = chart.at(at.saved_bytes / MIB, at.recompute_cost / 1e6)
@@ -85,30 +44,19 @@ def knee() -> Drawing:
     return d
 
 
-def frontiers(
-    d: Drawing,
-    found: dict[str, Frontier],
-    place: tuple[float, float, float, float],
-    size: float = GIB,
-    cost: float = 1e9,
+def frontier_chart(
+    d: Drawing, found: Frontier, place: tuple[float, float, float, float], cost: float
 ) -> Chart:
-    """Curves of some frontiers above the region that is proven empty."""
-    points: dict[str, list[Point]] = {
-        name: [(p.saved_bytes / size, p.recompute_cost / cost) for p in f.points]
-        for name, f in found.items()
-    }
-    right = max(x for ps in points.values() for x, _ in ps)
-    top = max(y for ps in points.values() for _, y in ps)
-    chart = Chart(d, place, 1.03 * right, 1.05 * top)
-    bound = [(b / size, c / cost) for b, c in next(iter(found.values())).bound]
+    """The curve of a frontier above the region that is proven empty."""
+    points: list[Point] = [(p.saved_bytes / MIB, p.recompute_cost / cost) for p in found.points]
+    chart = Chart(d, place, 1.03 * max(x for x, _ in points), 1.05 * max(y for _, y in points))
+    bound = [(b / MIB, c / cost) for b, c in found.bound]
     bound = [(b, c) for b, c in bound if b <= chart.right]
     edge = [(0.0, chart.top), (bound[0][0], chart.top), *bound, (chart.right, bound[-1][1])]
     d.area([chart.at(*p) for p in (*edge, (chart.right, 0), (0, 0))])
-    colors = dict(zip(("greedy", "dp", "auto"), ("grey", "orange", "blue"), strict=True))
-    for name, curve in points.items():
-        chart.curve([*curve, (chart.right, curve[-1][1])], colors[name], steps=True)
-        at = found[name].knee()
-        d.dot(*chart.at(at.saved_bytes / size, at.recompute_cost / cost), colors[name])
+    chart.curve([*points, (chart.right, points[-1][1])], "blue", steps=True)
+    knee = found.knee()
+    d.dot(*chart.at(knee.saved_bytes / MIB, knee.recompute_cost / cost), "blue")
     return chart
 
 
@@ -244,7 +192,6 @@ def costs() -> Drawing:
 
 
 PLANNED: dict[str, Callable[[], Drawing]] = {
-    "overview.svg": overview,
     "pictures/frontier.svg": knee,
     "pictures/bytes-and-peak.svg": bytes_and_peak,
     "pictures/tutorial-step.svg": step_memory,

@@ -94,7 +94,7 @@ def compare(
     if as_json and not failed:
         click.echo(comparison.to_json(), nl=False)
     elif not as_json:
-        title = f"{title_of(example, joint, captured)}; cost model {comparison.cost}"
+        title = f"{title_of(example, joint, captured)}; cost model {tables.cost_text(comparison.cost, cost)}"
         width = tables.console().width
         tables.show(tables.comparison_table(comparison, title, width=width))
         for note in (*tables.comparison_notes(comparison), *(tables.LEGEND if legend else ())):

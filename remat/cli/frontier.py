@@ -120,7 +120,8 @@ def frontier(
     if as_json and made:
         echo_json(_json(joint, made, failed, chosen))
     elif not as_json:
-        _show(f"{example.title}: {len(joint.graph.nodes):,} nodes", captured_s, made, chosen)
+        title = f"{example.title}: {len(joint.graph.nodes):,} nodes"
+        _show(title, captured_s, made, chosen, str(request.cost))
         for name, reason in failed.items():
             click.echo(f"{name}: no frontier: {reason}")
         if plot is not None and made:
@@ -144,14 +145,18 @@ def _json(
     }
 
 
-def _show(title: str, captured_s: float, made: list[Frontier], chosen: Plan | None) -> None:
+def _show(
+    title: str, captured_s: float, made: list[Frontier], chosen: Plan | None, cost: str
+) -> None:
     from remat.cli import tables
     from remat.units import format_bytes, format_cost
 
     if not made:
         return
     first = made[0]
-    click.echo(f"{title}, captured in {captured_s:.1f} s; cost model {first.cost}")
+    click.echo(
+        f"{title}, captured in {captured_s:.1f} s; cost model {tables.cost_text(first.cost, cost)}"
+    )
     if first.by == "peak":
         click.echo(f"every schedule has {format_bytes(first.bound[0][0])} alive at some moment")
     else:

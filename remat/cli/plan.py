@@ -117,7 +117,7 @@ def plan(
         click.echo(made.to_json(), nl=False)
         return
     for joint, one in zip(joints, [made] if isinstance(made, Plan) else made, strict=True):
-        tables.show(tables.plan_table(one, title_of(example, joint, captured)))
+        tables.show(tables.plan_table(one, title_of(example, joint, captured), str(request.cost)))
     if not isinstance(made, Plan):
         click.echo(made.explain().partition("\n")[0])
     elif request.budget.on_peak and options["lower"] == "inductor":

@@ -73,9 +73,19 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
     return table
 
 
-def plan_table(plan: Plan, title: str) -> Table:
-    """The figures of one plan."""
-    return rows_table([("budget", plan.asked.label), ("cost model", plan.cost), *plan.rows], title)
+def cost_text(resolved: str, asked: str) -> str:
+    """The cost model of a result; if nobody named one, with the option that names another device."""
+    if asked != "auto":
+        return resolved
+    name, _, device = resolved.partition(":")
+    other = "epyc" if device == "h100" else "h100"
+    return f"{resolved}, the tensors' device (--cost {name}:{other} plans for another)"
+
+
+def plan_table(plan: Plan, title: str, cost: str) -> Table:
+    """The figures of one plan; ``cost`` is the cost model that was asked for."""
+    rows = [("budget", plan.asked.label), ("cost model", cost_text(plan.cost, cost)), *plan.rows]
+    return rows_table(rows, title)
 
 
 #: Columns of a terminal from which on a comparison also has the share by which the step costs more.

@@ -210,7 +210,7 @@ def backend(
     Args:
         budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned under it.
         solver: as in `remat.plan`.
-        cost: as in `remat.plan`; if none is given, that of the device that the step's tensors are on.
+        cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
         plan: as in `remat.partitioner`.
         pipeline: as in `remat.plan`.

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from remat import torch_compat
-from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
+from remat.arguments import BUDGET, COST, SOLVER
 from remat.errors import BudgetError, ProblemError, warn
 from remat.errors import BudgetWarning as BudgetWarning
 from remat.graph.collection import paused_collection
@@ -112,8 +112,6 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     ) -> None:
         """Takes the options of `partitioner`, and the lowering of the graphs."""
         torch_compat.check_version()
-        if value_of(options.get("cost", COST)) == COST.value:  # these tensors tell where it runs
-            options["cost"] = LeftOut(f"{COST.value}:tensors")
         self.request = PlanRequest.of(**options)
         self.hooks_key = "".join(map(register, self._all_hooks()))
         self.lower = lower
@@ -520,7 +518,7 @@ def partitioner(
         budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned
             under it.
         solver: as in `remat.plan`.
-        cost: as in `remat.plan`; where none is given, for the device of the step's tensors.
+        cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
         plan: a saved plan to reuse, or the plans of several graphs: a `remat.Plan` or `remat.PlanSet`,
             its JSON text, or a path to it. A graph that it was not made for is refused, unless a budget

@@ -12,7 +12,10 @@ from tests.models import ZOO, Outcome, build
 from tests.steps import Recorded, differences, recording_backend
 
 # Importing Inductor imports a deprecated corner of torch.jit.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.vectorised,  # what users run
+]
 
 #: All of them decide; what they decide runs by itself, which takes a tenth of compiling it.
 BUDGETS = (0, 0.05, 0.2, 0.5, 0.8, 1)

@@ -24,7 +24,7 @@ def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 def test_the_default_cost_model_by_its_name_is_the_default() -> None:
     left_out, named = Partitioner(budget=0.5), Partitioner(budget=0.5, cost="auto")
     assert named.request.cost == left_out.request.cost
-    assert str(named.request.cost) == "auto:tensors"
+    assert str(named.request.cost) == "auto"
 
 
 def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compiled(

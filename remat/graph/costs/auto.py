@@ -1,8 +1,7 @@
-"""The default cost model: which one it is depends on the lowering, and on where a step really runs."""
+"""The default cost model: which one it is depends on the lowering, and on where the tensors are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -17,58 +16,49 @@ from remat.graph.costs.profile import Profile
 from remat.graph.costs.roofline import Roofline
 from remat.graph.joint import JointGraph
 
-#: What the argument names, with the presets of the devices that a graph may run on; more are an H100's.
-_HERE = "tensors"
+#: The presets that stand for types of devices; any other type is planned for as an H100.
 _PRESETS = {"cpu": "epyc"}
 
 
 @dataclass(frozen=True, slots=True)
 class Auto(CostModel):
-    """``roofline-fused`` where Inductor compiles the step, ``roofline`` where its graphs run as they are.
+    """``roofline-fused`` if Inductor compiles the step, ``roofline`` if its graphs run as they are.
 
-    Attributes:
-        by_tensors: whether the device is that of the step's tensors, as a step that is being compiled has them;
-            if not, an H100: a step that is only planned may run anywhere.
+    Both are for the kind of device that the step's tensors are on.
     """
-
-    by_tensors: bool = False
 
     name: ClassVar[str] = "auto"
     unit: ClassVar[str] = Roofline.unit
     summary: ClassVar[str] = (
-        "the default: the time of fused kernels (roofline-fused) where Inductor compiles the step, of single "
-        "operators (roofline) where its graphs run as they are; on an H100 if only planned, else where it runs"
+        "the default: the time of fused kernels (roofline-fused) if Inductor compiles the step, of single operators "
+        "(roofline) if its graphs run as they are, on the kind of device that the tensors are on"
     )
 
     @classmethod
     def parse(cls, argument: str | None) -> Self:
-        """Reads nothing, or ``tensors``.
+        """Reads nothing.
 
         Raises:
-            ProblemError: anything else.
+            ProblemError: there is an argument.
         """
-        if argument not in (None, _HERE):
+        if argument is not None:
             raise ProblemError(
-                f"cost model '{cls.name}:{argument}' is not known; '{cls.name}' plans for an H100, "
-                f"'{cls.name}:{_HERE}' for the device of the tensors; 'roofline-fused:{argument}' may name another"
+                f"cost model '{cls.name}:{argument}' is not known; '{cls.name}' is for the device of the tensors; "
+                f"'roofline-fused:{argument}' may name another"
             )
-        return cls(argument is not None)
-
-    @classmethod
-    def arguments(cls) -> Mapping[str, str]:
-        return {_HERE: "for the kind of device that the tensors are on; else for an H100"}
+        return cls()
 
     def on(self, joint: JointGraph) -> CostModel:
         """The model for one graph."""
         kind = RooflineFused if joint.lower == "inductor" else Roofline
-        return kind(DEVICES[preset_of(device_type_of(joint) if self.by_tensors else "")])
+        return kind(DEVICES[preset_of(device_type_of(joint))])
 
     def cost(self, node: fx.Node) -> int:
         """Of a node of no graph in particular: that of `Roofline`."""
         return Roofline().cost(node)
 
     def __str__(self) -> str:
-        return f"{self.name}:{_HERE}" if self.by_tensors else self.name
+        return self.name
 
 
 def preset_of(device_type: str) -> str:

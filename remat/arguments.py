@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LeftOut(Generic[T]):
+class Unset(Generic[T]):
     """The default of an argument: its type tells that nobody gave one.
 
     It prints as the value that it stands for, so that ``help(remat.plan)`` reads as usual.
@@ -25,14 +25,14 @@ class LeftOut(Generic[T]):
 
 
 #: What a plan is made for and by, where nothing else is said.
-BUDGET = LeftOut(1.0)
-SOLVER = LeftOut("auto")
-COST = LeftOut("auto")
+BUDGET = Unset(1.0)
+SOLVER = Unset("auto")
+COST = Unset("auto")
 
 
 def value_of(given: Any) -> Any:
     """An argument, or what its default stands for."""
-    return given.value if isinstance(given, LeftOut) else given
+    return given.value if isinstance(given, Unset) else given
 
 
 def as_list(name: str, value: Any, one: tuple[type, ...]) -> list[Any]:

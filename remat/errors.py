@@ -153,37 +153,37 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 #: A warning as it was given: its text and its class.
 Warned = tuple[str, type[Warning]]
 #: The lists that warnings are noted in, innermost last; each thread and each task has its own.
-_NOTED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_NOTED", default=())
+_RECORDED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_RECORDED", default=())
 
 #: Whether `warn` says nothing.
-_UNWARNED: ContextVar[bool] = ContextVar("_UNWARNED", default=False)
+_SUPPRESSED: ContextVar[bool] = ContextVar("_SUPPRESSED", default=False)
 
 
 def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
-    """Warns as `warnings.warn` does, and notes it for who is `noting_warnings`, shown or not."""
-    if _UNWARNED.get():
+    """Warns as `warnings.warn` does, and notes it for who is `record_warnings`, shown or not."""
+    if _SUPPRESSED.get():
         return
-    for noted in _NOTED.get():
+    for noted in _RECORDED.get():
         noted.append((text, category))
     warnings.warn(text, category, stacklevel=stacklevel + 1)
 
 
 @contextlib.contextmanager
-def noting_warnings() -> Iterator[list[Warned]]:
+def record_warnings() -> Iterator[list[Warned]]:
     """Notes what `warn` warns of in this thread, whatever the filters of warnings say."""
     noted: list[Warned] = []
-    token = _NOTED.set((*_NOTED.get(), noted))
+    token = _RECORDED.set((*_RECORDED.get(), noted))
     try:
         yield noted
     finally:
-        _NOTED.reset(token)
+        _RECORDED.reset(token)
 
 
 @contextlib.contextmanager
-def unwarned() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Lets `warn` say nothing in this thread: for trials of what may come to nothing."""
-    token = _UNWARNED.set(True)
+    token = _SUPPRESSED.set(True)
     try:
         yield
     finally:
-        _UNWARNED.reset(token)
+        _SUPPRESSED.reset(token)

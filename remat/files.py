@@ -21,7 +21,7 @@ T = TypeVar("T")
 MAX_RECORD_BYTES = 2**30
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomic(path: Path, content: str | bytes) -> None:
     """Writes a file under another name first, so that nobody ever sees half of it; text as UTF-8.
 
     Raises:
@@ -175,7 +175,7 @@ def save_record(
         RematError: of the class ``error``; the file cannot be written, and what was there is as it was.
     """
     with writing(path, what=record.form.what, error=error):
-        write_whole(Path(path), write_record(record))
+        write_atomic(Path(path), write_record(record))
 
 
 def load_record(

@@ -285,10 +285,10 @@ def format_bytes(n: float) -> str:
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
     """Two numbers of bytes for people, with as many digits as it takes to tell them apart."""
-    told = format_bytes(first), format_bytes(second)
-    if first == second or told[0] != told[1]:
-        return told
-    unit = told[0].split()[1]
+    texts = format_bytes(first), format_bytes(second)
+    if first == second or texts[0] != texts[1]:
+        return texts
+    unit = texts[0].split()[1]
     size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
     for digits in range(4, 20):
         numbers = f"{first / size:.{digits}g}", f"{second / size:.{digits}g}"

@@ -27,8 +27,8 @@ def echo_error(
 ) -> None:
     """Prints an error as an object of JSON, beside what the command has found in spite of it."""
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    told = {"kind": type(error).__name__, "message": params.one_line(message)}
-    click.echo(json.dumps({**(result or {}), "error": told}, indent=2))
+    described = {"kind": type(error).__name__, "message": params.one_line(message)}
+    click.echo(json.dumps({**(result or {}), "error": described}, indent=2))
 
 
 def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:

@@ -127,13 +127,13 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         else:
             continue
         notes.setdefault(text, []).append(row.solver)
-    told = [f"{', '.join(names)}: {text}" for text, names in notes.items()]
+    lines = [f"{', '.join(names)}: {text}" for text, names in notes.items()]
     if comparison.brief:
-        told.append(
+        lines.append(
             f"{', '.join(comparison.brief)}: searched with a twentieth of their work, so that the table comes soon; "
             "named with --solvers they do all of it"
         )
-    return told
+    return lines
 
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:

@@ -98,7 +98,7 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     out.args = ((*returned, *values[n:]),)
 
 
-def unwatched_outputs(joint: JointGraph) -> tuple[int, ...]:
+def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
     """Places of the user's outputs of which autograd may not see that they are written to before backward.
 
     Autograd compares versions of what was saved. An output that is saved itself has the version that its user

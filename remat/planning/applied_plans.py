@@ -118,13 +118,13 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
     if _is_alike(plan, made.lower) and not made.symbolic:
-        told = _told(
+        figures = _recorded_figures(
             plan,
             with_bytes=request.hooks is None,
             with_peak=not _has_workspaces(made),
             with_costs=_is_data(request.cost),
         )
-        for name, claimed, figure in told:
+        for name, claimed, figure in figures:
             found = getattr(made, figure)
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
@@ -148,11 +148,11 @@ def _storages_peak(made: Plan) -> int:
 
 def _has_workspaces(made: Plan) -> bool:
     """Whether the peak of a plan has a part that depends on this machine's libraries and threads."""
-    halves = (made.forward, made.backward)
-    return any(WORKSPACE in node.meta for half in halves for node in half.graph.nodes)
+    graphs = (made.forward, made.backward)
+    return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
 
 
-def _told(
+def _recorded_figures(
     plan: Plan, *, with_bytes: bool, with_peak: bool, with_costs: bool
 ) -> Iterator[tuple[str, int, str]]:
     """The figures in a plan that can be compared: the field, its value, and the field that is computed."""

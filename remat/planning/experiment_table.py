@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import ProblemError, RematError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.units import (
     Budget,
     columns,
@@ -231,7 +231,7 @@ class Sweep:
         else:
             content = _as_parquet(rows)
         with writing(path):
-            write_whole(path, content)
+            write_atomic(path, content)
         return path
 
     @classmethod

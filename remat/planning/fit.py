@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from remat.arguments import COST, SOLVER, value_of
-from remat.errors import BudgetError, ProblemError, RematError, unwarned
+from remat.errors import BudgetError, ProblemError, RematError, suppress_warnings
 from remat.graph.calling import read_call
 from remat.graph.capture import capture
 from remat.graph.costs import CostModel
@@ -344,7 +344,7 @@ def _answer(
 ) -> Answer:
     """The row of a batch, and the decisions that were looked at."""
     joint, nbytes = step
-    with unwarned():  # of plans that are only looked at
+    with suppress_warnings():  # of plans that are only looked at
         planner = Planner.of(
             joint, request, in_place=True, on_step=lambda text: on_step(f"batch {batch}: {text}")
         )

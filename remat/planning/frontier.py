@@ -185,9 +185,9 @@ class Frontier:
             return self._planner.finish(decided, Budget(nbytes=point.saved_bytes))
         plan = self._planner.finish(decided, Budget(peak_bytes=point.peak_bytes))
         if plan.peak_bytes > point.peak_bytes:
-            told, _ = format_apart(plan.peak_bytes, point.peak_bytes)
+            shown, _ = format_apart(plan.peak_bytes, point.peak_bytes)
             warn(
-                f"the plan of '{self.graph}' has a peak of {told} ({plan.peak_bytes} "
+                f"the plan of '{self.graph}' has a peak of {shown} ({plan.peak_bytes} "
                 f"bytes), above the {point.peak_bytes} bytes of its point: that peak was one of a schedule, "
                 f"not simulated. remat.plan(joint, remat.Peak({point.peak_bytes})) keeps to it",
                 PeakWarning,

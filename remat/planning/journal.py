@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from remat.errors import ProblemError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.planning.experiment_table import COLUMNS, VERSION, ExperimentRow, Sweep
 from remat.version import __version__
 
@@ -77,7 +77,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
             )
         rows = (*rows, *map(ExperimentRow.from_dict, lines[1:]))
         with writing(path):
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+            write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
             file = path.open("a", encoding="utf-8")
         try:
             yield Journal({row.key: row for row in rows}, file)

@@ -327,7 +327,7 @@ class Plan(Record):
                 "  reads inputs again in backward that eager autograd would not have saved: who refills",
                 "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
             ]
-            lines += [f"    {self._input_told(name)}" for name in self.reread]
+            lines += [f"    {self._describe_input(name)}" for name in self.reread]
         if self.reread_outputs:
             places = ", ".join(map(str, self.reread_outputs))
             lines += [
@@ -363,7 +363,7 @@ class Plan(Record):
             unit=self.unit,
         )
 
-    def _input_told(self, name: str) -> str:
+    def _describe_input(self, name: str) -> str:
         return name if self._modules is None else describe_input(self._modules[0].graph, name)
 
     def plot(self, path: str | Path) -> None:

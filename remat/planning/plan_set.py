@@ -9,7 +9,7 @@ from torch import fx
 
 from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.joint import JointGraph, output_node
-from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
+from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
@@ -126,20 +126,20 @@ def _finished(
     capacity: int,
 ) -> PlanSet:
     plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
-    halves = [
-        Halves(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
+    partitioned = [
+        PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
         for p, plan in zip(planners, plans, strict=True)
     ]
-    in_order = _is_known([h.joint for h in halves])
+    in_order = _is_known([h.joint for h in partitioned])
     baselines = [p.baseline for p in planners]
     known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
     made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),
         capacity=capacity,
-        peak_bytes=max(map(max, highest_of_graphs(halves))) if in_order else 0,
+        peak_bytes=max(map(max, highest_of_graphs(partitioned))) if in_order else 0,
         budget=str(request.budget),
-        runs=tuple(h.joint.runs for h in halves),
+        runs=tuple(h.joint.runs for h in partitioned),
         without_peak_bytes=max(PeakOfGraphs(planners).highest([p.full for p in planners]))
         if known
         else 0,

@@ -45,8 +45,8 @@ from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
     PassManager,
     count_workspaces,
+    initial_state,
     prepare,
-    shaped,
     split,
     with_agreement,
     with_copies,
@@ -97,7 +97,7 @@ def plan_graph(
         )
         return planner.plan(planner.decide(request.budget), agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
-    state = shaped(
+    state = initial_state(
         joint,
         in_place=in_place,
         count_outputs=request.count_outputs,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from remat.errors import ProblemError, unwarned
+from remat.errors import ProblemError, suppress_warnings
 from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.costs.base import node_costs
@@ -271,7 +271,7 @@ class Prepared:
         """The two modules of a decision; those of the last few decisions stay in memory."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
-            with unwarned():  # it may be no plan
+            with suppress_warnings():  # it may be no plan
                 done = self.split(decided)
         self._splits[decided.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
+from remat.arguments import BUDGET, COST, SOLVER, Unset, value_of
 from remat.errors import ProblemError, RematError
 from remat.graph.costs import CostModel
 from remat.graph.costs.links import Link
@@ -29,9 +29,9 @@ from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget
 
 #: What users may give for an option; each with the type of its default.
-BudgetOption = AnyBudget | LeftOut[float]
-SolverOption = str | Solver | LeftOut[str]
-CostOption = str | CostModel | LeftOut[str]
+BudgetOption = AnyBudget | Unset[float]
+SolverOption = str | Solver | Unset[str]
+CostOption = str | CostModel | Unset[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
 
@@ -129,7 +129,7 @@ class PlanRequest:
             time_limit=time_limit,
             plan=saved,
             plan_costs=plan_costs,
-            plans_others=saved is not None and not isinstance(budget, LeftOut),
+            plans_others=saved is not None and not isinstance(budget, Unset),
             count_outputs=count_outputs,
             hooks=pair,
             reread_inputs=reread_inputs,
@@ -139,9 +139,9 @@ class PlanRequest:
             made._check_offload()
             return made
         given = {
-            "budget": not isinstance(budget, LeftOut),
-            "solver": not isinstance(solver, LeftOut),
-            "cost": not isinstance(cost, LeftOut),
+            "budget": not isinstance(budget, Unset),
+            "solver": not isinstance(solver, Unset),
+            "cost": not isinstance(cost, Unset),
             "time_limit": time_limit is not None,
             "isolation": isolation is not None,
             "plan": plan is not None,
@@ -175,20 +175,20 @@ class PlanRequest:
             return {}
         kind = type(self.solver)
         registered = registry().solvers.get(self.solver.name) is kind
-        told = {
+        options = {
             "budget": str(self.budget),
             "solver": self.solver.name if registered else f"{kind.__module__}:{kind.__qualname__}",
             "cost": str(self.cost),
         }
         if self.time_limit is not None:
-            told["time_limit"] = str(self.time_limit)
+            options["time_limit"] = str(self.time_limit)
         if self.hooks is not None:
-            told["hooks"] = self.hooks.name
+            options["hooks"] = self.hooks.name
         if not self.reread_inputs:
-            told["reread_inputs"] = "False"
+            options["reread_inputs"] = "False"
         if self.offload is not None:
-            told["offload"] = str(self.offload)
-        return told
+            options["offload"] = str(self.offload)
+        return options
 
     def refuse_offload(self, who: str) -> None:
         """Refuses offloading where it is not planned.

@@ -230,7 +230,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
         )
 
 
-def _looks(value: Any) -> Any:
+def _kind_of(value: Any) -> Any:
     """What two values must share to stand for each other."""
     if not isinstance(value, torch.Tensor):
         return None
@@ -239,10 +239,10 @@ def _looks(value: Any) -> Any:
 
 
 def _bypass_to(node: fx.Node) -> fx.Node | None:
-    looks = _looks(node.meta.get("val"))
-    if looks is None or node.op != "call_function":
+    kind = _kind_of(node.meta.get("val"))
+    if kind is None or node.op != "call_function":
         return None
-    return next((i for i in node.all_input_nodes if _looks(i.meta.get("val")) == looks), None)
+    return next((i for i in node.all_input_nodes if _kind_of(i.meta.get("val")) == kind), None)
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
@@ -250,9 +250,9 @@ def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
-        looks = _looks(node.meta.get("val"))
-        if looks is not None and node.users:
-            same = first.setdefault((role_of(node), looks), node)
+        kind = _kind_of(node.meta.get("val"))
+        if kind is not None and node.users:
+            same = first.setdefault((role_of(node), kind), node)
             if same is not node:
                 found[node] = same
     return found

@@ -85,7 +85,7 @@ class Trial:
             returned = _run(joint.graph_module, partial(self._given, inputs), constants)
             return _left_behind(returned[:n], returned[n:], inputs)
 
-    def run_halves(
+    def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
     ) -> dict[str, Any]:
         """Runs forward, then backward on what it hands over; see `run_joint` for what is returned.

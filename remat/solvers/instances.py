@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remat.errors import ProblemError, RematError
-from remat.files import read_as, write_whole, writing
+from remat.files import read_as, write_atomic, writing
 from remat.solvers import instance_format as form
 from remat.solvers.base import AnyProblem
 from remat.solvers.columns import integer
@@ -113,7 +113,7 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
             f"instance '{path}' would take {nbytes} bytes; at most {form.MAX_BYTES} are read"
         )
     with writing(path, what="instance", error=RematError):
-        write_whole(Path(path), text)
+        write_atomic(Path(path), text)
 
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:

@@ -10,7 +10,7 @@ from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver, built_in, unavailable
 from remat.solvers.columns import as_integer
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.lagrangian import Found, Lagrangian, Search
+from remat.solvers.lagrangian import Incumbent, Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Status
@@ -156,7 +156,7 @@ def _proven_cost(problem: GraphProblem, reached: int) -> int:
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)
-    known = Found(saved=(), cost=reached, bound=min(reached, search.start().bound))
+    known = Incumbent(saved=(), cost=reached, bound=min(reached, search.start().bound))
     return search.exact(known, work=_WORK, tolerance=0.0).bound
 
 

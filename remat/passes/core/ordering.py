@@ -78,7 +78,7 @@ def check_partitioned(passes: tuple[Pass, ...]) -> None:
             )
 
 
-def check_halves(passes: tuple[Pass, ...]) -> None:
+def check_joint_pipeline(passes: tuple[Pass, ...]) -> None:
     """Refuses to run a pipeline on a joint graph that works on forward and backward only.
 
     Raises:

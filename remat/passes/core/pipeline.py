@@ -13,7 +13,7 @@ from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
-from remat.passes.core.ordering import check_halves, check_order, flat
+from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
 
@@ -98,7 +98,7 @@ class Pipeline:
             )
         state = joint if isinstance(joint, State) else State(joint=joint)
         if state.forward is None:
-            check_halves(self.passes)
+            check_joint_pipeline(self.passes)
             if not in_place:
                 state = replace(state, joint=state.joint.copy())
         run = _Runner(tuple(instruments), verify=verify)

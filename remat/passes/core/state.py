@@ -3,7 +3,7 @@
 An analysis is a frozen dataclass whose fields are its parameters, so that an instance is its own
 key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. What it returns is
 typed by the key. Nobody stores a result by hand: results live with the graphs that they are about
-(`Known`), are dropped when those are edited, and cannot be asked for while an edit is under way.
+(`AnalysisCache`), are dropped when those are edited, and cannot be asked for while an edit is under way.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Analysis(ABC, Generic[T_co]):
     Attributes:
         name: kebab-case name, in pipelines and tables.
         summary: one line for ``remat passes``.
-        of_halves: whether it is about forward and backward after partitioning rather than about the
+        after_partition: whether it is about forward and backward after partitioning rather than about the
             joint graph.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
-    of_halves: ClassVar[bool] = False
+    after_partition: ClassVar[bool] = False
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
@@ -56,7 +56,7 @@ class Analysis(ABC, Generic[T_co]):
 
 
 @dataclass(slots=True, eq=False)
-class Known:
+class AnalysisCache:
     """What is known about one graph, or one pair of halves.
 
     Attributes:
@@ -156,16 +156,16 @@ class State:
     user_mutable: frozenset[str] = frozenset()
     reread_inputs: bool = True
     operators: str = ""
-    _of_joint: Known = field(default=Known(()), repr=False)
-    _of_halves: Known = field(default=Known(()), repr=False)
+    _joint_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
+    _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 
     def __post_init__(self) -> None:
         for name, owner in (
-            ("_of_joint", (self.joint, self.count_outputs, self.reread_inputs)),
-            ("_of_halves", (self.joint, self.forward, self.backward)),
+            ("_joint_cache", (self.joint, self.count_outputs, self.reread_inputs)),
+            ("_partitioned_cache", (self.joint, self.forward, self.backward)),
         ):
             if getattr(self, name).owner != owner:
-                object.__setattr__(self, name, Known(owner))
+                object.__setattr__(self, name, AnalysisCache(owner))
 
     def get(self, analysis: Analysis[T]) -> T:
         """The result of an analysis, never a stale one.
@@ -173,7 +173,7 @@ class State:
         Raises:
             ProblemError: it was asked for inside `edit`.
         """
-        known = self._of_halves if analysis.of_halves else self._of_joint
+        known = self._partitioned_cache if analysis.after_partition else self._joint_cache
         return known.get(analysis, self)
 
     @contextmanager
@@ -187,7 +187,7 @@ class State:
             preserves: analyses that the change does not touch. One that was computed from an
                 analysis that is dropped goes with it.
         """
-        known = self._of_joint if self.forward is None else self._of_halves
+        known = self._joint_cache if self.forward is None else self._partitioned_cache
         if known.is_edited:
             raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
         known.is_edited = True
@@ -210,12 +210,12 @@ class State:
     @property
     def known(self) -> tuple[str, ...]:
         """Names of the analyses that are known now."""
-        return tuple(key.name for known in self.knowledge for key, _ in known.results())
+        return tuple(key.name for known in self.analysis_caches for key, _ in known.results())
 
     @property
-    def knowledge(self) -> tuple[Known, Known]:
+    def analysis_caches(self) -> tuple[AnalysisCache, AnalysisCache]:
         """What is known about the joint graph, and about the two halves."""
-        return self._of_joint, self._of_halves
+        return self._joint_cache, self._partitioned_cache
 
     @property
     def index(self) -> GraphIndex:
@@ -267,7 +267,7 @@ class Edit:
         return PassResult(state=state, modified=self.modified, detail=detail, statistics=statistics)
 
 
-def halves_of(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partitioned_graphs(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The two modules of a partitioned state.
 
     Raises:

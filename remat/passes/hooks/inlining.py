@@ -192,7 +192,7 @@ class Inlining:
 
 
 def _inline(
-    half: fx.GraphModule,
+    graph_module: fx.GraphModule,
     body: fx.GraphModule,
     given: Sequence[fx.Node],
     *,
@@ -210,12 +210,12 @@ def _inline(
             continue
         if node.op == "output":
             break
-        with half.graph.inserting_before(before):
-            copied = half.graph.node_copy(node, env.__getitem__)
+        with graph_module.graph.inserting_before(before):
+            copied = graph_module.graph.node_copy(node, env.__getitem__)
         torch_compat.rename(copied, f"{prefix}_{node.name}")
         if node.op == "get_attr":
             copied.target = copied.name
-            setattr(half, copied.name, getattr(body, str(node.target)))
+            setattr(graph_module, copied.name, getattr(body, str(node.target)))
             copied.meta = {**meta, "val": node.meta.get("val")}
         else:
             copied.meta = dict(meta)

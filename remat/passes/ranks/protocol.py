@@ -33,7 +33,7 @@ LONGEST = 4 << 20
 
 _LOG = logging.getLogger("remat.ranks")
 _LOCK = threading.Lock()
-_TOLD: set[str] = set()
+_REPORTED: set[str] = set()
 
 
 class RankWarning(UserWarning):
@@ -216,7 +216,7 @@ class Ranks:
     def _announce(self, at: str, question: Question) -> None:
         """Says what rank 0 decides on, for the others to hold their graphs against."""
         # Rank 0 waits for nobody: of a difference it learns when it compiles its next graph.
-        if "difference" not in _TOLD and self._has("difference"):
+        if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
         data = {"graph": question.graph, "key": question.key, "asked": question.asked}
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
@@ -319,7 +319,7 @@ def tell(kind: str, text: str) -> None:
     """The first of a kind in a process is a warning; all are in the log."""
     _LOG.info(text)
     with _LOCK:
-        known = kind in _TOLD
-        _TOLD.add(kind)
+        known = kind in _REPORTED
+        _REPORTED.add(kind)
     if not known:
         warn(text, RankWarning, stacklevel=3)

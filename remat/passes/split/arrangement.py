@@ -58,10 +58,10 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     outputs, gradients, _, _ = split_outputs(joint)
     late = {i for i, role in roles.placeholders.items() if role.in_backward}
     copied = frozenset(position_of(index, name) for name in decision.snapshots)
-    backward = _Half(state, runs, late, hands_over=True, copied=copied)
+    backward = _GraphBuilder(state, runs, late, hands_over=True, copied=copied)
     backward.run(orders[1])
     backward.need(index.position[o] for o in gradients if isinstance(o, fx.Node))
-    forward = _Half(state, runs, roles.placeholders.keys() - late, hands_over=False)
+    forward = _GraphBuilder(state, runs, roles.placeholders.keys() - late, hands_over=False)
     forward.run(orders[0])
     forward.need(index.position[o] for o in outputs if isinstance(o, fx.Node))
     forward.need(sorted(backward.handed))
@@ -97,7 +97,7 @@ def _run_at(index: GraphIndex, name: str) -> int:
     return position
 
 
-class _Half:
+class _GraphBuilder:
     """One half while it is put in order.
 
     Attributes:

@@ -157,7 +157,7 @@ def _finished(
 
 
 def _is_known(joints: Iterable[JointGraph]) -> bool:
-    """Whether it is known in which order the graphs run, those that run several times included."""
+    """Whether the order of all runs of all graphs is known."""
     return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
 
@@ -171,7 +171,7 @@ def _cost(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Refuses graphs that are not those of one step in their order.
+    """Refuse graphs that are not the graphs of one step, in order.
 
     Raises:
         PlanError: one receives what none before it makes, or a run is not there.
@@ -197,14 +197,14 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
-    """Why the graphs together cannot save less, and what would lower that, each reason once."""
+    """Reasons why the graphs together cannot save fewer bytes, with remedies; each reason once."""
     texts = [least_causes(p.state, least_decision(p.state)) for p in planners if p.least_bytes]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
 def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list[int] | None:
-    """How many bytes each graph gets for one of its runs, by the cheapest choice of one point on each frontier.
+    """Bytes for one run of each graph, by the cheapest choice of one point on each frontier.
 
     None where not even the smallest points fit together.
     """
@@ -250,7 +250,7 @@ class _Passed:
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Bytes of those that some graph keeps for backward, each counted once."""
+        """Bytes of the activations that any graph saves for backward, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

@@ -28,7 +28,7 @@ class Distances(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Liveness(Analysis[Timeline]):
-    """What is alive when, over forward and then backward."""
+    """Lifetimes of storages over forward, then backward."""
 
     name: ClassVar[str] = "liveness"
     summary: ClassVar[str] = "lifetimes of storages over both halves, and their peak"

@@ -27,7 +27,7 @@ class Instrument:
     """
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        """A pipeline begins; ``state`` is what it works on."""
+        """Called before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
         """Whether the pass is run at all; one instrument that says no is enough."""
@@ -40,7 +40,7 @@ class Instrument:
         """A pass has run."""
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        """A pass has raised, or did not return what it must."""
+        """Called after a pass raised or returned a wrong type."""
 
     def finish(self, result: PassResult | None) -> None:
         """A pipeline has ended; with None it has failed."""
@@ -118,7 +118,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _Runner:
-    """One run of a pipeline: what watches it, and what has been done so far."""
+    """One run of a pipeline: its instruments and the passes done so far."""
 
     instruments: tuple[Instrument, ...]
     verify: bool

@@ -16,7 +16,7 @@ MOST_NAMES = 3
 
 
 def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
-    """Why the least is what it is, and what would lower it.
+    """Reasons for the least saved bytes, with remedies.
 
     Args:
         state: the prepared state.

@@ -1,4 +1,4 @@
-"""Saved values that are sent to the host's memory and fetched again, where a decision says so."""
+"""Offload saved values to host memory and fetch them again, as decided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks after every pass: structure, honesty about what changed, analyses, and numbers on request."""
+"""Verify each pass: structure, the reported change, cached analyses and, on request, numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_IDENTITY: Any = object.__eq__
 
 
 class VerifyEach(Instrument):
-    """Checks after every pass that the graphs are whole and that the pass told the truth.
+    """Check after every pass that the graphs are valid and that its reported changes are true.
 
     A pass that says that it changed nothing must not have; one that changes a graph in place does so
     inside of ``state.edit()``; the analyses that it preserves come out the same when they are
@@ -124,7 +124,7 @@ class VerifyEach(Instrument):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Before:
-    """What is remembered of a state while a pass runs."""
+    """Snapshot of a state before a pass."""
 
     graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
 
@@ -185,7 +185,7 @@ class _Before:
 
 
 def _modules(state: State) -> list[tuple[fx.GraphModule, AnalysisCache]]:
-    """The graphs of a state, each with what is known about it."""
+    """The graphs of a state, each with its cached analyses."""
     joint_cache, partitioned_cache = state.analysis_caches
     partitioned = [(m, partitioned_cache) for m in (state.forward, state.backward) if m is not None]
     return [(state.joint.graph_module, joint_cache), *partitioned]

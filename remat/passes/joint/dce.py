@@ -14,7 +14,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class DeadCode(Pass):
-    """Removes nodes that nobody reads.
+    """Remove nodes without users.
 
     Random operators stay even when unread, so that the stream of random numbers after the step does
     not depend on what was planned; so do mutations, collectives and other effects, and operators that

@@ -1,9 +1,9 @@
-"""What the ranks of one job say to one another about decisions, through their group's store.
+"""Agreement of the ranks of one job on a decision, through the store of their process group.
 
-A decision is claimed under a key made of the graph's outline and of what was asked for. The first claim
-stands, and whoever has the same key takes it: no two ranks run on different decisions for one graph.
-So that rank 0 is first as a rule, the others let it go first, for so long. Nothing here is a collective: a
-rank that compiles more often than others, in another order, or all alone goes on and never hangs.
+A rank claims its decision under a key: the graph's outline and the planning options. The first claim wins, and
+every rank with the same key uses it, so no two ranks run different decisions for one graph. The other ranks
+wait for a limited time, so that rank 0 usually claims first. No step here is a collective: a rank that
+compiles more often, in another order or alone never hangs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RankWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a rank decides on.
+    """The graph and options that a rank decides on.
 
     Attributes:
         graph: name of the graph, for messages.
@@ -283,7 +283,7 @@ _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def other_ranks() -> Ranks | None:
-    """The ranks of the default process group; None where there is none, or nobody to talk to."""
+    """The ranks of the default process group; None without a group or with a single rank."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None

@@ -1,4 +1,4 @@
-"""The order in which both halves run where a decision has one: views are made where they are read."""
+"""Order forward and backward by a decision with node orders; views are created at their readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat.passes.core.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Both halves by positions in the joint graph; a position that stands there again runs again.
+    """Orders of forward and backward, as positions in the joint graph; a repeated position runs again.
 
     Attributes:
         forward: what forward runs, views included.
@@ -98,7 +98,7 @@ def _run_at(index: GraphIndex, name: str) -> int:
 
 
 class _GraphBuilder:
-    """One half while it is put in order.
+    """Builder of one graph in the decided order.
 
     Attributes:
         made: positions in the order in which they are made.
@@ -175,7 +175,7 @@ class _GraphBuilder:
                 )
 
     def _forget_views(self, i: int) -> None:
-        """What looks at an earlier run of a node is made anew for whoever reads it after this one."""
+        """Recreate views of a node after it runs again, so that later readers use the new run."""
         stack = [i]
         while stack:
             for u in self._index.users[stack.pop()]:

@@ -1,4 +1,4 @@
-"""What is alive when, while the graphs of one step run: forward first to last, backward last to first."""
+"""Lifetimes of storages over the graphs of one step: forward first to last, backward last to first."""
 
 from __future__ import annotations
 

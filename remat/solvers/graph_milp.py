@@ -24,7 +24,7 @@ _MARGIN = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphMilp(Solver):
-    """HiGHS on the whole graph, bounded by the hull, with what the hull rules out fixed.
+    """HiGHS on the whole graph, bounded by the hull; variables that the hull decides are fixed.
 
     Attributes:
         nodes: where no time limit is given, the most branch-and-bound nodes to open.

@@ -17,7 +17,7 @@ from remat.solvers.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A problem and where it comes from.
+    """A problem with its source.
 
     Attributes:
         name: what to call it.
@@ -85,7 +85,7 @@ class Instance:
 
     @classmethod
     def from_json(cls, text: str) -> Instance:
-        """Reads what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Raises:
             ProblemError: the text is no instance, cut off, of another version, has unknown keys or

@@ -30,11 +30,11 @@ SMALL, LAST_WORK = 500, 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incumbent:
-    """A decision on the core of a problem, and what is known about it.
+    """The best decision found on the core of a problem, with its cost and bound.
 
     Attributes:
         saved: nodes of the core.
-        cost: their cost, where nodes outside forward cost nothing.
+        cost: cost of the decision; nodes outside forward cost nothing.
         bound: no decision within the capacity costs less.
         by_clock: a clock ended the search.
     """
@@ -141,7 +141,7 @@ class Search:
         return best
 
     def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
-        """A better bound, where no decision can use what is left of the budget.
+        """Raise the bound if no decision can use the rest of the budget.
 
         Bytes are counted modulo the step by which the two decisions at the price differ; in a model of
         equal layers that is the step of one layer. Prefixes then differ no longer by how many layers
@@ -191,7 +191,7 @@ class Search:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
     def answer(self, found: Incumbent) -> Answer:
-        """What was found, for the whole problem.
+        """Extend the incumbent to an answer on the whole problem.
 
         A small core is searched to a gap of zero first, so that more budget never costs more.
         """

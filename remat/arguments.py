@@ -1,4 +1,4 @@
-"""Arguments of public functions: those that were left out, and those that are lists."""
+"""Arguments of public functions: defaults and lists."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unset(Generic[T]):
-    """The default of an argument: its type tells that nobody gave one.
+    """The default of an argument. Its type shows that the caller gave none.
 
     It prints as the value that it stands for, so that ``help(remat.plan)`` reads as usual.
     """
@@ -31,7 +31,7 @@ COST = Unset("auto")
 
 
 def value_of(given: Any) -> Any:
-    """An argument, or what its default stands for."""
+    """The value of an argument, or of its default."""
     return given.value if isinstance(given, Unset) else given
 
 

@@ -84,7 +84,7 @@ class RereadError(RematError, RuntimeError):
 
 
 class VerifyError(PlanError):
-    """Two halves that break a rule of the verifier: a pass is at fault, not the user."""
+    """Forward and backward break a rule of the verifier: a pass is at fault, not the user."""
 
 
 class PassError(RematError):
@@ -109,11 +109,11 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """A budget that does not mean what one may think."""
+    """A budget whose meaning may surprise the user."""
 
 
 class PeakWarning(UserWarning):
-    """A peak is not what a plan leads to expect.
+    """A peak differs from the expected effect of a plan.
 
     A plan under a budget on what is saved peaks higher than the one that may save everything, or memory is not counted.
     """
@@ -128,7 +128,7 @@ def append_message(error: BaseException, text: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its class where there is none."""
+    """The first line of an error's message, or its class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -170,7 +170,7 @@ def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
 
 @contextlib.contextmanager
 def record_warnings() -> Iterator[list[Warned]]:
-    """Notes what `warn` warns of in this thread, whatever the filters of warnings say."""
+    """Record the warnings of `warn` in this thread, regardless of warning filters."""
     noted: list[Warned] = []
     token = _RECORDED.set((*_RECORDED.get(), noted))
     try:
@@ -181,7 +181,7 @@ def record_warnings() -> Iterator[list[Warned]]:
 
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Lets `warn` say nothing in this thread: for trials of what may come to nothing."""
+    """Suppress `warn` in this thread, for trial plans that may be discarded."""
     token = _SUPPRESSED.set(True)
     try:
         yield

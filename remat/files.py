@@ -22,7 +22,7 @@ MAX_RECORD_BYTES = 2**30
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a file under another name first, so that nobody ever sees half of it; text as UTF-8.
+    """Write a file atomically: under another name first, then renamed. Text is written as UTF-8.
 
     Raises:
         OSError: it cannot be written; what was there before is as it was.
@@ -181,7 +181,7 @@ def save_record(
 def load_record(
     kind: type[T], path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
 ) -> T:
-    """Reads what `save_record` wrote.
+    """Read a file of `save_record`.
 
     Raises:
         RematError: of the class ``error``; there is no such file, or it holds something else.
@@ -205,7 +205,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Raises:
             PlanError: the text is no such plan, cut off, of another version, or has wrong fields.

@@ -222,7 +222,7 @@ def _solve(
 
 
 def figures(instance: Instance) -> dict[str, Any]:
-    """What an instance is, and how large."""
+    """Kind and size of an instance."""
     problem: Any = instance.problem
     found: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")

@@ -1,4 +1,4 @@
-"""The commands that list what there is to choose from: solvers, passes and cost models."""
+"""The commands that list solvers, passes and cost models."""
 
 from __future__ import annotations
 

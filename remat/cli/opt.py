@@ -217,7 +217,7 @@ class _Watch:
         )
 
     def tell(self) -> None:
-        """Prints what was counted and measured."""
+        """Print statistics and timings."""
         for title, table in (("statistics", self.statistics), ("time of passes", self.timing)):
             if table is not None:
                 _note(f"{title}:\n{table}")

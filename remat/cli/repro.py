@@ -62,7 +62,7 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Runs what failed once more; what it raises is returned.
+    """Run the failed step again and return its exception.
 
     Args:
         joint: the graph; it is changed.

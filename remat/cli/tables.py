@@ -1,4 +1,4 @@
-"""What the commands print for people."""
+"""Tables and text that the commands print."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What stands below the table: why a row is empty, where a cut did better than the solver, who was brief."""
+    """Notes below the table: reasons for empty rows, rows in which the cut was cheaper, solvers with little work."""
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:

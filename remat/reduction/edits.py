@@ -53,7 +53,7 @@ def tidy(joint: JointGraph) -> JointGraph:
 
 
 def fault_of(joint: JointGraph) -> str | None:
-    """Why a graph is no joint graph, in words; None where it is one."""
+    """Reason why a graph is no joint graph; None if it is one."""
     fault = check_structure(joint.graph_module)
     if fault is not None:
         return fault
@@ -72,7 +72,7 @@ def fault_of(joint: JointGraph) -> str | None:
 
 
 def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """What belongs to backward: tangents and the like, and all that reads them."""
+    """Nodes of backward: tangents, other inputs of backward, and all their users."""
     found: set[fx.Node] = set()
     for node in joint.graph.nodes:
         late = node.op == "placeholder" and role_of(node).in_backward
@@ -231,7 +231,7 @@ def _own(value: torch.Tensor) -> torch.Tensor:
 
 
 def _kind_of(value: Any) -> Any:
-    """What two values must share to stand for each other."""
+    """Properties that two interchangeable values must share."""
     if not isinstance(value, torch.Tensor):
         return None
     stride = value.stride() if value.layout is torch.strided else None

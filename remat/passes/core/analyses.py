@@ -31,7 +31,7 @@ class Liveness(Analysis[Timeline]):
     """Lifetimes of storages over forward, then backward."""
 
     name: ClassVar[str] = "liveness"
-    summary: ClassVar[str] = "lifetimes of storages over both halves, and their peak"
+    summary: ClassVar[str] = "lifetimes of storages over forward and backward, and their peak"
     after_partition: ClassVar[bool] = True
 
     def compute(self, state: State) -> Timeline:

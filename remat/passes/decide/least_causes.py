@@ -38,7 +38,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
             reasons["random operators need the state of their generator"] = ""
         elif lowered.kind[i] is SavedKind.SNAPSHOT and at in state.storages.user_mutated:
             reasons["reread_inputs=False keeps backward from reading inputs"] = (
-                "leave reread_inputs at True where nobody refills them"
+                "leave reread_inputs at True if inputs are not overwritten before backward"
             )
         elif lowered.kind[i] is SavedKind.SNAPSHOT:
             reasons["forward writes to inputs that backward reads as they were"] = ""

@@ -129,6 +129,6 @@ def _node(named: dict[str, fx.Node], name: str, otherwise: fx.Node) -> fx.Node:
         return otherwise
     if name not in named:
         raise PlanError(
-            f"the plan places a copy at '{name}', which its halves do not run; plan again"
+            f"the plan places a copy at '{name}', which neither forward nor backward runs; plan again"
         )
     return named[name]

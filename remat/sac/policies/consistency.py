@@ -59,7 +59,7 @@ class RandomOps:
             self._saved = op
             return CheckpointPolicy.PREFER_SAVE
         if _has_generator(args, kwargs):
-            why = "it draws from a generator of its own, whose state nobody restores"
+            why = "it draws from a generator of its own, whose state is not restored"
         elif self._saved is not None:
             why = f"{self._saved} before it is saved, and so draws nothing in recomputation"
         else:

@@ -1,4 +1,4 @@
-"""What people call: plan a graph, its frontier, its problem; solve a bare knapsack."""
+"""Public functions: plan a graph, compute its frontier, export its problem, solve a standalone problem."""
 
 from __future__ import annotations
 

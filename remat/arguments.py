@@ -1,4 +1,4 @@
-"""Arguments of public functions: those that were left out, and those that are lists."""
+"""Arguments of public functions: defaults and lists."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LeftOut(Generic[T]):
-    """The default of an argument: its type tells that nobody gave one.
+class Unset(Generic[T]):
+    """The default of an argument. Its type shows that the caller gave none.
 
     It prints as the value that it stands for, so that ``help(remat.plan)`` reads as usual.
     """
@@ -25,14 +25,14 @@ class LeftOut(Generic[T]):
 
 
 #: What a plan is made for and by, where nothing else is said.
-BUDGET = LeftOut(1.0)
-SOLVER = LeftOut("auto")
-COST = LeftOut("auto")
+BUDGET = Unset(1.0)
+SOLVER = Unset("auto")
+COST = Unset("auto")
 
 
 def value_of(given: Any) -> Any:
-    """An argument, or what its default stands for."""
-    return given.value if isinstance(given, LeftOut) else given
+    """The value of an argument, or of its default."""
+    return given.value if isinstance(given, Unset) else given
 
 
 def as_list(name: str, value: Any, one: tuple[type, ...]) -> list[Any]:

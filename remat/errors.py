@@ -84,7 +84,7 @@ class RereadError(RematError, RuntimeError):
 
 
 class VerifyError(PlanError):
-    """Two halves that break a rule of the verifier: a pass is at fault, not the user."""
+    """Forward and backward break a rule of the verifier: a pass is at fault, not the user."""
 
 
 class PassError(RematError):
@@ -109,11 +109,11 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """A budget that does not mean what one may think."""
+    """A budget whose meaning may surprise the user."""
 
 
 class PeakWarning(UserWarning):
-    """A peak is not what a plan leads to expect.
+    """A peak differs from the expected effect of a plan.
 
     A plan under a budget on what is saved peaks higher than the one that may save everything, or memory is not counted.
     """
@@ -128,7 +128,7 @@ def append_message(error: BaseException, text: str) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its class where there is none."""
+    """The first line of an error's message, or its class if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -153,37 +153,37 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
 #: A warning as it was given: its text and its class.
 Warned = tuple[str, type[Warning]]
 #: The lists that warnings are noted in, innermost last; each thread and each task has its own.
-_NOTED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_NOTED", default=())
+_RECORDED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_RECORDED", default=())
 
 #: Whether `warn` says nothing.
-_UNWARNED: ContextVar[bool] = ContextVar("_UNWARNED", default=False)
+_SUPPRESSED: ContextVar[bool] = ContextVar("_SUPPRESSED", default=False)
 
 
 def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
-    """Warns as `warnings.warn` does, and notes it for who is `noting_warnings`, shown or not."""
-    if _UNWARNED.get():
+    """Warns as `warnings.warn` does, and notes it for who is `record_warnings`, shown or not."""
+    if _SUPPRESSED.get():
         return
-    for noted in _NOTED.get():
+    for noted in _RECORDED.get():
         noted.append((text, category))
     warnings.warn(text, category, stacklevel=stacklevel + 1)
 
 
 @contextlib.contextmanager
-def noting_warnings() -> Iterator[list[Warned]]:
-    """Notes what `warn` warns of in this thread, whatever the filters of warnings say."""
+def record_warnings() -> Iterator[list[Warned]]:
+    """Record the warnings of `warn` in this thread, regardless of warning filters."""
     noted: list[Warned] = []
-    token = _NOTED.set((*_NOTED.get(), noted))
+    token = _RECORDED.set((*_RECORDED.get(), noted))
     try:
         yield noted
     finally:
-        _NOTED.reset(token)
+        _RECORDED.reset(token)
 
 
 @contextlib.contextmanager
-def unwarned() -> Iterator[None]:
-    """Lets `warn` say nothing in this thread: for trials of what may come to nothing."""
-    token = _UNWARNED.set(True)
+def suppress_warnings() -> Iterator[None]:
+    """Suppress `warn` in this thread, for trial plans that may be discarded."""
+    token = _SUPPRESSED.set(True)
     try:
         yield
     finally:
-        _UNWARNED.reset(token)
+        _SUPPRESSED.reset(token)

@@ -21,8 +21,8 @@ T = TypeVar("T")
 MAX_RECORD_BYTES = 2**30
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file under another name first, so that nobody ever sees half of it; text as UTF-8.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: under another name first, then renamed. Text is written as UTF-8.
 
     Raises:
         OSError: it cannot be written; what was there before is as it was.
@@ -175,13 +175,13 @@ def save_record(
         RematError: of the class ``error``; the file cannot be written, and what was there is as it was.
     """
     with writing(path, what=record.form.what, error=error):
-        write_whole(Path(path), write_record(record))
+        write_atomic(Path(path), write_record(record))
 
 
 def load_record(
     kind: type[T], path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
 ) -> T:
-    """Reads what `save_record` wrote.
+    """Read a file of `save_record`.
 
     Raises:
         RematError: of the class ``error``; there is no such file, or it holds something else.
@@ -205,7 +205,7 @@ class Record:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Raises:
             PlanError: the text is no such plan, cut off, of another version, or has wrong fields.

@@ -272,7 +272,7 @@ def handed_numbers(step: Any) -> tuple[Any, ...]:
 
 
 def storage_id(storage: Any) -> int:
-    """What tells one storage from all others that are alive, those of fake tensors too."""
+    """Identity of a storage among all live ones, including storages of fake tensors."""
     return storage._cdata  # type: ignore[no-any-return]
 
 
@@ -316,7 +316,7 @@ def used_names(graph: fx.Graph) -> set[str]:
 
 
 def codegen_of(graph: fx.Graph) -> Any:
-    """What writes a graph's code."""
+    """The code generator of a graph."""
     return graph._codegen
 
 

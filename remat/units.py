@@ -216,7 +216,7 @@ class Budget:
 
     @property
     def label(self) -> str:
-        """The budget for people; it may be rounded."""
+        """The budget as text; it may be rounded."""
         if self.on_peak:
             return f"peak {_format_ratio(self.peak_share) or format_bytes(self.peak_bytes or 0)}"
         return _format_ratio(self.share) or f"{format_bytes(self.nbytes or 0)} saved"
@@ -272,7 +272,7 @@ def bytes_of_share(share: float, full: int) -> int:
 
 
 def format_bytes(n: float) -> str:
-    """Bytes for people: three digits and a binary unit."""
+    """Format bytes with three digits and a binary unit."""
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -284,11 +284,11 @@ def format_bytes(n: float) -> str:
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
-    """Two numbers of bytes for people, with as many digits as it takes to tell them apart."""
-    told = format_bytes(first), format_bytes(second)
-    if first == second or told[0] != told[1]:
-        return told
-    unit = told[0].split()[1]
+    """Format two byte counts with enough digits to tell them apart."""
+    texts = format_bytes(first), format_bytes(second)
+    if first == second or texts[0] != texts[1]:
+        return texts
+    unit = texts[0].split()[1]
     size = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
     for digits in range(4, 20):
         numbers = f"{first / size:.{digits}g}", f"{second / size:.{digits}g}"
@@ -323,7 +323,7 @@ def _scaled(number: float, units: tuple[tuple[str, float], ...], unit: str) -> s
 
 
 def format_share(share: float | None) -> str:
-    """A share for people, in percent; a dash where there is none."""
+    """Format a ratio in percent; a dash for None."""
     if share is None:
         return "–"
     return f"{share:.2%}" if share < 0.1 else f"{share:.1%}"

@@ -476,7 +476,7 @@ def main(folder: Path, rank: int) -> None:
 
 def outcome_and_told(case: Case, rank: int) -> dict[str, Any]:
     """What a case comes to, and what the ranks were told meanwhile."""
-    ranks._TOLD.clear()
+    ranks._REPORTED.clear()
     torch._dynamo.reset()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -38,13 +38,13 @@ class Recorded:
     left: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def run(self, plan: remat.Plan, seed: int = 7) -> dict[str, torch.Tensor]:
-        """Runs the halves of a plan on copies of the recorded tensors; see `run_halves`."""
+        """Runs the halves of a plan on copies of the recorded tensors; see `run_graphs`."""
         assert self.joint is not None
         halves = plan.forward, plan.backward
-        return run_halves(self.joint, *halves, self.inputs, self.tangents, seed)[0]
+        return run_graphs(self.joint, *halves, self.inputs, self.tangents, seed)[0]
 
 
-def run_halves(
+def run_graphs(
     joint: remat.JointGraph,
     forward: fx.GraphModule,
     backward: fx.GraphModule,

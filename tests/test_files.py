@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from remat.errors import PlanError, ProblemError
-from remat.files import Form, read_record, write_record, write_whole, writing
+from remat.files import Form, read_record, write_atomic, write_record, writing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,22 +98,22 @@ def test_what_is_no_record_is_refused(text: Any, message: str) -> None:
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        write_whole(tmp_path / "nowhere" / "page.json", "{}")
+        write_atomic(tmp_path / "nowhere" / "page.json", "{}")
     other = tmp_path / "page.json"
     other.mkdir()
     with pytest.raises(IsADirectoryError):
-        write_whole(other, "{}")
+        write_atomic(other, "{}")
     told = r"^page '.*page\.json' cannot be written: Is a directory; why$"
     with (
         pytest.raises(PlanError, match=told),
         writing(other, "; why", what="page", error=PlanError),
     ):
-        write_whole(other, "{}")
+        write_atomic(other, "{}")
     assert [p.name for p in tmp_path.iterdir()] == ["page.json"]
 
 
 def test_a_pipe_is_written_to_where_it_stands(tmp_path: Path) -> None:
-    code = "from pathlib import Path; from remat.files import write_whole; write_whole(Path('/dev/stdout'), 'told')"
+    code = "from pathlib import Path; from remat.files import write_atomic; write_atomic(Path('/dev/stdout'), 'told')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "told"
 
@@ -122,7 +122,7 @@ def test_links_in_a_circle_and_long_names(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
-        write_whole(loop, "x")
+        write_atomic(loop, "x")
     long = tmp_path / ("n" * 250)
-    write_whole(long, "x")
+    write_atomic(long, "x")
     assert long.read_text() == "x"

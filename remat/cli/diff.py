@@ -47,18 +47,18 @@ def diff(first: Path, second: Path, as_json: bool) -> None:
         )
     pairs = list(zip(*sides, strict=True))
     if as_json:
-        told = [
+        graphs = [
             {
                 "graph": a.graph,
                 "same_graph": a.fingerprint == b.fingerprint,
-                "only_first": _kept_only(a, b),
-                "only_second": _kept_only(b, a),
+                "only_first": _saved_only(a, b),
+                "only_second": _saved_only(b, a),
                 "first": _numbers(a),
                 "second": _numbers(b),
             }
             for a, b in pairs
         ]
-        echo_json({"files": [str(first), str(second)], "graphs": told})
+        echo_json({"files": [str(first), str(second)], "graphs": graphs})
         return
     for k, (a, b) in enumerate(pairs):
         if k:
@@ -81,13 +81,13 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
             "the plans are for different graphs, so that equal names need not be equal values: the model, "
             "shapes, the lowering or PyTorch differ"
         )
-    for names, file in ((_kept_only(a, b), first), (_kept_only(b, a), second)):
+    for names, file in ((_saved_only(a, b), first), (_saved_only(b, a), second)):
         more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
         listed = ", ".join(names[:MOST_NAMES]) or "nothing"
         click.echo(f"kept in {file} only: {listed}{more}")
 
 
-def _kept_only(one: Plan, other: Plan) -> list[str]:
+def _saved_only(one: Plan, other: Plan) -> list[str]:
     """Nodes that one plan keeps and the other does not, in the first one's order."""
     there = {*other.saved, *other.snapshots}
     return list(dict.fromkeys(n for n in (*one.saved, *one.snapshots) if n not in there))

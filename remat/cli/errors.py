@@ -25,10 +25,10 @@ def asks_for_json(args: Sequence[str]) -> bool:
 def echo_error(
     error: RematError | click.ClickException, result: Mapping[str, Any] | None = None
 ) -> None:
-    """Prints an error as an object of JSON, beside what the command has found in spite of it."""
+    """Print an error as a JSON object, beside the results that the command has found."""
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
-    told = {"kind": type(error).__name__, "message": params.one_line(message)}
-    click.echo(json.dumps({**(result or {}), "error": told}, indent=2))
+    described = {"kind": type(error).__name__, "message": params.one_line(message)}
+    click.echo(json.dumps({**(result or {}), "error": described}, indent=2))
 
 
 def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:

@@ -147,7 +147,7 @@ def fit(
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:
-    """One stage for each batch; what is done within it is told on a terminal only."""
+    """One stage for each batch; its steps are shown on a terminal only."""
     shown = ""
 
     def on_step(text: str) -> None:
@@ -163,7 +163,7 @@ def _stages(progress: Progress) -> Callable[[str], None]:
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
-    """What makes MODEL and its arguments for a batch; the model once where it does not depend on it."""
+    """A function that builds MODEL and its arguments for a batch; a model that does not depend on the batch is built once."""
     if is_hf(model):
         built: dict[int, Example] = {}
 

@@ -1,4 +1,4 @@
-"""The command ``remat frontier``: what every budget would come to, as a table and as a picture."""
+"""The command ``remat frontier``: the best plan at every budget, as a table and as a picture."""
 
 from __future__ import annotations
 

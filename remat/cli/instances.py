@@ -65,13 +65,13 @@ def capture(
 
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)
-        told: dict[str, Any]
+        described: dict[str, Any]
         if output.suffix == SUFFIX:
             progress.step("writing the joint graph")
             joint = dataclasses.replace(joint, name=name or output.stem)
             write_joint(output, joint)
-            told = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
-            told |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
+            described = {"name": joint.name, "kind": "joint", "nodes": len(joint.graph.nodes)}
+            described |= {"lower": joint.lower, "fingerprint": joint.fingerprint}
         else:
             progress.step("making the graph problem")
             made = api.instance(
@@ -82,10 +82,10 @@ def capture(
                 reread_inputs=request.reread_inputs,
             )
             save_instance(output, made)
-            told = figures(made)
+            described = figures(made)
     if as_json:
-        echo_json({**told, "capture_s": captured_s, "file": str(output)})
-    elif told["kind"] == "joint":
+        echo_json({**described, "capture_s": captured_s, "file": str(output)})
+    elif described["kind"] == "joint":
         click.echo(title_of(example, joint, captured_s))
         click.echo(f"joint graph written to {output}")
     else:
@@ -222,7 +222,7 @@ def _solve(
 
 
 def figures(instance: Instance) -> dict[str, Any]:
-    """What an instance is, and how large."""
+    """Kind and size of an instance."""
     problem: Any = instance.problem
     found: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")

@@ -1,4 +1,4 @@
-"""The commands that list what there is to choose from: solvers, passes and cost models."""
+"""The commands that list solvers, passes and cost models."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def passes(pipeline: bool, as_json: bool) -> None:
     analyses: list[Row] = [
         {
             "name": name,
-            "of": "forward and backward" if kind.of_halves else "joint graph",
+            "of": "forward and backward" if kind.after_partition else "joint graph",
             "options": _options(kind),
             "summary": kind.summary,
         }

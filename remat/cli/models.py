@@ -29,7 +29,7 @@ FORMS = (
 def load(
     spec: str, overrides: Sequence[str] = (), *, batch: int | None = None, seq: int | None = None
 ) -> Example:
-    """Reads MODEL and builds what it names.
+    """Parse MODEL and build the model.
 
     Args:
         spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
@@ -107,7 +107,7 @@ def function_of(spec: str) -> Any:
 
 
 def called(function: Any, spec: str, *args: Any) -> Example:
-    """What the function that MODEL names returns, checked."""
+    """The checked result of the function that MODEL names."""
     with users_code(spec):
         returned = function(*args)
     example = _checked(returned, spec)
@@ -189,7 +189,7 @@ def _import(name: str, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def users_code(spec: str) -> Iterator[None]:
-    """Whatever the user's code raises becomes one error that says what and where."""
+    """Turn any exception of the user's code into one error with its message and line."""
     try:
         yield
     except RematError:

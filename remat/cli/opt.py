@@ -102,7 +102,7 @@ def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -
         progress.step("running passes")
         if options["print_pipeline"]:
             _note(str(manager))
-        state = pipelines.shaped(graph, in_place=True, count_outputs=False)
+        state = pipelines.initial_state(graph, in_place=True, count_outputs=False)
         result = manager.run(state, in_place=True, instruments=watch.instruments)
         progress.step("printing the graph")
         text = state_text(result.state)
@@ -217,7 +217,7 @@ class _Watch:
         )
 
     def tell(self) -> None:
-        """Prints what was counted and measured."""
+        """Print statistics and timings."""
         for title, table in (("statistics", self.statistics), ("time of passes", self.timing)):
             if table is not None:
                 _note(f"{title}:\n{table}")

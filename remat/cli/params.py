@@ -186,10 +186,10 @@ def write(path: Path, text: str, what: str) -> None:
     Raises:
         RematError: it cannot be written.
     """
-    from remat.files import write_whole, writing
+    from remat.files import write_atomic, writing
 
     with writing(path, what=what, error=RematError):
-        write_whole(path, text)
+        write_atomic(path, text)
 
 
 class DeviceType(ParamType):

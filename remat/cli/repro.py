@@ -62,7 +62,7 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Runs what failed once more; what it raises is returned.
+    """Run the failed step again and return its exception.
 
     Args:
         joint: the graph; it is changed.
@@ -80,7 +80,7 @@ def replay(
             return None
         manager = passes or pipelines.PassManager.parse(recorded.pipeline)
         if recorded.path:
-            state = pipelines.shaped(joint, in_place=True, count_outputs=False)
+            state = pipelines.initial_state(joint, in_place=True, count_outputs=False)
             checks = [VerifyEach(numbers=recorded.checks == "numbers")] if recorded.checks else []
             manager.run(state, in_place=True, instruments=checks)
         else:  # it failed behind the passes, where plans are verified

@@ -50,7 +50,7 @@ class Named:
 
 
 def _list(
-    default: str, name: str, told: str, item: params.ParamType = click.STRING
+    default: str, name: str, text: str, item: params.ParamType = click.STRING
 ) -> Callable[[Command], Command]:
     return click.option(
         f"--{name}",
@@ -58,7 +58,7 @@ def _list(
         metavar=f"{name[:-1].upper()},…",
         default=default,
         show_default=True,
-        help=told,
+        help=text,
     )
 
 
@@ -134,7 +134,7 @@ def sweep(
             on_row=on_row,
         )
     failed = sum(row.reason is not None for row in found.rows)
-    told = {"rows": [asdict(row) for row in found.rows]}
+    described = {"rows": [asdict(row) for row in found.rows]}
     if not as_json:
         click.echo(str(found))
         if output is not None:
@@ -146,10 +146,10 @@ def sweep(
     if failed and failed == len(found.rows):
         fail(
             RematError("no row has a plan; the reasons stand with the rows"),
-            told if as_json else None,
+            described if as_json else None,
         )
     if as_json:
-        echo_json(told)
+        echo_json(described)
 
 
 def _stage(order: Sequence[str], at: int, each: int, jobs: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What the commands print for people."""
+"""Tables and text that the commands print."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """What stands below the table: why a row is empty, where a cut did better than the solver, who was brief."""
+    """Notes below the table: reasons for empty rows, rows in which the cut was cheaper, solvers with little work."""
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -137,13 +137,13 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         else:
             continue
         notes.setdefault(text, []).append(row.solver)
-    told = [f"{', '.join(names)}: {text}" for text, names in notes.items()]
+    lines = [f"{', '.join(names)}: {text}" for text, names in notes.items()]
     if comparison.brief:
-        told.append(
+        lines.append(
             f"{', '.join(comparison.brief)}: searched with a twentieth of their work, so that the table comes soon; "
             "named with --solvers they do all of it"
         )
-    return told
+    return lines
 
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:

@@ -175,9 +175,9 @@ class _Backend:
         compiled = self._compiled(module, inputs)
         if self._stop or len(self._sink) == before:
             return compiled
-        return self._noting_inputs(compiled, len(self._sink) - 1)
+        return self._record_inputs(compiled, len(self._sink) - 1)
 
-    def _noting_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
+    def _record_inputs(self, compiled: Callable[..., Any], graph: int) -> Callable[..., Any]:
         """Notes at each call which inputs are outputs of earlier runs, or inputs of theirs."""
 
         def run(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What went wrong in a capture, as one message with the user's line."""
+"""Errors of a capture, as one message with the user's line."""
 
 from __future__ import annotations
 

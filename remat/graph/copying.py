@@ -25,7 +25,7 @@ Copies = dict[fx.Node, fx.Node]
 
 
 def run_of(node: fx.Node) -> str:
-    """The name in the joint graph of what a node of a half runs."""
+    """The name in the joint graph of the node that a forward or backward node runs."""
     return str(node.meta.get(RUN_OF, node.name))
 
 

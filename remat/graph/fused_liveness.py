@@ -1,4 +1,4 @@
-"""What is alive when in code that a fusing compiler makes of a step: a prediction, from the graphs alone.
+"""Predict lifetimes of storages in fused code, from the graphs alone.
 
 Of what `remat.graph.liveness` counts, such code never writes a pointwise result that only the same kernel
 reads; it computes such a result where that kernel runs; and a kernel writes where an input lies that nobody
@@ -128,7 +128,7 @@ class FusedWalk(StepWalk):
     def _uses(
         self, nodes: list[fx.Node], made: dict[int, tuple[fx.Node, int]]
     ) -> tuple[dict[fx.Node, list[int]], dict[int, list[fx.Node]], set[int]]:
-        """The storages that each node makes, who reads each of them, and which the half returns."""
+        """The storages that each node allocates, the readers of each, and those that the graph returns."""
         makes: dict[fx.Node, list[int]] = defaultdict(list)
         for key, (node, _) in made.items():
             makes[node].append(key)
@@ -143,7 +143,7 @@ class FusedWalk(StepWalk):
 
 
 class _Kernels:
-    """Which kernels of one half compute each node, by the moments at which those run.
+    """The kernels of one graph that compute each node, by the program points at which they run.
 
     A half is cut into segments at the operators that do not fuse; all that fuses in one is one kernel, which
     runs where the last of it stands.
@@ -273,7 +273,7 @@ class _Kernels:
         return alone or (self._reads[node] <= _MOST_READS and not self._heavy[node])
 
     def _is_summed_at_once(self, node: fx.Node, at: frozenset[int]) -> bool:
-        """Whether a sum of backward stays where it is, as what reads it is far; see `remat.integrations.near_fusions`."""
+        """Whether a sum of backward keeps its position because its reader is far away; see `remat.integrations.near_fusions`."""
         if not at or not node.meta.get("autograd_backward") or _is_pointwise(node):
             return False
         smaller = _numel(node) < max(map(_numel, inputs_of(node)), default=0)

@@ -20,7 +20,7 @@ from remat.graph.storages import SYMBOLIC, Memories, leaves_of
 
 
 class Role(enum.Enum):
-    """What a placeholder of a joint graph stands for."""
+    """Kind of a placeholder of a joint graph."""
 
     PRIMAL = "primal"
     TANGENT = "tangent"
@@ -39,7 +39,7 @@ UNCHECKED = "saved_tensor_with_no_vc_check"
 
 
 class HandedKind(enum.IntEnum):
-    """What a value is to AOTAutograd that forward hands to backward, in the order of its outputs."""
+    """AOTAutograd's kinds of saved values, in the order of forward's outputs."""
 
     TENSOR = 0
     UNCHECKED = 1
@@ -146,7 +146,7 @@ def make_module(owner: torch.nn.Module | dict[str, Any], graph: fx.Graph) -> fx.
 
 
 def check_structure(module: fx.GraphModule) -> str | None:
-    """The first fault in the structure of a graph, in words; None where it is whole.
+    """The first structural fault of a graph as text; None if the graph is valid.
 
     The words are those of `torch.fx.Graph.lint`, which does not ask whether placeholders come first, whether
     one output node ends the graph, and whether what reads a node is in the graph.

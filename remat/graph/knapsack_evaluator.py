@@ -1,4 +1,4 @@
-"""What a knapsack answer is worth on its graph, and where its frontier bends.
+"""Evaluate a knapsack answer on its graph, and find the knee of its frontier.
 
 The classes are those of ``torch/_functorch/_activation_checkpointing`` in PyTorch. What differs: every view keeps the
 order of the graph, so that nothing depends on hash seeds; an edge of the contracted view stands for a path on

@@ -1,4 +1,4 @@
-"""What is alive when, while forward and then backward run: lifetimes of storages, and their peak.
+"""Lifetimes of storages over forward, then backward, and their peak.
 
 Eager lowering without reuse of memory in place: a value is allocated where its node stands and
 freed after its last use. A workspace that the metadata of a node names counts while the node runs. Inputs, parameters,
@@ -34,7 +34,7 @@ _INSIDE = 0
 
 
 class StorageKind(enum.StrEnum):
-    """What a storage is to the step, over its whole life."""
+    """Kind of a storage over its lifetime."""
 
     INPUT = "parameters and inputs"
     SAVED = "saved for backward"
@@ -100,7 +100,7 @@ class Timeline:
     lifetimes: tuple[Lifetime, ...]
 
     def alive(self, moment: int) -> tuple[Lifetime, ...]:
-        """What is alive while the node of a moment runs, its result included; largest first."""
+        """Live storages while the node of a moment runs, including its result; largest first."""
         found = [x for x in self.lifetimes if x.first <= moment <= x.last]
         return tuple(sorted(found, key=lambda x: -x.nbytes))
 
@@ -144,7 +144,7 @@ def memory_curve(
     num_fwd_outputs: int,
     memories: Memories | None = None,
 ) -> MemoryCurve:
-    """What is alive over a step, as `simulate_peak` finds it."""
+    """Lifetimes of the storages of a step; result of `simulate_peak`."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
     return MemoryCurve(nbytes=array("q", step.alive()), boundary=step.boundary)
 
@@ -250,7 +250,7 @@ def peak_of(sums: tuple[int, ...], moments: tuple[str, ...], boundary: int) -> P
 
 
 class StepWalk:
-    """One walk over both halves. Storages are told apart by the identity of the fake ones.
+    """One walk over forward and backward. Fake storages identify the storages.
 
     A recomputed node has the fake value of its forward twin, so a key names one storage only within
     a half, and across both only where forward hands it over. Where a twin is alive in backward, what
@@ -372,7 +372,7 @@ class StepWalk:
     def _walk(
         self, nodes: list[fx.Node], start: int, there: set[int]
     ) -> tuple[dict[int, tuple[fx.Node, int]], dict[int, int]]:
-        """For each storage of one half: who makes it and when, and when it is used last.
+        """For each storage of one graph: its allocating node, the moment of allocation and the last use.
 
         ``there`` are the storages from before that half.
         """

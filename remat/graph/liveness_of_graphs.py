@@ -1,4 +1,4 @@
-"""What is alive when, while the graphs of one step run: forward first to last, backward last to first."""
+"""Lifetimes of storages over the graphs of one step: forward first to last, backward last to first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from remat.graph.liveness import StepWalk, sums_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halves:
+class PartitionedGraph:
     """One graph of a step, split.
 
     Attributes:
@@ -37,7 +37,7 @@ class Halves:
     backward: fx.GraphModule
 
 
-def highest_of_graphs(graphs: Sequence[Halves]) -> tuple[tuple[int, int], ...]:
+def highest_of_graphs(graphs: Sequence[PartitionedGraph]) -> tuple[tuple[int, int], ...]:
     """Most bytes alive while each graph runs: in its forward, and in its backward.
 
     What one graph hands to another is alive to the end of forward, as the frames of the model hold it, and,
@@ -60,7 +60,7 @@ def highest_of_graphs(graphs: Sequence[Halves]) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
-def _in_turns(graphs: Sequence[Halves]) -> list[tuple[int, Halves]]:
+def _in_turns(graphs: Sequence[PartitionedGraph]) -> list[tuple[int, PartitionedGraph]]:
     """The runs of a step in their order, each with the place of its graph."""
     turns = [(turn, k) for k, graph in enumerate(graphs) for turn in graph.joint.turns]
     if not turns:
@@ -76,7 +76,7 @@ def _of_run(turn: Turn) -> dict[str, Any]:
 
 
 class _Step:
-    def __init__(self, graphs: Sequence[Halves]) -> None:
+    def __init__(self, graphs: Sequence[PartitionedGraph]) -> None:
         self._graphs = graphs
         known: dict[int, StepWalk] = {}  # equal for all runs of a graph
         for g in graphs:

@@ -30,7 +30,7 @@ from remat.solvers.graph_problem import GraphProblem
 
 
 class SavedKind(enum.Enum):
-    """What saving a node of the problem means."""
+    """Meaning of saving a node of the problem."""
 
     VALUE = "value"
     GENERATOR_STATE = "generator state"
@@ -103,7 +103,7 @@ class Offload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What is kept from forward to backward, by names of nodes of the joint graph.
+    """Decision: saved values, node orders and offloads, by names of the joint graph.
 
     Attributes:
         saved: nodes whose value is kept (also those that are alive anyway).
@@ -219,7 +219,7 @@ def lower(
 
 
 class _Row(NamedTuple):
-    """One node of the problem, as it is built; what is not said does not hold, or is nothing."""
+    """A node of the problem under construction."""
 
     name: str
     position: int
@@ -270,7 +270,7 @@ def _tied_by_tags(index: GraphIndex, storages: Storages) -> dict[int, Checkpoint
 
 
 def check_may_run_again(node: fx.Node) -> None:
-    """Refuses a MUST_RECOMPUTE where nobody knows what a second run would do.
+    """Refuse MUST_RECOMPUTE on an operator whose second run has unknown effects.
 
     Eager checkpointing runs the operator again, from the generator state that its region began with;
     where it counts its calls, say, it gets other numbers than forward had.

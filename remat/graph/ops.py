@@ -114,7 +114,7 @@ def name_of(target: Target) -> str:
 
 
 def text_of(target: Target) -> str:
-    """What is called, the same in every process: ``aten.mm.default``, ``_operator.getitem``."""
+    """Name of the call target, equal in every process: ``aten.mm.default``, ``_operator.getitem``."""
     if isinstance(target, (torch_compat.OperatorBase, torch_compat.OpOverloadPacket)):
         return str(target)
     return f"{target.__module__}.{getattr(target, '__qualname__', type(target).__qualname__)}"
@@ -200,7 +200,7 @@ _REPLAYS = (
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """Whether nobody has said what running the node does beyond its result (`remat.graph.purity`).
+    """Whether the effects of the node's operator are undeclared (`remat.graph.purity`).
 
     It may draw random numbers, count its calls, or read what changes; so it runs once, where it stands.
     A higher-order operator is what is inside of the graphs, and what are the operators, that it calls.
@@ -209,7 +209,7 @@ def is_opaque(node: fx.Node) -> bool:
 
 
 def opaque_operators(node: fx.Node) -> list[Target]:
-    """The operators that nobody has declared among what a node runs; see `is_opaque`."""
+    """The undeclared operators that a node runs; see `is_opaque`."""
     return [op for op in _operators_run(node) if not is_known(op)]
 
 
@@ -281,7 +281,7 @@ def is_mutating(node: fx.Node) -> bool:
 
 
 def is_effectful(node: fx.Node) -> bool:
-    """Whether running the node twice, or not at all, would be noticed by somebody.
+    """Whether running the node twice, or not at all, has an observable effect.
 
     Random operators are told apart by `is_random`; waiting for a collective may be repeated. A
     higher-order operator also has the effects of the graphs it calls.
@@ -305,7 +305,7 @@ def _is_impure(target: Target) -> bool:
 
 
 def attribute_of(module: object, target: object) -> Any:
-    """What a module holds under a name, dotted or not; None where there is no such thing."""
+    """The attribute of a module under a plain or dotted name; None if absent."""
     try:
         return operator.attrgetter(str(target))(module)
     except AttributeError:

@@ -108,7 +108,7 @@ def find_storages(
 
 
 def _mutated(joint: JointGraph, index: GraphIndex, owner: list[int]) -> dict[int, int]:
-    """What holds another value in backward than forward read from it, with its last write's position."""
+    """Storages whose value in backward differs from the value that forward read, with the position of the last write."""
     mutated: dict[int, int] = {}
     for i in index.special:
         node = index.nodes[i]

@@ -109,7 +109,7 @@ def declare_pure(op: Op) -> Op:
 
 
 def undeclare_pure(op: object) -> None:
-    """Takes back what `declare_pure` was told; without a declaration, nothing happens.
+    """Withdraw a declaration of `declare_pure`; without a declaration, do nothing.
 
     Args:
         op: the operator, as in `declare_pure`.
@@ -143,7 +143,7 @@ def also_declared(names: Iterable[str]) -> Iterator[None]:
 
 
 def is_declared(target: Any) -> bool:
-    """Whether somebody has declared an operator to be a function of its inputs."""
+    """Whether an operator is declared a function of its inputs."""
     name = name_of(target)
     return name in _DECLARED or _SENT[name] > 0
 
@@ -191,7 +191,7 @@ def is_shipped(target: OpOverload) -> bool:
 
 
 def name_of(target: Any) -> str:
-    """What to call an operator: ``namespace::name``, with ``.overload`` unless that is the default one.
+    """The display name of an operator: ``namespace::name``, with ``.overload`` unless it is the default overload.
 
     Other things are called as they call themselves.
     """
@@ -266,7 +266,7 @@ def _named(name: str) -> list[Any]:
 
 
 def _contradiction(op: Any) -> str | None:
-    """What is known of an operator that a declaration would deny."""
+    """Known effects of an operator that contradict a declaration."""
     if torch_compat.get_effect(op) is not None:
         return "an effect is registered for it"
     if isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags:

@@ -1,4 +1,4 @@
-"""What of a joint graph two processes must share to share a decision, and where two such graphs part.
+"""Outline of a joint graph: processes with equal outlines can share a decision. Find the first difference of two.
 
 The *outline* of a graph is its operators, edges, shapes, strides, dtypes, kinds of devices and tags. It
 leaves out what may differ between the ranks of one job whose graphs are the same to a planner: names
@@ -68,7 +68,7 @@ def outline(joint: JointGraph) -> Outline:
 
 
 def first_difference(one: Outline, other: Outline, whose: tuple[str, str]) -> str | None:
-    """Says where two graphs part, in words; None where they do not.
+    """Describe the first difference of two graphs; None if there is none.
 
     Args:
         one: a graph.
@@ -129,7 +129,7 @@ def _reads(node: fx.Node, position: dict[fx.Node, int]) -> tuple[int, ...]:
 
 
 def _target(node: fx.Node) -> str:
-    """What a node calls, as text that is the same in every process."""
+    """Name of a node's call target, equal in every process."""
     if node.op == "placeholder":
         return role_of(node).value
     if node.op != "call_function":

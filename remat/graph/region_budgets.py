@@ -29,7 +29,7 @@ _SHOWN = 5
 
 
 def region_budget(joint: JointGraph, index: GraphIndex, roles: Roles) -> float | None:
-    """The share that the code of a graph asks for; None where it asks for none.
+    """The budget ratio that the code of a graph sets; None if it sets none.
 
     Raises:
         BudgetError: it asks for several shares, or for part of its forward alone.

@@ -161,7 +161,7 @@ def _element(call: fx.Node, k: int) -> fx.Node:
 
 
 def _own_values(call: fx.Node, given: dict[fx.Node, Any], returned: Any) -> tuple[Any, ...]:
-    """What a call returns, as fake values: in new memory, or in that of its operands."""
+    """Results of a call as fake values: in new memory, or in the memory of its operands."""
     values = call.meta["val"]
     mode = fake_mode_of(values)
     if mode is None:

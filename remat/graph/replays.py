@@ -1,4 +1,4 @@
-"""What may run a second time: random operators by a replay of their draw, all others by themselves."""
+"""Nodes that may run a second time; random operators replay their draw from a saved generator state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Replays:
 
 
 def is_read_uninitialised(node: fx.Node) -> bool:
-    """Whether somebody reads memory that the node allocates and nobody writes."""
+    """Whether memory that the node allocates is read without being written."""
     return ops.is_uninitialised(node) and not all(ops.ignores_content(u) for u in node.users)
 
 

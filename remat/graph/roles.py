@@ -1,4 +1,4 @@
-"""Which half of the step each node belongs to, and how far it is from backward."""
+"""Whether each node belongs to forward or backward, and its distance from backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a graph is as it was: a cheap record of its nodes, to hold against a later one."""
+"""Detect changes of a graph by comparing cheap records of its nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Stamp:
 
     @classmethod
     def of(cls, graph: fx.Graph) -> Stamp:
-        """Takes down a graph as it is now; arguments are immutable, so they are kept as they are."""
+        """Record a graph; its arguments are immutable, so they are not copied."""
         return cls(
             tuple(
                 (n, n.name, n.target, n.args, n.kwargs, n.meta.get("recompute"))
@@ -33,7 +33,7 @@ class Stamp:
         )
 
     def difference(self, later: Stamp) -> str | None:
-        """The first thing that is different later, in words; None where nothing is."""
+        """Describe the first difference of a later record; None if there is none."""
         for before, after in zip(self.rows, later.rows, strict=False):
             if before is after or all(map(alike, before, after, repeat(_same_value))):
                 continue

@@ -43,7 +43,7 @@ def frames_of(trace: str) -> Iterator[FrameSummary]:
 
 
 def source_line(node: fx.Node) -> str:
-    """The line that made a node, as ``"file.py:12 code"``; empty where nothing is recorded.
+    """The line that made a node, as ``"file.py:12 code"``; empty if nothing is recorded.
 
     It is that of `user_frame`. Where no frame is recorded, as for an ``nn.Sequential`` by itself, the modules:
     ``"Sequential / Linear"``.

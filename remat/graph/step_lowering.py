@@ -88,7 +88,7 @@ class LoweredStep:
     def orders(
         self, sequence: Sequence[int], boundary: int
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What forward and backward run in a schedule, by names in the joint graph."""
+        """Nodes that forward and backward run in a schedule, by names of the joint graph."""
         names = self.problem.names
         forward, backward = (
             tuple(names[v] for v in part if self.of_name.get(names[v]) == v)

@@ -36,7 +36,7 @@ Memory = tuple[int | None, torch.UntypedStorage | None, Any]
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The leaves of a value; where it is a tensor or flat, as most are, it need not be flattened."""
+    """The leaves of a value. Most values are a tensor or flat, and skip the slow general flattening."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, (tuple, list)):
@@ -52,7 +52,7 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def fake_mode_of(value: Any) -> Any:
-    """The mode of the first fake tensor in a value; None where there is none."""
+    """The mode of the first fake tensor in a value; None if there is none."""
     return next((v.fake_mode for v in leaves_of(value) if hasattr(v, "fake_mode")), None)
 
 
@@ -67,7 +67,7 @@ def storage_of(value: Any) -> torch.UntypedStorage | None:
 
 
 def storage_key(value: Any) -> int | None:
-    """A number that tells the storage behind a value from all others; None where there is none."""
+    """A number that identifies the storage of a value; None without a storage."""
     storage = storage_of(value)
     return None if storage is None else torch_compat.storage_id(storage)
 
@@ -131,7 +131,7 @@ def sizes_at(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 def planned_sizes() -> Mapping[str, int]:
-    """What `sizes_at` puts in the place of symbols here."""
+    """The values that `sizes_at` substitutes for symbols."""
     return _SIZES.get() or {}
 
 
@@ -182,7 +182,7 @@ class Memories:
         return [known(id(value)) or self.of(value) for value in values]
 
     def key(self, value: Any) -> int | None:
-        """Key of the storage behind a value; None where there is none."""
+        """Key of the storage of a value; None without a storage."""
         return self.of(value)[0]
 
 

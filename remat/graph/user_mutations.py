@@ -98,8 +98,8 @@ def copy_outputs(joint: JointGraph, places: Collection[int] | None = None) -> No
     out.args = ((*returned, *values[n:]),)
 
 
-def unwatched_outputs(joint: JointGraph) -> tuple[int, ...]:
-    """Places of the user's outputs of which autograd may not see that they are written to before backward.
+def unversioned_outputs(joint: JointGraph) -> tuple[int, ...]:
+    """Positions of the user's outputs whose writes before backward autograd may miss.
 
     Autograd compares versions of what was saved. An output that is saved itself has the version that its user
     sees. One that looks at the memory of what is saved may have a version of its own. Operators make such tensors
@@ -142,7 +142,7 @@ def _place(desc: Any) -> int | None:
 
 
 def _copyable_outputs(joint: JointGraph, root: _Roots) -> dict[fx.Node, list[tuple[fx.Node, Any]]]:
-    """Outputs with their descriptors by whose memory they are, which is no input's."""
+    """Outputs with their descriptors, grouped by the node that owns their memory; memory of inputs is left out."""
     memories = {storage_key(n.meta.get("val")) for n in joint.graph.find_nodes(op="placeholder")}
     outputs, _, descs, _ = split_outputs(joint)
     of_root: dict[fx.Node, list[tuple[fx.Node, Any]]] = {}

@@ -1,4 +1,4 @@
-"""What a call writes to, and whose memory it hands back: read off the schema of its operator.
+"""Arguments that a call writes to or returns views of, from the schema of its operator.
 
 A schema marks arguments (and results) that share memory, and among them those that are written. One
 operator means something else by it: `set_` lets its destination look at the memory of its source, so

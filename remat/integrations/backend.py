@@ -1,4 +1,4 @@
-"""The Dynamo backend ``"remat"``, and `remat.backend`: graphs split by our partitioner, run as they are or by Inductor."""
+"""The Dynamo backend ``"remat"`` and `remat.backend`: partition graphs, then run them eagerly or with Inductor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from remat.integrations.partitioner import (
     name_of,
     partitioner,
 )
-from remat.integrations.step_guards import around_autograd, at_declared_sizes, guard_sizes
+from remat.integrations.step_guards import at_declared_sizes, guard_sizes, wrap_step
 from remat.passes.core.pipeline import Pipeline
 from remat.passes.ranks.agree_ranks import WAIT_S, AgreeRanks
 from remat.planning.plan import Plan
@@ -93,7 +93,7 @@ class Backend:
         self._options = options  # held: no others have their identity meanwhile
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy of a compiled model compiles by the same backend."""
+        """Return this backend, so that a copy of a compiled model compiles with the same one."""
         return self
 
     def __call__(
@@ -145,7 +145,7 @@ class Backend:
                 step.warn_if_over()
                 look = guard_sizes(example_inputs, made, saved=step.applies_saved, watched=True)
             step.progress.finish(made)
-            return around_autograd(
+            return wrap_step(
                 compiled,
                 made.reread_outputs,
                 made.graph,
@@ -309,16 +309,16 @@ def _compile_eager(
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Runs one half as it is and takes its arguments over, so that each is freed after its last use.
+    """Run a graph without compiling it, and take ownership of its arguments, so that each is freed after its last use.
 
-    Called with arguments of their own, the caller would keep what was saved to the end of backward.
+    With an ordinary call, the caller would hold every saved activation until backward ends.
     """
     graph = copy_module(module).graph
     graph.set_codegen(torch_compat.BoxedCodeGen())
-    half = fx.GraphModule(module, graph)
+    boxed = fx.GraphModule(module, graph)
 
     def run(arguments: list[Any]) -> Any:
-        return half.forward(arguments)
+        return boxed.forward(arguments)
 
     torch_compat.mark_boxed(run)
     return run
@@ -327,7 +327,7 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
-    """Settings of Inductor for a step, among them those that the user asked for."""
+    """Inductor settings of a step, including those that the user gave."""
     known = torch_compat.list_options()
     patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
     patches.update(torch_compat.list_mode_options(mode) if mode else {})

@@ -10,14 +10,14 @@ from typing import Any
 from torch import fx
 
 from remat import torch_compat
-from remat.errors import BudgetError, BudgetWarning, PlanError, noting_warnings, warn
+from remat.errors import BudgetError, BudgetWarning, PlanError, record_warnings, warn
 from remat.graph.costs import CostWarning
 from remat.graph.joint import JointGraph, copy_module
 from remat.graph.lowering import Decision
 from remat.graph.regions import calls_regions, is_region, split_region
 from remat.integrations import plan_cache, plan_log
 from remat.integrations.compiled_memory import (
-    CompiledHalf,
+    CompiledGraph,
     compiled_timeline,
     held_bytes,
     write_timeline,
@@ -30,7 +30,7 @@ from remat.integrations.partitioner import (
     parameters_of,
 )
 from remat.integrations.plan_cache import CachedPlan
-from remat.integrations.workarounds import compile_half, masks_from_bytes, masks_to_bytes
+from remat.integrations.workarounds import compile_graph, masks_from_bytes, masks_to_bytes
 from remat.passes.ranks.agree_ranks import AgreeRanks
 from remat.planning.fused_peak import input_bytes, within_fused_peak
 from remat.planning.plan import Plan
@@ -40,15 +40,15 @@ from remat.units import Budget, format_apart, format_bytes
 
 _LOG = logging.getLogger(__name__)
 
-#: How often a step is planned again that takes more than its budget as it was compiled, at most.
+#: The most times that a step is planned again because the compiled step exceeds its budget.
 MOST_REPLANS = 3
-#: Likewise where the budget is a share of the peak, which can be held nearly only.
+#: The same if the budget is a ratio of the peak, which can be met only approximately.
 _OF_SHARES = 2
-#: A share of the peak is held nearly: to within this part of it, as one over it.
+#: A budget given as a ratio of the peak counts as met up to 1/200 above it.
 _NEARLY = 200
-#: What takes more than a share by this part of it, as one over it, is warned of.
+#: More than 1/20 above a ratio of the peak: warn.
 _FAR = 20
-#: What a step is planned under before a peak in bytes is refused; how often it may be planned again in all, therefore.
+#: Before a peak in bytes is refused, the step is also planned for its least peak. `_OF_PEAKS` counts all these replans.
 _LEAST = Budget(peak_share=0.0)
 _OF_PEAKS = MOST_REPLANS + 1 + _OF_SHARES
 _UNSHRUNK = (
@@ -64,13 +64,13 @@ def compile_within_budget(
     inputs: Sequence[Any],
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Compile a step with Inductor; plan it again by what it takes as compiled until it holds its budget.
+    """Compile a step with Inductor, and replan by its compiled memory until it meets its budget.
 
     Args:
-        step: plans by ``known``.
-        known: what compiling the step taught.
+        step: plans the graph, using ``known``.
+        known: measurements from earlier compilations of this step.
         gm: the graph as Dynamo handed it over.
-        inputs: what it is compiled for.
+        inputs: example inputs of the compilation.
         patches: settings of Inductor.
 
     Raises:
@@ -108,7 +108,7 @@ def _compile_once(
     inputs: Sequence[Any],
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Plan and compile a step, or find it in a cache, and note on its plan what it takes."""
+    """Plan and compile a step, or find it in a cache, and record the compiled memory on its plan."""
     # Regions are compiled with the halves that they are in, which are then more than two.
     whole = not calls_regions(gm)
     if whole and step.options.keeps_steps:
@@ -126,12 +126,12 @@ def _compile_once(
 
 
 def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
-    """Whether a step is to be planned again, since as compiled it takes more than its budget.
+    """Whether to replan a step because the compiled step exceeds its budget.
 
-    Its plan is then listed no more.
+    If so, its plan is removed from `remat.plans`.
 
     Raises:
-        BudgetError: the step takes more, and is not planned again.
+        BudgetError: the step exceeds its budget, and no replan is left.
     """
     made, options = step.made, step.options
     if made is not None and step.applies_saved:
@@ -158,12 +158,12 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
 
 
 class Attempt(torch_compat.CustomPartitionerFn):
-    """One compilation of a step by Inductor, which calls it for the split and for both halves.
+    """One compilation of a step. Inductor calls it to partition the joint graph and to compile each graph.
 
     Args:
         step: plans the joint graph.
-        known: what earlier attempts taught.
-        whole: whether the step has two halves and no more; forward is compiled first.
+        known: measurements from earlier attempts.
+        whole: whether the step has exactly one forward and one backward graph; forward is compiled first.
         traces: what AOTAutograd's key is to tell besides, if the whole step may come from its cache; else halves
             alone are looked up.
 
@@ -178,15 +178,15 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self._step, self._known, self._whole = step, known, whole
         self._keeps, self._traces = traces is not None, traces or ""
         self.record: CachedPlan | None = None
-        self._halves: list[tuple[CompiledHalf, str | None]] = []
+        self._graphs: list[tuple[CompiledGraph, str | None]] = []
         self._masks: frozenset[str] = frozenset()
         self.is_new = False
 
     def uuid(self) -> str:
-        """The key of what this compiles."""
+        """Cache key of this compilation."""
         step = self._step
         return step.options.key(
-            halves_only=not self._keeps,
+            graphs_only=not self._keeps,
             traces=self._traces,
             compiled=self._known.key,
             beside=step.beside,
@@ -194,7 +194,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         )
 
     def __reduce__(self) -> Any:
-        """Copies and pickles, which Inductor and AOTAutograd make of their settings, are of the options alone.
+        """Reduce to the options, since Inductor and AOTAutograd copy and pickle their settings.
 
         Inductor keeps copies, which are not to hold the step; what else decides is in `uuid`.
         """
@@ -220,14 +220,14 @@ class Attempt(torch_compat.CustomPartitionerFn):
             return torch_compat.compile_fx(  # type: ignore[return-value]
                 gm,
                 inputs,
-                inner_compile=self.compile_half,
+                inner_compile=self.compile_graph,
                 config_patches={**patches, "custom_partitioner_fn": self},
             )
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph, and notes what a process needs that finds the compiled step in a cache."""
+        """Partition a joint graph, and record what a later process needs if it finds the compiled step in a cache."""
         self.is_new, self._traces = True, ""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
@@ -240,39 +240,39 @@ class Attempt(torch_compat.CustomPartitionerFn):
             parameters=parameters_of(joint),
             operators=plan_cache.operators_of(joint),
         )
-        with noting_warnings() as warned:
-            halves = self._step.split(joint)
+        with record_warnings() as warned:
+            graphs = self._step.split(joint)
         if record.joint:
             noted = tuple(
-                (kind.__module__, kind.__qualname__, told)
-                for told, kind in warned
+                (kind.__module__, kind.__qualname__, message)
+                for message, kind in warned
                 if not issubclass(kind, (BudgetWarning, CostWarning))  # of this process
             )
             self.record = replace(record, warnings=noted)
-        return halves
+        return graphs
 
-    def compile_half(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """Compile one half, and note its code."""
+    def compile_graph(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+        """Compile the forward or the backward graph, and record its generated code."""
         self.is_new, self._traces = True, ""
-        self._step.stage("compiling backward" if self._halves else "compiling forward")
-        half = CompiledHalf.of(gm, example_inputs)
+        self._step.stage("compiling backward" if self._graphs else "compiling forward")
+        graph = CompiledGraph.of(gm, example_inputs)
         gm = copy_module(gm)
-        if self._whole and not self._halves:
-            self._masks = masks_to_bytes(gm.graph, half.own)
+        if self._whole and not self._graphs:
+            self._masks = masks_to_bytes(gm.graph, graph.own)
         elif self._whole:
             example_inputs = masks_from_bytes(gm.graph, example_inputs, self._masks)
-        compiled = compile_half(gm, example_inputs, **kwargs)
-        half.code = getattr(compiled, "source_code", "")
-        half.constants = getattr(compiled, "constants", None) or {}
-        self._halves.append((half, torch_compat.cache_key(compiled)))
+        compiled = compile_graph(gm, example_inputs, **kwargs)
+        graph.code = getattr(compiled, "source_code", "")
+        graph.constants = getattr(compiled, "constants", None) or {}
+        self._graphs.append((graph, torch_compat.cache_key(compiled)))
         return compiled
 
     def finish(self) -> None:
-        """Note on the plan what both halves take together, and keep it for who finds them in a cache."""
+        """Record the compiled memory of the step on its plan, and cache the plan beside the compiled graphs."""
         made = self._step.made
-        if not self._whole or len(self._halves) != 2 or made is None:
+        if not self._whole or len(self._graphs) != 2 or made is None:
             return
-        (forward, _), (backward, _) = self._halves
+        (forward, _), (backward, _) = self._graphs
         symbolic = self._step.options.in_bytes and (made.symbolic or made.learns_sizes)
         timeline = None
         for kind in (True, False) if symbolic else (False,):
@@ -284,7 +284,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             measured = made.as_compiled(timeline, held_bytes(timeline))
             plan_log.replace(made, measured)
             self._step.made = made = measured
-        keys = [key for _, key in self._halves if key is not None]
+        keys = [key for _, key in self._graphs if key is not None]
         # A step of whose plan nothing is kept is planned again by whoever finds it in a cache. Only who planned a
         # step knows which sizes to look at, and which bytes a share of its peak stands for.
         if self.record is None or len(keys) != 2 or made.learns_sizes:
@@ -296,12 +296,12 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
 def _restore(step: StepPartition, gm: fx.GraphModule, compiled: Any) -> bool:
     """Restore the plan of a step from AOTAutograd's cache; False if that cannot be done."""
-    halves = plan_cache.halves_of(compiled)
-    if halves is None:
+    keys = plan_cache.graph_keys(compiled)
+    if keys is None:
         return False
-    if len(halves) == 1:  # nothing to differentiate
+    if len(keys) == 1:  # nothing to differentiate
         return True
-    record = plan_cache.find(halves)
+    record = plan_cache.find(keys)
     if record is None:
         return False
     try:
@@ -312,7 +312,7 @@ def _restore(step: StepPartition, gm: fx.GraphModule, compiled: Any) -> bool:
 
 
 def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None:
-    """Do what planning would have done for a step that was found in a cache.
+    """Restore warnings and plan of a step that was found in a cache, without planning.
 
     Raises:
         PlanError: the record holds no plan.
@@ -324,13 +324,13 @@ def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None
 
 @dataclass(slots=True)
 class CompiledBudget:
-    """What is known of one step from compiling it: plans are made by that.
+    """Measurements of one compiled step, by which it is planned again.
 
     Attributes:
-        excess: bytes by which plans are expected to take less than the budget: what a compiled step was above
-            its expectation, and at least twice the last excess.
-        tighter: what is planned within instead of a budget in bytes or a share of them.
-        peaks: the peaks of the decisions that were compiled, and are above it.
+        excess: safety margin below the budget, in bytes: the compiled peak minus the estimated one, and at least
+            twice the last margin.
+        tighter: the budget to plan under instead of the given one.
+        peaks: compiled peaks of the decisions that exceeded the budget.
         lowest: what is known of the step as one under the least peak. It is planned so, from the beginning, before a
             peak in bytes is refused.
         over: bytes by which what was compiled last is above its budget, on the rank where it takes the most.
@@ -350,7 +350,7 @@ class CompiledBudget:
 
     @property
     def key(self) -> str:
-        """What of it decides, for the keys of caches."""
+        """The fields that affect planning, as text for cache keys."""
         own = f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
         return own if self.lowest is None else f"{own}, then {self.lowest.key}"
 
@@ -412,7 +412,7 @@ class CompiledBudget:
         can_hold: bool = True,
         together: bool = False,
     ) -> bool:
-        """Whether a step is to be planned again, since as compiled it takes more than its budget.
+        """Whether to replan a step because the compiled step exceeds its budget.
 
         Args:
             made: its plan, with the figures of what was compiled.
@@ -457,7 +457,7 @@ class CompiledBudget:
         return True
 
     def _is_last(self, asked: Budget, *, can_hold: bool, together: bool) -> bool:
-        """Whether a step is planned again no more, though it takes more than its budget."""
+        """Whether no replan is left for a step that exceeds its budget."""
         if asked.peak_bytes is None or not can_hold:
             most = _OF_PEAKS if asked.on_peak else MOST_REPLANS
             return self.times == (_most(asked) if can_hold else most)
@@ -467,16 +467,16 @@ class CompiledBudget:
         )
 
     def is_open(self, made: Plan, request: PlanRequest) -> bool:
-        """Whether a later process has to plan the step itself, as it takes more than its budget as it was compiled.
+        """Whether a later process must plan the step itself because the compiled step exceeds its budget.
 
-        Which bytes a share of the peak stands for, only who planned the step knows.
+        Only the process that planned the step knows how many bytes a ratio of the peak stands for.
         """
         taken, limit = self._taken(made, request)
         seeks = self.lowest is not None or request.budget.peak_share is not None
         return seeks and taken > limit
 
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
-        """Bytes that a compiled step takes of what its budget is on, and those of the budget; 0, 0: it has no say."""
+        """Compiled bytes in the measure of the budget, and the budget in bytes; (0, 0) if there is no limit to check."""
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:
             return 0, 0
@@ -493,7 +493,7 @@ class CompiledBudget:
         return (taken, limit) if limit else (0, 0)
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int, *, elsewhere: bool) -> None:
-        """Says that a compiled step takes more than its budget; of a share of the peak, if it is far more."""
+        """Raise or warn that a compiled step exceeds its budget; for a ratio of the peak, only if by far."""
         where = " on another rank" if elsewhere else ""
         compiled = {**self.peaks, **(self.lowest.peaks if self.lowest else {})}
         taken = min(compiled.values(), default=taken)
@@ -513,20 +513,20 @@ class CompiledBudget:
         instead = "A share is held as nearly as can be; a peak in bytes is held or refused"
         if asked.peak_share is None:
             instead = _UNSHRUNK
-        told = (
+        message = (
             f"'{made.graph}' {what} {more} ({taken} bytes) as Inductor compiled it{where}, "
             f"{f'the least of {self.times + 1} plans tried, ' if self.times and asked.on_peak else ''}"
             f"above the {most} ({limit} bytes) of its budget, and was planned again {self.times} times. "
             f"{instead}"
         )
         if asked.peak_share is None or taken > limit + limit // _FAR:
-            warn(told, BudgetWarning, stacklevel=4)
+            warn(message, BudgetWarning, stacklevel=4)
 
 
 def warn_of_saved(made: Plan) -> None:
-    """Warns of a step that a saved plan is for, and that takes more than its budget in bytes as Inductor compiled it.
+    """Warn of a saved plan whose step, as Inductor compiled it, exceeds its budget in bytes.
 
-    One with symbolic sizes is refused at those at which it does.
+    A plan with symbolic sizes is refused instead, at the sizes that exceed the budget.
     """
     if not made.planned_peak_bytes or made.symbolic:
         return
@@ -552,5 +552,5 @@ def _most(budget: Budget) -> int:
 
 
 def _by_peak(request: PlanRequest) -> bool:
-    """Whether plans are chosen by the peak that is expected of them; what hooks pack is not known before."""
+    """Whether plans are chosen by their estimated peak; with saved-tensor hooks the packed sizes are unknown before."""
     return request.decides and request.budget.on_peak and request.hooks is None

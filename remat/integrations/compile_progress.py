@@ -1,4 +1,4 @@
-"""Compilations say what they do: the stage and the seconds on a terminal, and one line at the end."""
+"""Progress of a compilation: stage and seconds on a terminal, and one line at the end."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class CompileProgress:
         self._shown = False
 
     def stage(self, text: str) -> None:
-        """Name the stage that begins."""
+        """Show the stage that begins."""
         self._stage = text
 
     def finish(self, plan: Plan | None) -> None:
-        """Say what the plan comes to, if the compilation was shown."""
+        """Print the figures of the plan, if progress was shown."""
         self._stop()
         if not self._shown or plan is None:
             return
@@ -80,7 +80,7 @@ class CompileProgress:
 
 
 def closing_line(plan: Plan) -> str:
-    """What a plan comes to: its peak, that without remat, and the time that it adds to the step."""
+    """One line on a plan: its peak, the peak without remat, and the time that the plan adds to the step."""
     found = plan.before_after
     peak, without = found.peak_bytes, found.without_peak_bytes
     about = ""

@@ -1,8 +1,8 @@
-"""Memory of a step as Inductor compiled it: both halves run as it wrote them, with no numbers in them.
+"""Memory of a compiled step: Inductor's code for both graphs is run on fake tensors.
 
-What Inductor fuses, writes in place, lays out anew and frees early stands in the Python code that it writes
-around its kernels. That code runs here under fake tensors: kernels do nothing, and every storage is followed
-from the statement that makes it to the one after which nobody holds it.
+The Python code that Inductor writes around its kernels shows every fusion, in-place write, layout change and
+early free. That code runs here under fake tensors, and kernels do nothing. Every storage is tracked from the
+statement that allocates it to the statement after which no reference is left.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from remat.graph.text.sizes import Fakes, read_size, size_of, symbols_of, write_
 from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 
-#: What the code calls besides kernels: it makes memory, looks at it, or checks it.
+#: Calls in the code that are no kernels: they allocate, view or check memory.
 _QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream", "torch.cuda.")
 #: Functions of the code that are not run.
 _BESIDE = ("get_args", "benchmark_compiled_module")
 
 
 @dataclass(slots=True, kw_only=True)
-class CompiledHalf:
-    """One half of a step, as Inductor was given and as it compiled it.
+class CompiledGraph:
+    """Forward or backward graph of a step: what Inductor was given, and the code that it generated.
 
     Attributes:
-        given: what it was compiled for: the name of each input, with a fake tensor, a number or a symbol.
-        returned: name of each output; empty where it is no node.
+        given: name of each input, with its fake tensor, number or symbol.
+        returned: name of each output; empty if the output is no node.
         values: the fake value of each output.
         own: how many of the outputs are forward's own.
         code: the Python code that Inductor wrote.
@@ -56,8 +56,8 @@ class CompiledHalf:
     constants: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledHalf:
-        """A half that is about to be compiled."""
+    def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
+        """Describe a graph that is about to be compiled."""
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         outputs = outputs_of(module.graph)
         return cls(
@@ -69,7 +69,7 @@ class CompiledHalf:
 
 
 def compiled_timeline(
-    forward: CompiledHalf, backward: CompiledHalf, *, symbolic: bool = False
+    forward: CompiledGraph, backward: CompiledGraph, *, symbolic: bool = False
 ) -> Timeline:
     """Lifetimes of all storages of one compiled step; a moment is the run of one kernel.
 
@@ -108,12 +108,12 @@ def compiled_timeline(
 
 
 def held_bytes(timeline: Timeline) -> int:
-    """Bytes that are held from forward to backward, beyond inputs and outputs."""
+    """Bytes of the activations saved from forward to backward, without inputs and outputs."""
     return sum(x.nbytes for x in timeline.lifetimes if x.kind is StorageKind.SAVED)
 
 
 def write_timeline(timeline: Timeline) -> str:
-    """A timeline as JSON, for what is kept beside a compiled step."""
+    """Serialise a timeline as JSON, for the record beside a compiled step."""
     rows = [
         [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as, _text_of(x.size)]
         for x in timeline.lifetimes
@@ -122,7 +122,7 @@ def write_timeline(timeline: Timeline) -> str:
 
 
 def read_timeline(text: str) -> Timeline:
-    """Reads what `write_timeline` wrote.
+    """Parse the JSON of `write_timeline`.
 
     Raises:
         ValueError: it is something else.
@@ -149,9 +149,9 @@ def _text_of(size: Any) -> str:
 
 
 class _Sizes:
-    """Symbols for the sizes of a step whose code is run.
+    """Maps symbolic sizes of a step to the symbols of its generated code.
 
-    What the code learns from the data, as from ``nonzero``, are symbols of its own there.
+    Data-dependent sizes, such as those of ``nonzero``, get symbols of their own in the code.
 
     Attributes:
         fakes: makes numbers of symbols.
@@ -163,13 +163,13 @@ class _Sizes:
         self._learned: set[Any] = set()  # by forward
 
     @classmethod
-    def of(cls, forward: CompiledHalf, backward: CompiledHalf) -> _Sizes:
-        """The symbols of what a step is given.
+    def of(cls, forward: CompiledGraph, backward: CompiledGraph) -> _Sizes:
+        """Map the symbols of the inputs of a step.
 
         Raises:
             NotImplementedError: symbols of the code could not be told from these.
         """
-        sizes = [n for half in (forward, backward) for _, v in half.given for n in _numbers(v)]
+        sizes = [n for graph in (forward, backward) for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
         found = {s for n in backed for s in expression_of(n).free_symbols}
         unbacked = [
@@ -182,12 +182,12 @@ class _Sizes:
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in known]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Takes from what forward returned which symbols of the code are which of the step's.
+        """Match symbols of the code with symbols of the step, by the outputs of forward.
 
         Args:
-            values: what it was traced to return.
-            outputs: what its code returned.
-            nbytes: of the storages that there were.
+            values: outputs of the traced graph.
+            outputs: outputs of the generated code.
+            nbytes: bytes of every storage so far.
         """
         for value, output in zip(values, outputs, strict=True):
             for size, found in zip(_numbers(value), _numbers(output), strict=False):
@@ -198,14 +198,14 @@ class _Sizes:
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
 
     def at(self, size: Any) -> Any:
-        """A size of the step as the code takes it."""
+        """Translate a size of the step into the symbols of the code."""
         expression = expression_of(size)
         if expression is None:
             return size
         return self.fakes.size(size_of(expression.xreplace(self._there)))
 
     def of_step(self, size: Any) -> Any:
-        """A number of bytes in the symbols of the step.
+        """Translate a number of bytes into the symbols of the step.
 
         A size that backward learns is one of forward's, as it runs again what forward ran. One of forward's that is
         not handed over is marked, as it has no name in the step.
@@ -239,7 +239,7 @@ class _Life:
 
 
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs halves, and notes when storages come and go.
+    """Run compiled graphs, and record when each storage is allocated and freed.
 
     Copies in the host's memory are left out. Operators of higher order come here too: what runs an operator
     and keeps the generator's state returns both.
@@ -257,7 +257,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
-        """An input: a tensor like another, on a storage of its own."""
+        """Make an input with the size, stride, dtype and device of ``like``, on a storage of its own."""
         number = hint if self._sizes is None else self._sizes.at
         if not isinstance(like, torch.Tensor):
             return number(like) if isinstance(like, torch.SymInt) else like
@@ -266,9 +266,9 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(made, name, kind)
         return made
 
-    def run(self, half: CompiledHalf, arguments: list[Any]) -> list[Any]:
-        """What the code of a half returns; it takes the arguments over."""
-        call = _call_of(half, self._moments.append)
+    def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
+        """Run the code of a graph and return its outputs; it takes ownership of ``arguments``."""
+        call = _call_of(graph, self._moments.append)
         with self:
             return list(call(arguments))
 
@@ -283,7 +283,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._boundary = len(self._moments)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Says what storages are that were made on the way, and by which names they are handed over."""
+        """Set the kind of storages that the code allocated, and the names under which they are saved."""
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 life = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
@@ -357,15 +357,15 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _call_of(
-    half: CompiledHalf, ran: Callable[[str], None]
+    graph: CompiledGraph, ran: Callable[[str], None]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """The function that runs a half, without its kernels; ``ran`` is called after each with its name."""
-    if not half.code or "CppWrapper" in half.code:
+    """The function that runs a graph without its kernels; ``ran`` is called after each kernel with its name."""
+    if not graph.code or "CppWrapper" in graph.code:
         raise NotImplementedError("the wrapper is not written in Python")
-    code = ast.parse(half.code)
+    code = ast.parse(graph.code)
     body = [kept for statement in code.body if (kept := _without_kernels(statement)) is not None]
     code.body = [_Ticking().visit(s) if _runs_kernels(s) else s for s in body]
-    known: dict[str, Any] = {**half.constants, "__ran__": ran, "__kernel__": _Kernel()}
+    known: dict[str, Any] = {**graph.constants, "__ran__": ran, "__kernel__": _Kernel()}
     exec(compile(ast.fix_missing_locations(code), "<compiled half>", "exec"), known)
     for name in list(known):
         if name.startswith("empty_strided_"):
@@ -381,7 +381,7 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
-    """A statement of the code; kernels are made nothing of, what only serves them is left out."""
+    """Rewrite a statement: kernels become no-ops, and statements that only define kernels are removed (None)."""
     if isinstance(statement, ast.If):
         return None
     if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
@@ -395,7 +395,7 @@ def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
 
 
 class _Ticking(ast.NodeTransformer):
-    """Puts a call of ``__ran__`` after every statement that runs something."""
+    """Insert a call of ``__ran__`` after every statement that runs a kernel."""
 
     def visit_Expr(self, node: ast.Expr) -> Any:
         return self._ticked(node)
@@ -419,17 +419,17 @@ class _Ticking(ast.NodeTransformer):
         return [statement, tick]
 
     def visit_If(self, node: ast.If) -> Any:
-        """What refuses numbers of a run is left out: here they are none."""
+        """Remove checks of tensor values, since fake tensors have none."""
         return None if all(isinstance(s, ast.Raise) for s in node.body) else node
 
     def visit_With(self, node: ast.With) -> Any:
-        """A guard of a device: what it guards runs without."""
+        """Replace a device guard by its body."""
         self.generic_visit(node)
         return node.body
 
 
 class _Kernel:
-    """Does nothing, however it is called."""
+    """A kernel that does nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -439,7 +439,7 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class _Empty:
-    """Makes tensors on a device."""
+    """Allocate empty tensors on a device."""
 
     device: str
 
@@ -452,7 +452,7 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 
 
 class _Extern:
-    """Kernels that Inductor calls by their name in PyTorch: with a place to write to, they only take memory."""
+    """Extern kernels, called by their PyTorch name. With ``out`` given, only their workspace takes memory."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:

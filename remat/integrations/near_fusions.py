@@ -1,4 +1,4 @@
-"""Which kernels of backward Inductor makes one. Importing this imports Inductor."""
+"""Choose which kernels of backward Inductor fuses. Importing this module imports Inductor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NearFusions(InductorChoices):
         self._operators: list[int] = []
 
     def uuid(self) -> str:
-        """What stands for this in the keys of Inductor's caches."""
+        """Identity of this choice in the keys of Inductor's caches."""
         return f"remat.near-fusions.{_NEAR}.{NEAR_SUMS}"
 
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
@@ -55,7 +55,7 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Where the first of two kernels stands, and the last operator that the other one waits for."""
+        """Position of the first of two kernels, and of the last operator that the other kernel depends on."""
         if self._scheduler is not scheduler:
             self._scheduler, self._waits = scheduler, _waits(scheduler)
             self._operators = [
@@ -67,13 +67,13 @@ class NearFusions(InductorChoices):
 
 
 def _placed(scheduler: Any) -> list[Any]:
-    """The nodes of a schedule in order; dead ones have no place."""
+    """The live nodes of a schedule, in order."""
     placed = (n for n in scheduler.name_to_node.values() if hasattr(n, "min_order"))
     return sorted(placed, key=lambda n: n.min_order)
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """For each node of a schedule the place of the last operator it waits for that is no kernel; -1: none."""
+    """For each node of a schedule, the position of the last non-kernel operator that it depends on; -1 if none."""
     found: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1

@@ -26,7 +26,7 @@ from remat.graph.joint import JointGraph, copy_module, primals_of
 from remat.graph.regions import is_region, split_region
 from remat.graph.roles import has_tangents
 from remat.graph.storages import planned_sizes
-from remat.graph.user_mutations import copy_outputs, unwatched_outputs
+from remat.graph.user_mutations import copy_outputs, unversioned_outputs
 from remat.graph.verify import Split, verify
 from remat.integrations import plan_log
 from remat.integrations.compile_progress import CompileProgress
@@ -59,9 +59,9 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: A step whose budget cannot be held is warned of again if it takes more than what was said by this factor.
+#: Warn again of a step that exceeds its budget if it takes this many times the bytes of the last warning.
 _MORE_OVER = 1.1
-#: Attributes of a partitioner that have no part in what it decides, or have parts of their own in its key.
+#: Attributes of a partitioner that do not affect its decision, or that its key includes separately.
 _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 
 #: Plans a graph, and takes it apart for that.
@@ -127,7 +127,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.made: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies have. AOTAutograd makes them for its keys, in which the steps planned so far have no part."""
+        """State of a copy. AOTAutograd copies this object for its keys, which must not depend on the steps planned so far."""
         return {k: v for k, v in vars(self).items() if k not in ("graphs", "made")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
                 AOTAutograd describes the graph; more is ignored.
         """
-        step = StepPartition(self, _plan_unwatched, watched=False)
+        step = StepPartition(self, _plan_standalone, watched=False)
         try:
             return step(gm, joint_inputs, **convention)
         finally:
@@ -154,7 +154,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def in_bytes(self) -> bool:
-        """Whether steps are held to a number of bytes, at all of their sizes."""
+        """Whether the budget is in bytes and holds at every size of a step."""
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
         budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
@@ -162,7 +162,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def with_others(self) -> bool:
-        """Whether other ranks may run on the same plan."""
+        """Whether other ranks may run the same plan."""
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
@@ -196,40 +196,40 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def cacheable(self) -> bool:
-        """Whether another process can know that it would compile the same."""
+        """Whether the cache key identifies a compilation across processes; every hook needs a ``cache_key`` for that."""
         return all(h.cache_key is not None for h in self._all_hooks())
 
     def uuid(self) -> str:
-        """Identifies every option, our code and what is known of operators, for the keys of caches."""
+        """Cache key of all options, of remat's code and of the declared operators."""
         return self.key()
 
-    def key(self, *, halves_only: bool = False, **more: Any) -> str:
-        """The key of caches for what is compiled by these options.
+    def key(self, *, graphs_only: bool = False, **more: Any) -> str:
+        """Cache key of a compilation under these options.
 
         Args:
-            halves_only: whether halves alone are looked up. Their graphs say by themselves what was decided.
-            more: what decides besides.
+            graphs_only: whether only compiled forward and backward graphs are looked up, which contain the decision.
+            more: further values that affect the decision.
         """
-        told: dict[str, Any] = {
-            "options": self.described(halves_only=halves_only),
+        decisive: dict[str, Any] = {
+            "options": self.described(graphs_only=graphs_only),
             "around": surroundings(),
             "sizes": sorted(planned_sizes().items()),
             **more,
         }
         plan = self.request.plan
         if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets
-            told["met"] = self.graphs.met.total()
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+            decisive["met"] = self.graphs.met.total()
+        digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
-    def described(self, *, halves_only: bool = False) -> dict[str, Any]:
-        """All that this object holds but what decides nothing, so that no option can be forgotten."""
+    def described(self, *, graphs_only: bool = False) -> dict[str, Any]:
+        """Every attribute that affects the decision. Attributes are excluded by name, so that no new option is forgotten."""
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
         found = {name: described(value) for name, value in given.items()}
         if self.request.pipeline is not None:
             found["pipeline"] = str(self.request.pipeline)
-        if halves_only:
+        if graphs_only:
             for name in ("solver", "cost"):
                 if not is_known_elsewhere(found[name]):
                     found[name] = identity(given[name])
@@ -277,7 +277,7 @@ class StepPartition:
         self._trains = False  # whether the code of the graph at hand was compiled before
 
     def stage(self, text: str) -> None:
-        """Say what the compilation does from here on."""
+        """Show the stage of the compilation that begins."""
         if self.progress is not None:
             self.progress.stage(text)
 
@@ -291,7 +291,7 @@ class StepPartition:
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
     ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
-        """What is to be called after each run of the graph that was compiled; see `step_guards.around_autograd`."""
+        """What is to be called after each run of the graph that was compiled; see `step_guards.wrap_step`."""
         if self.tally is None or self.made is None:
             return None
         memory = GraphMemory.of(self.made, gm, inputs)
@@ -307,7 +307,7 @@ class StepPartition:
         return self.split(joint_of(gm, self.options.lower, **convention))
 
     def split(self, joint: JointGraph) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Plan a graph, which is taken apart, list the plan, and return the halves."""
+        """Plan a graph in place, list the plan, and return the forward and backward graphs."""
         primals = [node.meta.get("val") for node in primals_of(joint)]
         self.stage("planning")
         try:
@@ -374,7 +374,7 @@ class StepPartition:
         plan_log.add(made)
 
     def use(self, plan: Plan | None) -> None:
-        """List another plan for the step than its newest, or none."""
+        """Replace the newest listed plan of the step, or remove it."""
         plan_log.remove(self.made)
         self.made = None
         if plan is not None:
@@ -382,7 +382,7 @@ class StepPartition:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """List the plan no more if the step that it is for cannot be compiled."""
+        """Remove the plan from `remat.plans` if its step cannot be compiled."""
         try:
             yield
         except BaseException:
@@ -409,13 +409,13 @@ class StepPartition:
         return isinstance(self.asked.plan, Plan)
 
     def meet(self, kind: str) -> None:
-        """Note whether the code of the graph at hand was compiled before; the first of several plans tells."""
+        """Record whether the code of this graph was compiled before; the first of several plans decides."""
         if self._kind is None:
             self._kind, self._trains = kind, kind != "" and kind in self.graphs.planned
 
     @property
     def runs_anyway(self) -> bool:
-        """Whether the graph at hand runs although its budget in bytes cannot be held.
+        """Whether the current graph runs although its budget in bytes cannot be met.
 
         Refusing it would end a training that has begun, or a step whose other graphs are compiled.
         """
@@ -426,7 +426,7 @@ class StepPartition:
         return in_bytes and (self._trains or bool(self.beside[1]))
 
     def warn_if_over(self) -> None:
-        """Warn of a step that runs although its budget cannot be held.
+        """Warn of a step that runs although its budget cannot be met.
 
         That is said once for each piece of code, and again where it takes far more than was said.
         """
@@ -593,7 +593,7 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
 
 
 def _mark_static_inputs(joint: JointGraph) -> None:
-    """Tells Inductor which inputs that backward reads stay where they are from step to step.
+    """Tell Inductor which inputs of backward keep their address from step to step.
 
     From PyTorch 2.15 on it asks, and takes all others that it is not told about to stay too.
     """
@@ -616,7 +616,7 @@ def name_of(gm: fx.GraphModule) -> str:
     return label if where is None else f"{label} {where}"
 
 
-def _plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
+def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
     """Plan in place for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
 
     Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to
@@ -624,7 +624,7 @@ def _plan_unwatched(joint: JointGraph, request: PlanRequest, agree: Pass | None)
     step returns a copy of it, and is decided again: what backward keeps of the output then counts at its bytes. A saved
     plan is applied as it is.
     """
-    places = unwatched_outputs(joint) if request.plan is None else ()
+    places = unversioned_outputs(joint) if request.plan is None else ()
     if not places:
         return plan_graph(joint, request, in_place=True, agree=agree)
     if request.pipeline is not None:

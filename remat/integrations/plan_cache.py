@@ -20,7 +20,7 @@ from torch import fx
 
 from remat import torch_compat
 from remat.errors import RematError
-from remat.files import Form, read_record, write_record, write_whole
+from remat.files import Form, read_record, write_atomic, write_record
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
 from remat.graph.storages import planned_sizes, sizes_at
@@ -54,12 +54,12 @@ class CachedPlan:
     timeline: str = ""
 
     def warn_again(self) -> None:
-        """Give the warnings that planning gave."""
+        """Repeat the warnings of planning."""
         for module, name, text in self.warnings:
             warnings.warn(text, _category(module, name), stacklevel=2)
 
     def read(self, request: PlanRequest, graph: str) -> Plan:
-        """The plan, whose modules are made once somebody asks for them.
+        """The plan; its modules are built on first access.
 
         Args:
             request: what the step was planned under.
@@ -85,7 +85,7 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 
 
 def _category(module: str, name: str) -> type[Warning]:
-    """A class of warnings of remat by name; that of all if there is none, as nothing else is imported for a file."""
+    """The warning class of remat with this name, else its base class: a cache file must not trigger other imports."""
     if module.partition(".")[0] != "remat":
         return UserWarning
     try:
@@ -95,24 +95,24 @@ def _category(module: str, name: str) -> type[Warning]:
     return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
-def keep(halves: Sequence[str], record: CachedPlan) -> None:
-    """Write a record under the keys of both halves of a step; what cannot be written is not there to be found."""
+def keep(keys: Sequence[str], record: CachedPlan) -> None:
+    """Write a record under the keys of both compiled graphs. A failed write only means a later cache miss."""
     try:
-        path = _path(halves)
+        path = _path(keys)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, write_record(record))
+        write_atomic(path, write_record(record))
     except OSError:
         return
 
 
-def find(halves: Sequence[str]) -> CachedPlan | None:
+def find(keys: Sequence[str]) -> CachedPlan | None:
     """The record of a step, if it is complete and still holds.
 
     It does not if an operator of the step is no longer what it was: tagged, declared or written
     otherwise.
     """
     try:
-        record = read_record(CachedPlan, _path(halves).read_text(encoding="utf-8"))
+        record = read_record(CachedPlan, _path(keys).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # not there, or damaged
         return None
     return record if all(_known_of(name) == known for name, known in record.operators) else None
@@ -131,7 +131,7 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
 
 
 def _known_of(name: str) -> str:
-    """What decides how often an operator runs: schema, tags, effects and declarations."""
+    """Properties that decide whether an operator may run again: schema, tags, effects and declarations."""
     try:
         op = purity.overload_named(name)
     except RematError:
@@ -140,8 +140,8 @@ def _known_of(name: str) -> str:
     return f"{torch_compat.schema(op)} {tags} {torch_compat.get_effect(op)} {ops.is_known(op)}"
 
 
-def halves_of(compiled: Any) -> tuple[str, ...] | None:
-    """The keys of the halves of a step that was found in AOTAutograd's cache; backward may be missing.
+def graph_keys(compiled: Any) -> tuple[str, ...] | None:
+    """The cache keys of the graphs of a step from AOTAutograd's cache; backward may be missing.
 
     None where the step cannot be asked for them.
     """
@@ -155,18 +155,18 @@ def halves_of(compiled: Any) -> tuple[str, ...] | None:
         return None
     try:
         entry = serialize()
-        halves = (
+        graphs = (
             [entry.compiled_fw]
             if entry.compiled_bw is None
             else [entry.compiled_fw, entry.compiled_bw]
         )
-        return tuple(str(half.fx_graph_cache_info[0]) for half in halves)
-    except Exception:  # of another PyTorch, or bundled: then it is not to be known
+        return tuple(str(graph.fx_graph_cache_info[0]) for graph in graphs)
+    except Exception:  # another PyTorch version or a bundled artifact: there is no key
         return None
 
 
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """A digest of what AOTAutograd's key leaves out of a graph of Dynamo's, and a plan depends on or shows.
+    """Digest of the parts of a Dynamo graph that a plan uses and AOTAutograd's key omits.
 
     Source lines and names of modules, what users have annotated, and the sizes that symbols stand for now.
     """
@@ -206,13 +206,13 @@ def _number(size: Any) -> Any:
     return size if node is None else getattr(node, "hint", None) or str(size)
 
 
-def _path(halves: Sequence[str]) -> Path:
-    digest = hashlib.sha256("\n".join(halves).encode()).hexdigest()
+def _path(keys: Sequence[str]) -> Path:
+    digest = hashlib.sha256("\n".join(keys).encode()).hexdigest()
     return Path(torch_compat.cache_dir()) / "remat" / digest[:2] / f"{digest}.json"
 
 
 def text_of(joint: Any) -> str | None:
-    """The text of a joint graph; None where the text would not say all, as of the numbers of constants."""
+    """The text of a joint graph; None if the text would be incomplete, for example without values of constants."""
     if any(node.op == "get_attr" for node in joint.graph.nodes):
         return None
     try:

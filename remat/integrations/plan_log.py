@@ -1,4 +1,4 @@
-"""The plans that compiled models of this process run on: what `remat.plans` tells."""
+"""The plans that compiled models of this process run on: the result of `remat.plans`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def plans() -> tuple[Plan, ...]:
 
 
 def add(plan: Plan) -> None:
-    """Lists a plan."""
+    """Add a plan."""
     with _LOCK:
         _PLANS.append((weakref.ref(plan), plan.figures))
 
 
 def replace(plan: Plan, other: Plan) -> None:
-    """Lists another plan in the place of one."""
+    """Replace a plan by another."""
     with _LOCK:
         for k, (listed, _) in enumerate(_PLANS):
             if listed() is plan:
@@ -40,7 +40,7 @@ def replace(plan: Plan, other: Plan) -> None:
 
 
 def remove(plan: Plan | None) -> None:
-    """Lists a plan no more."""
+    """Remove a plan."""
     if plan is None:  # as is each whose modules are gone
         return
     with _LOCK:

@@ -1,4 +1,4 @@
-"""What is checked of a compiled step: its sizes, writes to its outputs, and backward twice.
+"""Checks of a compiled step: its sizes, writes to its outputs, and a second backward.
 
 Budgets in bytes under dynamic shapes: up to which sizes a plan holds one, so that larger ones are planned anew. What a
 step takes is known as expressions of its symbolic sizes. Bounds of these expressions tell up to which sizes
@@ -38,14 +38,14 @@ from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
 
-#: Sizes are not guarded beyond this, as no memory holds them.
+#: Larger sizes are not guarded, since no memory holds such a tensor.
 _LARGEST = 2**50
 _DECLARED = "It was planned for the largest of its declared sizes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What is known of a symbolic size of a step.
+    """A symbolic size of a step, with its range.
 
     Attributes:
         name: the name of its symbol.
@@ -99,7 +99,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
-    """The least and the most that a symbol stands for."""
+    """The range of a symbol."""
     known = env.var_to_range.get(symbol)
     least, most = (_finite(getattr(known, name, None)) for name in ("lower", "upper"))
     return {"least": max(0, least or 0), "most": most}
@@ -163,7 +163,7 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """What a step takes of its budget in bytes, at any sizes.
+    """Bytes of a step in the measure of its budget, as a function of its sizes.
 
     Args:
         plan: its plan, with the figures of the code that runs.
@@ -203,7 +203,7 @@ class SizedBytes:
 
 
 def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """The most that an expression comes to within ranges; None where it has no bound."""
+    """Upper bound of an expression over ranges of its symbols; None if unbounded."""
     symbols = {s: ranges.get(s.name, (0, None)) for s in size.free_symbols}
     if _grows(size) and all(most is not None for _, most in symbols.values()):
         return int(size.xreplace({s: sympy.Integer(most) for s, (_, most) in symbols.items()}))
@@ -236,25 +236,25 @@ def _is_number(bound: Any) -> bool:
     return bound not in (torch_compat.int_oo, sympy.oo) and bool(getattr(bound, "is_number", True))
 
 
-#: Looks at a step that has run: what it was called with, and its node in autograd's graph.
+#: Callback after a run of a step. Takes its arguments and its node in autograd's graph.
 Look = Callable[[Sequence[Any], Any], None]
 
 
 def guard_sizes(
     example_inputs: Sequence[Any], made: Plan, *, saved: bool, watched: bool
 ) -> Look | None:
-    """Has Dynamo compile a step again for sizes at which its plan may take more than its budget in bytes.
+    """Add guards, so that Dynamo recompiles a step for sizes at which its plan may exceed its budget in bytes.
 
-    Whoever traces without guards, as ``aot_function`` does, compiles nothing again.
+    A tracer without guards, such as ``aot_function``, does not recompile.
 
     Args:
         example_inputs: what the step was traced with.
         made: its plan, with the figures of the code that runs, and the budget that it was made under.
         saved: whether it is a saved plan, which cannot be made anew.
-        watched: whether what is returned will be called after each run.
+        watched: whether the returned callback will be called after each run.
 
     Returns:
-        What looks at the sizes that no guard can bound; None where the budget holds without.
+        A callback that checks the sizes that no guard can bound; None if the budget holds at every size.
 
     Raises:
         PlanError: a saved plan takes more than its budget in bytes at these sizes.
@@ -274,7 +274,7 @@ def guard_sizes(
         return None
     inputs = {n: s for n, s in sizes_of(example_inputs).items() if n in bytes_at.symbols}
     learned = _learned_sizes(made, bytes_at.symbols - inputs.keys())
-    # Of what the data tells, and of what was declared, no guard may bound anything.
+    # No guard may bound a data-dependent or a declared size: it would fail instead of recompiling.
     sizes = [*inputs.values(), *learned]
     given = {s.name: (s.least, s.most) for s in sizes}
     fixed: dict[str, tuple[int, int | None]] = {
@@ -292,7 +292,7 @@ def guard_sizes(
         given[name] = free[name].least, most
     if bytes_at(given) <= limit:
         return None
-    look = _Look(made, bytes_at, limit, sizes, fixed)
+    look = _SizeCheck(made, bytes_at, limit, sizes, fixed)
     if watched and not look.unseen:
         return look
     warn(
@@ -305,7 +305,7 @@ def guard_sizes(
 
 
 def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
-    """What is known of symbols that stand for no size of an input."""
+    """Ranges and values of symbols that are not sizes of inputs."""
     found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
     left = set(names)
     for node in made.forward.graph.nodes if names else ():
@@ -325,11 +325,11 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
     return [*found.values()]
 
 
-class _Look:
-    """Looks at sizes as a step runs, and warns the first time that it takes more than its budget.
+class _SizeCheck:
+    """Check sizes after each run of a step, and warn the first time that it exceeds its budget.
 
     Attributes:
-        unseen: symbols whose numbers nobody sees when a step has run.
+        unseen: symbols whose values cannot be read after a run.
     """
 
     def __init__(
@@ -372,7 +372,7 @@ class _Look:
             self._warn(taken, seen)
 
     def _seen(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
-        """The sizes of a step that has run; of those that nobody sees, what was planned for."""
+        """Sizes of a finished run; a size that cannot be read has its planned value."""
         seen = {}
         for name, size in self._sizes.items():
             seen[name] = size.number
@@ -399,7 +399,7 @@ class _Look:
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
-        """The sizes that no guard bounds, for people; without numbers, those that were planned for."""
+        """The sizes that no guard bounds, as text; without values given, the planned ones."""
         found = {n: self._sizes[n].number for n in self._shown} if numbers is None else numbers
         return ", ".join(f"{self._sizes[n].source or n} = {found[n]}" for n in self._shown)
 
@@ -433,7 +433,7 @@ def _largest(
     return {name: most for name, most in found.items() if most is not None}
 
 
-def around_autograd(
+def wrap_step(
     compiled: Callable[..., Any],
     places: Sequence[int],
     name: str,
@@ -443,17 +443,17 @@ def around_autograd(
     count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None = None,
     look: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """A compiled step that may be differentiated several times, and refuses once some of its outputs were written to.
+    """Wrap a compiled step: allow several backward passes, and refuse backward after writes to some outputs.
 
-    Writes that no version counts, through NumPy or ``.data``, are not noticed.
+    Writes through NumPy or ``.data`` do not change a tensor's version, so they are not detected.
 
     Args:
         compiled: the step; it returns a flat list of values.
-        places: of those, what backward reads again.
-        name: the step, for people.
+        places: positions of the outputs that backward reads again.
+        name: the name of the step in messages.
         by_inductor: whether Inductor compiled it.
         reread_inputs: as its plan has it; what backward reads again in spite of False, eager PyTorch reads, too.
-        count: is given the arguments and outputs of each run, and the node of autograd's graph that differentiates it.
+        count: called after each run with its arguments, its outputs and its node in autograd's graph.
         look: called after each run that may be differentiated, with its arguments and its node.
     """
     advice = "Write to a clone of it"
@@ -507,9 +507,9 @@ def _step_of(value: Any) -> Any:
 
 
 def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
-    for mark, version, told in marks:
+    for mark, version, name in marks:
         if torch_compat.version(mark) != version:
             raise RereadError(
-                f"{told} was written to between forward and backward, which reads it again; expected it "
+                f"{name} was written to between forward and backward, which reads it again; expected it "
                 f"as it was returned. {advice}"
             )

@@ -100,7 +100,7 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
-        """By which factor it takes more than planned: its sizes may be others."""
+        """Ratio of actual to planned bytes; it differs from 1 if the sizes do."""
         seen = tuple(arguments[k] for k, *_ in self.sizes)
         if self.bytes_at is None or all(
             number <= planned for number, (*_, planned) in zip(seen, self.sizes, strict=True)
@@ -205,7 +205,7 @@ class StepTally:
         self._begin()
 
     def _begin(self) -> None:
-        """Begins a step."""
+        """Begin a step."""
         self._alive()
         self._bytes -= sum(self._gradients.values())
         self._gradients = {}
@@ -216,7 +216,7 @@ class StepTally:
 
     @property
     def runs(self) -> int:
-        """Runs that wait for their backward, and graphs that were compiled and have not run yet."""
+        """Runs whose backward is pending, and compiled graphs that have not run yet."""
         return self._waiting + len(self._compiled)
 
     def beside(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
@@ -330,7 +330,7 @@ class StepTally:
                 self._warn(run, done=True)
 
     def release(self, run: _Run) -> None:
-        """A run holds nothing more: its backward has begun, or never will."""
+        """Release the saved bytes of a run whose backward has begun or will never run."""
         with self._lock:
             keys, run.keys = run.keys, None
             if keys is None:
@@ -359,7 +359,7 @@ class StepTally:
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Bytes of outputs that somebody still has, those aside that are counted, or are among some storages."""
+        """Bytes of live outputs, except outputs counted already or among the given storages."""
         found = 0
         for key, (value, nbytes) in list(self._outputs.items()):
             if value() is None:
@@ -394,7 +394,7 @@ class StepTally:
                 self._count(key, parameters)
 
     def _warn(self, run: _Run, *, done: bool) -> None:
-        """Warns of a step that takes more than its budget: at once, and at its end if it came to far more."""
+        """Warn of a step above its budget: at once, and again at its end if it grew far above."""
         warned = max((self._warned.get(graph, 0) for graph in self._graphs), default=0)
         if (warned and not done) or self._peak <= max(self.limit, warned + warned // _MORE):
             return
@@ -416,7 +416,7 @@ class StepTally:
 
 
 def _storage(value: torch.Tensor) -> tuple[int, int]:
-    """The storage of a tensor, with its bytes; 0 of both for a tensor that has none of its own."""
+    """Id and bytes of the storage of a tensor; (0, 0) for a tensor without a storage of its own."""
     try:
         storage = value.untyped_storage()
         return torch_compat.storage_id(storage), hint(storage.nbytes())

@@ -1,4 +1,4 @@
-"""One of our solvers in the place of the one that PyTorch's own partitioner asks."""
+"""A remat solver as the knapsack solver of PyTorch's own partitioner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TorchSolver(torch_compat.CustomKnapsackSolver):
-    """One of our solvers in the place of PyTorch's ``activation_memory_budget_solver``."""
+    """A remat solver as PyTorch's ``activation_memory_budget_solver``."""
 
     def __init__(self, solver: Solver) -> None:
         from remat.solvers.float_bridge import knapsack_fn
@@ -35,7 +35,7 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
         node_info: Any,
         all_recomputable_banned_nodes: list[fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Picks among PyTorch's candidates; runtimes come from PyTorch's own estimator."""
+        """Choose among PyTorch's candidates; runtimes come from PyTorch's estimator."""
         runtimes = [_runtime(n) for n in all_recomputable_banned_nodes]
         sizes, capacity = _in_bytes(memory, max_memory, all_recomputable_banned_nodes)
         _, saved, recomputed = self._solve(sizes, runtimes, capacity)

@@ -1,6 +1,6 @@
 """Faults of PyTorch that compiled steps are not to show, each worked around by one function.
 
-`compile_half` compiles one half of a step with all of them that this PyTorch needs. Everything that replaces a method
+`compile_graph` compiles a forward or backward graph with all workarounds that this PyTorch needs. Everything that replaces a method
 of PyTorch, or writes to what PyTorch keeps to itself, stands in this file. ``tests/upstream`` has a reproducer of each
 fault in plain PyTorch, which fails once PyTorch is without it. `FIXED_IN` then says so.
 """
@@ -41,12 +41,12 @@ FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.15"}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:
-    """Whether this PyTorch has the fault that a function of this file works around."""
+    """Whether this PyTorch has the fault that the given function works around."""
     fixed_in = FIXED_IN.get(workaround.__name__)
     return fixed_in is None or torch_compat.is_before(fixed_in)
 
 
-def compile_half(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     """Compile one half of a step with Inductor, so that its numbers do not depend on the plan.
 
     Inductor rewrites what it compiles, so ``gm`` is a copy: the plan shows the half as it is.
@@ -219,7 +219,7 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         yield
 
 
-#: What `compile_half` applies; edits of the graph come first, as the others look at the graph that Inductor gets.
+#: What `compile_graph` applies; edits of the graph come first, as the others look at the graph that Inductor gets.
 WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...] = (
     planned_layouts_of_draws,
     saved_inputs_themselves,
@@ -282,7 +282,7 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
 
 
 class _ForThread:
-    """A method of PyTorch's that threads may replace for themselves, as long as any does."""
+    """A PyTorch method that each thread may replace for itself, patched while any thread does."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
@@ -291,7 +291,7 @@ class _ForThread:
 
     @contextlib.contextmanager
     def instead(self, replacement: Callable[..., Any]) -> Iterator[None]:
-        """Has this thread call another function, which is given the method before its arguments."""
+        """Make this thread call another function instead; it gets the original method before the arguments."""
         with self._lock:
             if not self._inside:
                 self._theirs = theirs = getattr(self._owner, self._name)
@@ -369,7 +369,7 @@ def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str
 
 
 def _is_mask(node: fx.Node) -> bool:
-    """Whether a value is booleans on a CPU, in memory of its own, by an operator that fuses."""
+    """Whether a value is a boolean CPU tensor with its own storage, made by a fusible operator."""
     value = node.meta.get("val")
     return (
         node.op == "call_function"
@@ -406,9 +406,9 @@ def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
     if owner is None or not overwritten:
         return
     if by_inductor:
-        half = getattr(owner, "compiled_bw", None)
-        half = torch_compat.innermost_fn(half) if callable(half) else None
-        code = getattr(half, "current_callable", None)
+        backward = getattr(owner, "compiled_bw", None)
+        backward = torch_compat.innermost_fn(backward) if callable(backward) else None
+        code = getattr(backward, "current_callable", None)
         if code is None:
             return
 
@@ -418,11 +418,11 @@ def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
                     arguments[k] = _copied(arguments[k])
             return code(arguments)
 
-        half.current_callable = run  # type: ignore[union-attr]
+        backward.current_callable = run  # type: ignore[union-attr]
     owner.metadata.bw_donated_idxs = []
 
 
 def _copied(value: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory as the tensor does."""
+    """A copy with the same strides as the tensor."""
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value)

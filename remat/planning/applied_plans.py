@@ -1,4 +1,4 @@
-"""A saved plan on the graph that it was made for: no number in it is believed.
+"""Check a saved plan on its graph: every figure in it is recomputed, none is trusted.
 
 What a plan comes to is computed anew when it is applied, and what is not as the file says is refused by name.
 Figures can only be compared where they were computed in the same way: by this version of remat and of PyTorch,
@@ -32,14 +32,14 @@ from remat.version import __version__
 
 
 def edited(plan: Plan, fault: str) -> PlanError:
-    """The error for a plan that says what does not hold."""
+    """The error for a plan with a false figure."""
     return PlanError(
         f"this plan for '{plan.graph}' is not as it was saved: {fault}; plan again with remat.plan(joint, …)"
     )
 
 
 def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
-    """How long runs wait for the copies of a saved plan, computed anew.
+    """Recompute the exposed transfer time of a saved plan.
 
     Args:
         prepared: the graph, before it is split.
@@ -92,7 +92,7 @@ def exposed_time(prepared: State, plan: Plan, request: PlanRequest) -> int:
 
 
 def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
-    """What is wrong with the offloads of a plan, whatever they cost."""
+    """Describe the first fault in the offloads of a plan, their cost aside."""
     seen, saved = set(), set(plan.saved)
     for value in plan.offloads:
         if value.name in seen:
@@ -105,7 +105,7 @@ def _faults(plan: Plan, sizes: dict[str, int]) -> Iterator[str]:
 
 
 def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
-    """Refuses a plan whose figures are not those of the step that it makes, or that is above its budget.
+    """Refuse a plan whose figures differ from its step, or that exceeds its budget.
 
     Args:
         plan: the saved plan.
@@ -118,13 +118,13 @@ def check_applied(plan: Plan, made: Plan, request: PlanRequest) -> None:
     if plan.unit != made.unit:
         raise edited(plan, f"unit is {plan.unit} in it, and its costs are in {made.unit}")
     if _is_alike(plan, made.lower) and not made.symbolic:
-        told = _told(
+        figures = _recorded_figures(
             plan,
             with_bytes=request.hooks is None,
             with_peak=not _has_workspaces(made),
             with_costs=_is_data(request.cost),
         )
-        for name, claimed, figure in told:
+        for name, claimed, figure in figures:
             found = getattr(made, figure)
             if claimed != found:
                 fault = f"{name} is {claimed} in it, and {found} in the step that it makes"
@@ -148,11 +148,11 @@ def _storages_peak(made: Plan) -> int:
 
 def _has_workspaces(made: Plan) -> bool:
     """Whether the peak of a plan has a part that depends on this machine's libraries and threads."""
-    halves = (made.forward, made.backward)
-    return any(WORKSPACE in node.meta for half in halves for node in half.graph.nodes)
+    graphs = (made.forward, made.backward)
+    return any(WORKSPACE in node.meta for gm in graphs for node in gm.graph.nodes)
 
 
-def _told(
+def _recorded_figures(
     plan: Plan, *, with_bytes: bool, with_peak: bool, with_costs: bool
 ) -> Iterator[tuple[str, int, str]]:
     """The figures in a plan that can be compared: the field, its value, and the field that is computed."""
@@ -166,7 +166,7 @@ def _told(
 
 
 def _above_budget(plan: Plan, made: Plan, *, alone: bool) -> str:
-    """How a plan is above its own budget; empty where it is not.
+    """Describe how a plan exceeds its own budget; empty if it does not.
 
     A compiled step keeps it as planned or as compiled, of which the latter is computed once it is compiled again.
     Of one of several graphs that share a peak no graph alone tells whether they keep it.
@@ -198,17 +198,17 @@ def _is_comparable(plan: Plan, prepared: State) -> bool:
 
 
 def _is_alike(plan: Plan, lower: str) -> bool:
-    """Whether figures of a plan were computed as they are here."""
+    """Whether this version computes the figures of a plan as its writer did."""
     return (plan.remat, plan.torch, plan.lower) == (__version__, torch.__version__, lower)
 
 
 def _is_compiled(plan: Plan) -> bool:
-    """Whether a plan has the bytes of the code that Inductor wrote, and beside them those that were planned."""
+    """Whether a plan records compiled bytes beside the planned ones."""
     return plan.lower == "inductor" and plan.planned_peak_bytes > 0
 
 
 def _is_data(cost: CostModel) -> bool:
-    """Whether a cost model is data that ships with remat, so that it prices alike everywhere."""
+    """Whether a cost model is data shipped with remat, so that it prices equally on every machine."""
     if isinstance(cost, Roofline):
         shipped = type(cost) in (Roofline, RooflineFused)
         return shipped and DEVICES.get(cost.device.name) == cost.device

@@ -1,4 +1,4 @@
-"""A decision on one graph with its figures: what proposals make, measures judge, and plans carry out."""
+"""Candidates: decisions on one graph with their figures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Candidate:
     def of(
         cls, lowered: Lowered, decision: Decision, cost: int, choice: DecisionInfo = _UNKNOWN
     ) -> Self:
-        """A decision that was made elsewhere, or that has orders; what it offloads is not saved."""
+        """Build a candidate from a decision of another planner or one with node orders; offloaded values are not saved."""
         saved, size = lowered.saved_of(decision), lowered.problem.size
         return cls(
             lowered=lowered,
@@ -62,12 +62,12 @@ class Candidate:
 
     @cached_property
     def decision(self) -> Decision:
-        """What is kept, by names of the joint graph."""
+        """Saved values, by their names in the joint graph."""
         return self.ordered or self.lowered.decision(self.saved)
 
 
 def pareto(found: Iterable[T], of: Callable[[T], tuple[int, int]]) -> list[T]:
-    """Those whose (bytes, cost) no other beats, fewest bytes first."""
+    """Candidates on the Pareto front of (bytes, cost), fewest bytes first."""
     best: list[T] = []
     for t in sorted(found, key=of):
         if not best or of(t)[1] < of(best[-1])[1]:
@@ -83,7 +83,7 @@ def combine(
     options: Iterable[Sequence[Candidate]],
     extend: Callable[[int, int, int, Candidate], tuple[int, int] | None],
 ) -> list[Choice]:
-    """Choose one decision for each graph of a step: all choices that no other beats, fewest bytes first.
+    """Choose one decision for each graph of a step: all Pareto-optimal choices, fewest bytes first.
 
     Args:
         options: the decisions of each graph.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import ProblemError, RematError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.units import (
     Budget,
     columns,
@@ -83,17 +83,17 @@ class ExperimentRow:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What was asked: model, cost model, budget, solver, and what else the figures depend on."""
+        """Key of the question: model, cost model, budget, solver and other inputs of the figures."""
         return self.model, self.cost, self.budget, self.solver, self.of
 
     @property
     def label(self) -> str:
-        """The budget for people."""
+        """The budget as text."""
         return Budget.parse(self.budget).label
 
     @property
     def gap(self) -> float | None:
-        """At most this share of the cost is more than the budget needs, 0 to 1.
+        """Upper bound on the avoidable part of the cost, 0 to 1.
 
         None without a plan, and under a budget on the peak: the bound is one on saved bytes.
         """
@@ -104,7 +104,7 @@ class ExperimentRow:
 
     @property
     def cells(self) -> dict[str, str]:
-        """The figures of the plan for people, by column; dashes if there is none."""
+        """The formatted figures of the plan, by column; dashes if there is no plan."""
         if self.saved_bytes is None:
             return dict.fromkeys(("saved", "recompute", "gap", "peak", "step", "time"), "–")
         solve_s = self.solve_s or 0.0
@@ -140,7 +140,7 @@ _OF_STEP = COLUMNS[: COLUMNS.index("solver")]
 
 
 def mark_best(rows: Iterable[ExperimentRow]) -> Iterator[ExperimentRow]:
-    """The rows with a mark at the best solver of each model, cost model and budget."""
+    """The rows, with the best solver of each model, cost model and budget marked."""
     rows = tuple(rows)
     least: dict[tuple[str, ...], tuple[int, int]] = {}
     for r in rows:
@@ -179,7 +179,7 @@ class Comparison:
 
     @property
     def without(self) -> str:
-        """The step without remat in one line; empty where it is not known."""
+        """One line on the step without remat; empty if it is unknown."""
         if not self.without_peak_bytes or not self.step_cost:
             return ""
         step = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
@@ -231,7 +231,7 @@ class Sweep:
         else:
             content = _as_parquet(rows)
         with writing(path):
-            write_whole(path, content)
+            write_atomic(path, content)
         return path
 
     @classmethod

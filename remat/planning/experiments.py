@@ -1,4 +1,4 @@
-"""Many questions at once: models, cost models, budgets and solvers, answered anywhere, in one table.
+"""Plan many combinations of model, cost model, budget and solver, on any executor, into one table.
 
 `remat.compare` asks for one step by several solvers, `remat.sweep` for many models; a job answers one row of either.
 """
@@ -210,7 +210,7 @@ def _check_solvers(names: Iterable[str | Solver]) -> None:
 
 
 def _of(model: Model, lower: str, time_limit: float | None) -> str:
-    """What a row depends on besides model, cost model, budget and solver."""
+    """Further inputs of a row besides model, cost model, budget and solver."""
     if isinstance(model, JointGraph):
         identity = model.fingerprint[:16]
     else:
@@ -220,7 +220,7 @@ def _of(model: Model, lower: str, time_limit: float | None) -> str:
 
 
 def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | Callable[[], Any]:
-    """What a worker makes a captured step of."""
+    """Inputs from which a worker captures a step."""
     if isinstance(model, JointGraph):
         return model if executor is None else print_joint(model)
     if not callable(model) or isinstance(model, nn.Module):
@@ -244,7 +244,7 @@ def _source(name: str, model: Any, executor: AnyExecutor) -> JointGraph | str | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Question:
-    """What one job answers: one model under one cost model at one budget, by one solver.
+    """One job: one model, cost model, budget and solver.
 
     Attributes:
         sweep: which call asks: what it captures serves no other.
@@ -336,7 +336,7 @@ class _Prepared:
 
 
 class _Newest(threading.local):
-    """The step that this thread has captured last, and what it was prepared to by cost model."""
+    """The last captured step of this thread, and its prepared planners by cost model."""
 
     of: tuple[str, str] | None = None
     joint: JointGraph | None = None
@@ -351,7 +351,7 @@ def _ask(
     executor: AnyExecutor,
     on_row: Callable[[ExperimentRow], None],
 ) -> list[ExperimentRow]:
-    """Answer questions by an executor; ``on_row`` is given each row as it is known."""
+    """Answer questions on an executor; ``on_row`` receives each row as it completes."""
     rows: dict[int, ExperimentRow] = {}
 
     def note(k: int, row: ExperimentRow) -> None:
@@ -369,7 +369,7 @@ def _ask(
 
 
 def answer(question: _Question) -> ExperimentRow:
-    """The row of one question; runs where the executor wants."""
+    """Answer one question; runs in a worker of the executor."""
     try:
         return question.row(**_prepared(question).figures(question))
     except (Exception, SystemExit) as error:  # whatever the user's code raises is this row's reason

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from remat.arguments import COST, SOLVER, value_of
-from remat.errors import BudgetError, ProblemError, RematError, unwarned
+from remat.errors import BudgetError, ProblemError, RematError, suppress_warnings
 from remat.graph.calling import read_call
 from remat.graph.capture import capture
 from remat.graph.costs import CostModel
@@ -236,7 +236,7 @@ def fit_calls(
 
 
 def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> None:
-    """Refuse what cannot be meant, before anything is built."""
+    """Refuse invalid arguments before any model is built."""
     if type(ranks) is not int or ranks < 1:
         raise ProblemError(f"ranks is {ranks!r}; expected a whole number of 1 or more")
     if fsdp and ranks == 1:
@@ -253,7 +253,7 @@ def _check(request: PlanRequest, ranks: int, fsdp: bool, link_gbps: float) -> No
 
 
 def _name_of(cost: CostModel) -> str:
-    """The name that stands for a cost model; empty for the default, and where it has none."""
+    """The name of a cost model; empty for the default or an unnamed one."""
     if isinstance(cost, Auto):
         return ""
     try:
@@ -342,9 +342,9 @@ def _answer(
     others: Sequence[Decision],
     on_step: Callable[[str], None],
 ) -> Answer:
-    """The row of a batch, and the decisions that were looked at."""
+    """The row of a batch, and the decisions that were tried."""
     joint, nbytes = step
-    with unwarned():  # of plans that are only looked at
+    with suppress_warnings():  # these plans are only tried, so their warnings concern no user
         planner = Planner.of(
             joint, request, in_place=True, on_step=lambda text: on_step(f"batch {batch}: {text}")
         )
@@ -379,7 +379,7 @@ def read_memory(memory: object) -> int:
 
 
 def read_batches(batches: object) -> tuple[int, ...]:
-    """The batches to look at, in order; none for ``"max"``.
+    """The batch sizes to try, in order; none for ``"max"``.
 
     Args:
         batches: whole numbers, one number, or ``"max"``.
@@ -403,7 +403,7 @@ def read_batches(batches: object) -> tuple[int, ...]:
 
 
 def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Arguments]:
-    """What makes the arguments of a call for a batch.
+    """A function that makes call arguments for a batch size.
 
     Args:
         args: a callable of a batch, which returns a tuple, a dict, or a pair of both; or arguments.
@@ -437,7 +437,7 @@ def read_args(args: Any, kwargs: Mapping[str, Any] | None) -> Callable[[int], Ar
 
 
 def varied(args: Any, kwargs: Mapping[str, Any]) -> Callable[[int], Arguments]:
-    """Arguments whose tensors have another first dimension, without their numbers.
+    """Copy arguments with another first dimension, as tensors without data.
 
     Raises:
         ProblemError: their first dimensions differ, or there is none.

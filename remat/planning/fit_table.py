@@ -1,4 +1,4 @@
-"""What fits: whole training steps at several batches within a memory, as a table and as code to paste."""
+"""Result of `fit`: training steps at several batch sizes within a memory, as a table and as code to paste."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FitRow:
 
     @property
     def recomputing(self) -> float | None:
-        """Share of the step's modelled time that goes into what runs twice; None where none fits."""
+        """Recompute time as a fraction of the modelled step time; None if no plan fits."""
         return None if not self.step_s else (self.recompute_s or 0.0) / self.step_s
 
 

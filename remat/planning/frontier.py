@@ -185,9 +185,9 @@ class Frontier:
             return self._planner.finish(decided, Budget(nbytes=point.saved_bytes))
         plan = self._planner.finish(decided, Budget(peak_bytes=point.peak_bytes))
         if plan.peak_bytes > point.peak_bytes:
-            told, _ = format_apart(plan.peak_bytes, point.peak_bytes)
+            shown, _ = format_apart(plan.peak_bytes, point.peak_bytes)
             warn(
-                f"the plan of '{self.graph}' has a peak of {told} ({plan.peak_bytes} "
+                f"the plan of '{self.graph}' has a peak of {shown} ({plan.peak_bytes} "
                 f"bytes), above the {point.peak_bytes} bytes of its point: that peak was one of a schedule, "
                 f"not simulated. remat.plan(joint, remat.Peak({point.peak_bytes})) keeps to it",
                 PeakWarning,
@@ -196,7 +196,7 @@ class Frontier:
         return plan
 
     def check_same(self, plan: Plan) -> None:
-        """Refuses a plan that cannot be shown on this frontier.
+        """Refuse a plan that does not belong to this frontier.
 
         Raises:
             ProblemError: it is of another graph or cost model.
@@ -299,7 +299,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    """Budgets of one graph, to be decided by a worker."""
+    """Budgets of one graph for a worker to decide."""
 
     joint: str
     options: Mapping[str, str]
@@ -307,7 +307,7 @@ class _Chunk:
 
 
 def _decide_elsewhere(planner: Planner, joint: JointGraph, executor: AnyExecutor) -> None:
-    """Lets workers decide a graph at all budgets of its frontier, some to each, and tells the planner."""
+    """Distribute the budgets of a frontier over workers, and pass their decisions to the planner."""
     wanted = sorted(set(planner.capacities()))
     count = executor if isinstance(executor, int) else _CHUNKS
     text, options = print_joint(joint), planner.request.to_text()

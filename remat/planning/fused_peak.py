@@ -1,4 +1,4 @@
-"""A peak in bytes for code that a compiler fuses: the search within a simulated peak, aimed by a prediction.
+"""Budgets on the peak of fused code: search by simulated peak, guided by the estimated peak.
 
 What is searched and proven is the peak of the graphs as they are. The peak that a compiler is expected to come
 to (`remat.graph.fused_liveness`) is off from it by about as much for one plan as for the next, so the search is
@@ -49,7 +49,7 @@ def within_fused_peak(
     compiled: Mapping[Decision, int] | None = None,
     last: bool = False,
 ) -> Candidate:
-    """The cheapest decision found whose expected peak is within a budget on it.
+    """The cheapest decision found whose estimated peak is within the budget.
 
     Where none is, as a prediction is no measurement: the one of the least expected peak. Once that was compiled,
     budget 1's if it is expected to take less than all that were compiled. Else another one: for a peak in bytes one
@@ -156,7 +156,7 @@ class _FusedSearch:
         return fits
 
     def _near(self, last: Candidate | None, peak_bytes: int) -> Candidate | None:
-        """A candidate within a simulated peak: by a short search from the last one, or by a whole one.
+        """A candidate within a simulated peak, by a short search from the last candidate or by a full search.
 
         None where the peak is that low that only `aim_above` may come to it, which takes several times as long.
         """
@@ -204,12 +204,12 @@ class _FusedSearch:
 
 
 def _unproven(decided: Candidate) -> Candidate:
-    """A candidate without a bound: none is proven for the peaks of fused code."""
+    """The candidate without its bound, since no bound is proven for peaks of fused code."""
     return replace(decided, choice=replace(decided.choice, recompute_bound=0))
 
 
 def without_gaps(vertices: Sequence[int]) -> list[int]:
-    """Bytes that are looked at: those, and some evenly between two that are far from each other."""
+    """Byte counts to try: the given ones, and evenly spaced ones in large intervals."""
     found, most = set(vertices), max(1, max(vertices) // _GAP)
     for a, b in pairwise(sorted(vertices)):
         parts = -(-(b - a) // most)
@@ -218,7 +218,7 @@ def without_gaps(vertices: Sequence[int]) -> list[int]:
 
 
 def beside_least(at: Mapping[int, int]) -> list[int]:
-    """Bytes halfway from those of the least expected peak to the next ones that were looked at."""
+    """Midpoints between the saved bytes of the least estimated peak and their tried neighbours."""
     asked = sorted(at)
     k = min(range(len(asked)), key=lambda i: at[asked[i]])
     return [(a + b) // 2 for a, b in pairwise(asked[max(0, k - 1) : k + 2])]
@@ -231,7 +231,7 @@ def input_bytes(joint: JointGraph) -> int:
 
 
 def _refuse_less_than_inputs(planner: Planner, budget: Budget) -> None:
-    """Refuses a peak that is below what is alive throughout, before anything is compiled."""
+    """Refuse a peak below the bytes of inputs and parameters, before any compilation."""
     given = input_bytes(planner.state.joint)
     if budget.peak_bytes is not None and budget.peak_bytes < given:
         raise BudgetError(

@@ -1,4 +1,4 @@
-"""The rows of a sweep on disk, each as soon as it is known, so that a sweep goes on after a crash."""
+"""Journal of a sweep: each row is written to disk as it completes, so that a sweep resumes after a crash."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 from filelock import FileLock, Timeout
 
 from remat.errors import ProblemError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.planning.experiment_table import COLUMNS, VERSION, ExperimentRow, Sweep
 from remat.version import __version__
 
 
 @dataclass(slots=True, eq=False)
 class Journal:
-    """The rows that are known, by what was asked."""
+    """The finished rows, by their keys."""
 
     known: dict[tuple[str, ...], ExperimentRow] = field(default_factory=dict)
     _file: IO[str] | None = None
 
     def add(self, row: ExperimentRow) -> None:
-        """Write a row; one that is known already is not counted again.
+        """Write a row; a row with a known key is not written twice.
 
         Raises:
             ProblemError: it cannot be written.
@@ -77,7 +77,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
             )
         rows = (*rows, *map(ExperimentRow.from_dict, lines[1:]))
         with writing(path):
-            write_whole(path, "".join(json.dumps(line) + "\n" for line in lines))
+            write_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
             file = path.open("a", encoding="utf-8")
         try:
             yield Journal({row.key: row for row in rows}, file)
@@ -91,7 +91,7 @@ def opened(table: Path | None) -> Iterator[Journal]:
 
 
 def _lines(path: Path) -> list[Any]:
-    """The lines of a journal up to the first that is damaged: what follows is asked again."""
+    """The lines of a journal before the first damaged one; later rows are planned again."""
     if not path.exists():
         return []
     lines: list[Any] = []

@@ -19,7 +19,7 @@ _COPIES = (OFFLOAD, RELOAD, WAIT_COPIED)
 
 
 class Copies:
-    """The copies of a forward and a backward graph: each stands at its value's last use, or at its first.
+    """The copies of a forward and a backward graph, each at the last or first use of its value.
 
     Args:
         state: the two graphs; their offloads name no places.

@@ -26,7 +26,7 @@ _SMALL = 5_000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Times:
-    """The time of every operator of a graph, backward's own included.
+    """The time of every operator of a graph, including those that only backward runs.
 
     Attributes:
         of_name: by nodes of the joint graph.
@@ -38,7 +38,7 @@ class Times:
 
     @classmethod
     def of(cls, state: State, cost: CostModel) -> Times:
-        """Asks the cost model.
+        """Price every operator by the cost model.
 
         Raises:
             ProblemError: it cannot price backward.
@@ -99,7 +99,7 @@ def offload_problem(
 
 
 def _may_be_offloaded(state: State, lowered: Lowered, i: int) -> bool:
-    """Whether a value may be saved at all, is all of its memory, and nobody writes to that."""
+    """Whether a value may be saved, fills its storage, and is never written to."""
     if lowered.kind[i] is not SavedKind.VALUE or not lowered.problem.size[i]:
         return False
     at, storages = lowered.position[i], state.storages

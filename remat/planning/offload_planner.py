@@ -54,7 +54,7 @@ class OffloadPlanner:
 
     @cached_property
     def _node_of(self) -> list[int]:
-        """Nodes of the step problem by those of the graph problem; -1 where one takes nothing to save."""
+        """Node of the step problem for each node of the graph problem; -1 if saving the node takes no bytes."""
         of_value, problem = self._search.step.of_value, self._of.lowered.problem
         return [
             of_value.get(name, -1) if size and save else -1
@@ -62,7 +62,7 @@ class OffloadPlanner:
         ]
 
     def within(self, peak_bytes: int, without: Candidate | None) -> Candidate | None:
-        """The cheapest decision found whose simulated peak is within one; ``without`` where none is cheaper.
+        """The cheapest decision found within a simulated peak; ``without`` if no offload makes it cheaper.
 
         Args:
             peak_bytes: the peak of the device's memory.
@@ -130,7 +130,7 @@ class OffloadPlanner:
         return search.best(saved)
 
     def _from_above(self, search: OffloadSearch, peak_bytes: int) -> Iterator[OffloadChoice]:
-        """Decisions of higher peaks, of which as much is offloaded as lowers them to this one."""
+        """Decisions of higher peaks, lowered to this peak by offloads."""
         of, seen = self._of, set[tuple[int, ...]]()
         room = self._link.bytes_in(self._forward_time)
         for share in _ABOVE:
@@ -249,7 +249,7 @@ class OffloadPlanner:
     def _placed(
         self, found: OffloadChoice, ordered: Decision | None, peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """A choice as a decision with its copies placed, and bytes that it is over the peak by.
+        """A choice as a decision with its copies placed, and its bytes above the peak.
 
         Where it has orders, ``ordered`` says which. None where some values cannot be offloaded: the next search
         does without.
@@ -300,7 +300,7 @@ class OffloadPlanner:
     def _carried_out(
         self, wanted: Candidate, offloads: tuple[Offload, ...], peak_bytes: int
     ) -> tuple[Candidate | None, int]:
-        """A decision with copies placed, and bytes that it is over the peak by; None as in `_placed`.
+        """A decision with its copies placed, and its bytes above the peak; None as in `_placed`.
 
         Args:
             wanted: the decision without offloads.

@@ -1,4 +1,4 @@
-"""Orders and further runs: a schedule of the step that is cheaper within a peak, or has a lower one."""
+"""Search node orders and further runs for a schedule that is cheaper within a peak, or has a lower peak."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class OrderSearch:
 
     @cached_property
     def is_possible(self) -> bool:
-        """Whether there is a kernel, and its schedules can be carried out."""
+        """Whether the native kernel exists and its schedules can be executed."""
         return kernel() is not None and self.can_be_ordered
 
     @cached_property
     def can_be_ordered(self) -> bool:
-        """Whether a schedule can be carried out whatever order it has.
+        """Whether every order of a schedule can be executed.
 
         Not where memory is written to, unless by forward to an input and nobody reads it afterwards, nor
         where something must not be kept.
@@ -139,7 +139,7 @@ class OrderSearch:
         peak_bytes: int,
         time_limit: float | None = None,
     ) -> Candidate | None:
-        """A solver's own schedule within a peak; None where it finds none, refuses, or none can be carried out.
+        """A solver's own schedule within a peak; None if it finds none, refuses, or its schedule cannot be executed.
 
         Args:
             solver: has `solve_schedule`.
@@ -186,7 +186,7 @@ class OrderSearch:
         *,
         share: float = 1.0,
     ) -> tuple[Sequence[int], int] | None:
-        """A cheaper schedule within a peak, or a lower one, and its boundary; None where none can be carried out.
+        """A cheaper or lower schedule within a peak, and its boundary; None if no schedule can be executed.
 
         Args:
             sequence: the schedule to start from.
@@ -224,7 +224,7 @@ class OrderSearch:
         return replace(made, peak_bytes=done.peak_bytes, schedule=(sequence, boundary))
 
     def decision_of(self, sequence: Sequence[int], boundary: int) -> Decision | None:
-        """A schedule of the step problem as a decision; None where it cannot be carried out."""
+        """Convert a schedule of the step problem to a decision; None if it cannot be executed."""
         forward, backward = self.step.orders(sequence, boundary)
         state, index, lowered = self._state, self._state.index, self._lowered
         orders = Decision(
@@ -246,7 +246,7 @@ class OrderSearch:
         )
 
     def _reads_late(self, forward: Sequence[int]) -> bool:
-        """Whether forward reads an input after it has written to it."""
+        """Whether forward reads an input after writing to it."""
         index, owner = self._state.index, self._state.storages.owner
         gone: set[int] = set()
         for i in forward:

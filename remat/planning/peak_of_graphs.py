@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from remat.errors import BudgetError
-from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
+from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.lowering import Decision
 from remat.planning.candidates import Candidate, Choice, combine
 from remat.planning.planner import Planner
@@ -32,7 +32,7 @@ class PeakOfGraphs:
     def __init__(self, planners: Sequence[Planner]) -> None:
         self._planners = planners
         self._runs = [p.state.joint.runs for p in planners]
-        self._halves: dict[tuple[int, Decision], Halves] = {}
+        self._partitioned: dict[tuple[int, Decision], PartitionedGraph] = {}
 
     def highest(self, decided: Sequence[Candidate]) -> tuple[int, ...]:
         """Most bytes alive while each graph runs."""
@@ -70,16 +70,16 @@ class PeakOfGraphs:
         pairs = zip(self._planners, self._with_offloads(best, peak_bytes), strict=True)
         return [p.offloading.with_tagged(d, p.peak(d)) for p, d in pairs]
 
-    def _split(self, k: int, decided: Candidate) -> Halves:
+    def _split(self, k: int, decided: Candidate) -> PartitionedGraph:
         key = (k, decided.decision)
-        if key not in self._halves:
+        if key not in self._partitioned:
             done = self._planners[k].split_of(decided)
             assert done.forward is not None
             assert done.backward is not None
-            self._halves[key] = Halves(
+            self._partitioned[key] = PartitionedGraph(
                 joint=done.joint, forward=done.forward, backward=done.backward
             )
-        return self._halves[key]
+        return self._partitioned[key]
 
     @cached_property
     def _options(self) -> list[list[Candidate]]:

@@ -109,13 +109,15 @@ def prepare(
         reread_inputs: as in `remat.plan`.
     """
     state = replace(
-        shaped(joint, in_place=in_place, count_outputs=count_outputs, reread_inputs=reread_inputs),
+        initial_state(
+            joint, in_place=in_place, count_outputs=count_outputs, reread_inputs=reread_inputs
+        ),
         hooks=hooks,
     )
     return PassManager(PREPARE).run(state, in_place=True, verify=False).state
 
 
-def shaped(
+def initial_state(
     joint: JointGraph, *, in_place: bool, count_outputs: bool, reread_inputs: bool = True
 ) -> State:
     """A captured graph before any pass has run."""

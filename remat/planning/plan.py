@@ -44,7 +44,7 @@ _OF_MODULES = ("_modules", "_problem", "_costs")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False, weakref_slot=True)
 class Plan(Record):
-    """What one training step keeps, what it computes again, and what that comes to.
+    """One training step's saved, recomputed and offloaded values, with its modules and figures.
 
     Attributes:
         saved: names of the joint graph's nodes whose values forward hands to backward, inputs and
@@ -193,7 +193,7 @@ class Plan(Record):
                 Budget.parse(budget)
 
     def as_compiled(self, timeline: Timeline, saved_bytes: int) -> Plan:
-        """The plan with the figures of the step as it was compiled."""
+        """Copy of the plan with the figures of the compiled step."""
         return replace(
             self,
             saved_bytes=saved_bytes,
@@ -210,7 +210,7 @@ class Plan(Record):
 
     @property
     def learns_sizes(self) -> bool:
-        """Whether sizes of the step are known from the data alone, as it runs; no plan from a file knows that."""
+        """Whether some sizes are data-dependent; False for a plan from a file."""
         return self._learns
 
     @property
@@ -226,12 +226,12 @@ class Plan(Record):
 
     @property
     def timeline(self) -> Timeline:
-        """What is alive when: in the step as it was compiled where that is known, else as simulated."""
+        """Lifetimes of storages: of the compiled step if known, else simulated."""
         return self.simulated if self._timeline is None else self._timeline
 
     @property
     def simulated(self) -> Timeline:
-        """What is alive when, as simulated."""
+        """Simulated lifetimes of storages."""
         with sizes_at(self._sizes):
             return timeline(self.forward, self.backward, own_outputs(self.forward))
 
@@ -247,7 +247,7 @@ class Plan(Record):
 
     @property
     def gap(self) -> int:
-        """How far from optimal the plan can be at most, in ``unit``."""
+        """Upper bound on the distance from the optimal cost, in ``unit``."""
         return self.recompute_cost + self.exposed_time - self.recompute_bound
 
     @property
@@ -301,7 +301,7 @@ class Plan(Record):
         return self._modules
 
     def _complete(self) -> None:
-        """Makes the modules of a plan that came out of a cache, now that somebody asks for them."""
+        """Build the modules of a plan from a cache, on first access."""
         if self._modules is None and self._again is not None:
             made = self._again()
             for name in _OF_MODULES:
@@ -327,7 +327,7 @@ class Plan(Record):
                 "  reads inputs again in backward that eager autograd would not have saved: who refills",
                 "  one between forward and backward gets an error; reread_inputs=False leaves them alone",
             ]
-            lines += [f"    {self._input_told(name)}" for name in self.reread]
+            lines += [f"    {self._describe_input(name)}" for name in self.reread]
         if self.reread_outputs:
             places = ", ".join(map(str, self.reread_outputs))
             lines += [
@@ -347,7 +347,7 @@ class Plan(Record):
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """Its figures for people: the name of each, and what there is to say."""
+        """Its figures as rows of name and text."""
         return rows_of(self)
 
     @property
@@ -363,7 +363,7 @@ class Plan(Record):
             unit=self.unit,
         )
 
-    def _input_told(self, name: str) -> str:
+    def _describe_input(self, name: str) -> str:
         return name if self._modules is None else describe_input(self._modules[0].graph, name)
 
     def plot(self, path: str | Path) -> None:

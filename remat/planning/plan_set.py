@@ -9,7 +9,7 @@ from torch import fx
 
 from remat.errors import BudgetError, PlanError, ProblemError
 from remat.graph.joint import JointGraph, output_node
-from remat.graph.liveness_of_graphs import Halves, highest_of_graphs
+from remat.graph.liveness_of_graphs import PartitionedGraph, highest_of_graphs
 from remat.graph.storages import storage_bytes
 from remat.passes.decide.budgeted import RegionBudget, least_decision
 from remat.passes.decide.least_causes import least_causes
@@ -126,20 +126,20 @@ def _finished(
     capacity: int,
 ) -> PlanSet:
     plans = [p.finish(d, request.budget) for p, d in zip(planners, decided, strict=True)]
-    halves = [
-        Halves(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
+    partitioned = [
+        PartitionedGraph(joint=p.state.joint, forward=plan.forward, backward=plan.backward)
         for p, plan in zip(planners, plans, strict=True)
     ]
-    in_order = _is_known([h.joint for h in halves])
+    in_order = _is_known([h.joint for h in partitioned])
     baselines = [p.baseline for p in planners]
     known = in_order and request.hooks is None and all(b.peak_bytes for b in baselines)
     made = PlanSet(
         plans=tuple(plans),
         passed_bytes=passed.kept(decided),
         capacity=capacity,
-        peak_bytes=max(map(max, highest_of_graphs(halves))) if in_order else 0,
+        peak_bytes=max(map(max, highest_of_graphs(partitioned))) if in_order else 0,
         budget=str(request.budget),
-        runs=tuple(h.joint.runs for h in halves),
+        runs=tuple(h.joint.runs for h in partitioned),
         without_peak_bytes=max(PeakOfGraphs(planners).highest([p.full for p in planners]))
         if known
         else 0,
@@ -157,7 +157,7 @@ def _finished(
 
 
 def _is_known(joints: Iterable[JointGraph]) -> bool:
-    """Whether it is known in which order the graphs run, those that run several times included."""
+    """Whether the order of all runs of all graphs is known."""
     return all(joint.runs in (1, len(joint.turns)) for joint in joints)
 
 
@@ -171,7 +171,7 @@ def _cost(joints: Sequence[JointGraph], decided: Sequence[Candidate]) -> int:
 
 
 def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
-    """Refuses graphs that are not those of one step in their order.
+    """Refuse graphs that are not the graphs of one step, in order.
 
     Raises:
         PlanError: one receives what none before it makes, or a run is not there.
@@ -197,14 +197,14 @@ def _refuse_strange_order(joints: Sequence[JointGraph]) -> None:
 
 
 def _why_least(planners: Sequence[Planner]) -> tuple[str, str]:
-    """Why the graphs together cannot save less, and what would lower that, each reason once."""
+    """Reasons why the graphs together cannot save fewer bytes, with remedies; each reason once."""
     texts = [least_causes(p.state, least_decision(p.state)) for p in planners if p.least_bytes]
     because, todo = ([text[k] for text in texts if text[k]] for k in (0, 1))
     return "; ".join(dict.fromkeys(because)), ", or ".join(dict.fromkeys(todo))
 
 
 def _shares(planners: Sequence[Planner], runs: Sequence[int], room: int) -> list[int] | None:
-    """How many bytes each graph gets for one of its runs, by the cheapest choice of one point on each frontier.
+    """Bytes for one run of each graph, by the cheapest choice of one point on each frontier.
 
     None where not even the smallest points fit together.
     """
@@ -250,7 +250,7 @@ class _Passed:
         return sum(self._bytes.values())
 
     def kept(self, decided: Sequence[Candidate]) -> int:
-        """Bytes of those that some graph keeps for backward, each counted once."""
+        """Bytes of the activations that any graph saves for backward, each counted once."""
         saved = [set(d.decision.saved) for d in decided]
         return sum(
             nbytes

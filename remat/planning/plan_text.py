@@ -1,4 +1,4 @@
-"""The figures of a plan for people: the name of each, and what there is to say."""
+"""The figures of a plan as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WITHOUT_REMAT = "is budget 1: the plan within the bytes that PyTorch's partition
 
 
 def rows_of(plan: Plan) -> list[tuple[str, str]]:
-    """The rows of a plan's table; those with nothing to say are left out."""
+    """The rows of a plan's table, without empty ones."""
     rows = [
         ("region", _region(plan)),
         ("saved", _saved(plan)),
@@ -94,7 +94,7 @@ def _decided_by(plan: Plan) -> str:
 
 
 def _region(plan: Plan) -> str:
-    """What the code set for its region, and how much that is; empty where it set nothing."""
+    """The budget that the code set for its region, and its bytes; empty if none was set."""
     if not plan.region_budget:
         return ""
     share = Budget.parse(plan.region_budget)
@@ -107,7 +107,7 @@ def _region(plan: Plan) -> str:
 
 
 def _raised(plan: Plan) -> str:
-    """What a share was raised to and why; empty where it was not raised."""
+    """The ratio that a lower one was raised to, and why; empty if it was not raised."""
     share = Budget.parse(plan.region_budget) if plan.region_budget else plan.asked
     full, least = max(plan.full_bytes, plan.least_bytes), plan.least_bytes
     known = plan.least_because and share.share is not None and plan.capacity == least
@@ -120,7 +120,7 @@ def _raised(plan: Plan) -> str:
 
 
 def offload_lines(plan: Plan, made_by: Mapping[str, str]) -> list[str]:
-    """Each offloaded value, the largest first, as lines of text.
+    """One line of text for each offloaded value, largest first.
 
     Args:
         plan: the plan.

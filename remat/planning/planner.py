@@ -1,4 +1,4 @@
-"""Planning: the one way down from a joint graph and a request to a decision, and up again to a plan.
+"""Planning: from a joint graph and a request to a decision, and from a decision to a plan.
 
 The files that the budget of ``remat plan MODEL --budget 0.3`` goes through, each entered once::
 
@@ -45,8 +45,8 @@ from remat.planning.peak_planner import PeakPlanner
 from remat.planning.pipelines import (
     PassManager,
     count_workspaces,
+    initial_state,
     prepare,
-    shaped,
     split,
     with_agreement,
     with_copies,
@@ -97,7 +97,7 @@ def plan_graph(
         )
         return planner.plan(planner.decide(request.budget), agree)
     pipeline = request.pipeline if agree is None else with_agreement(request.pipeline, agree)
-    state = shaped(
+    state = initial_state(
         joint,
         in_place=in_place,
         count_outputs=request.count_outputs,
@@ -174,7 +174,7 @@ def _apply(joint: JointGraph, plan: Plan, request: PlanRequest, *, in_place: boo
 
 
 def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
-    """Warn of a plan within saved bytes that peaks above budget 1's, or pays for a peak that hardly falls.
+    """Warn if a plan within saved bytes peaks above budget 1's plan, or recomputes for almost no lower peak.
 
     Args:
         plan: a finished plan with the figures of budget 1's step.
@@ -199,7 +199,7 @@ def warn_of_peak(plan: Plan, *, stacklevel: int) -> None:
 
 
 class Planner(PeakPlanner):
-    """Decides one prepared graph under any number of budgets, and makes plans of decisions."""
+    """Decide one prepared graph under several budgets, and build plans from decisions."""
 
     def decide(self, budget: Budget) -> Candidate:
         """The decision under a budget, and under what the code sets for its region.
@@ -253,7 +253,7 @@ class Planner(PeakPlanner):
         return made
 
     def finish(self, decided: Candidate, budget: Budget, agree: Pass | None = None) -> Plan:
-        """The plan of a decision, or of what ``agree`` makes of it."""
+        """Build the plan of a decision, or of the decision that ``agree`` returns for it."""
         peak_bytes = None
         if agree is not None:
             state = replace(self.state, decision=decided.decision, choice=decided.choice)
@@ -287,7 +287,7 @@ def finish(
     step_costs: Sequence[int] | None = None,
     link: str = "",
 ) -> Plan:
-    """Scores and verifies a partitioned state: the end of every way to a plan.
+    """Score and verify a partitioned state. Every plan ends here.
 
     Args:
         state: what was decided, split.

@@ -109,7 +109,7 @@ class PlanSet(Record, Sequence[Plan]):
 
     @property
     def has_equal_graphs(self) -> bool:
-        """Whether several plans are for graphs that are the same, as equal layers are."""
+        """Whether several plans are for equal graphs, such as equal layers."""
         return len({p.fingerprint for p in self.plans}) < len(self.plans)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""One prepared graph and the decisions on it: each number of bytes is decided once."""
+"""A prepared graph with cached decisions: each byte limit is decided once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
-from remat.errors import ProblemError, unwarned
+from remat.errors import ProblemError, suppress_warnings
 from remat.graph import ops
 from remat.graph.costs import CostModel
 from remat.graph.costs.base import node_costs
@@ -39,7 +39,7 @@ Answer = tuple[Decision, int, int, DecisionInfo, int]
 
 
 def fingerprint_of(joint: JointGraph) -> str:
-    """The digest of a joint graph; anything else is refused."""
+    """The digest of a joint graph."""
     if not isinstance(joint, JointGraph):
         raise ProblemError(
             f"joint is a {type(joint).__name__}; expected a JointGraph: use remat.capture(model, args); "
@@ -190,7 +190,7 @@ class Prepared:
         return self.decisions[capacity]
 
     def learn(self, answer: Answer) -> None:
-        """Takes over a decision that was made elsewhere within the bytes that its choice names, with its peak."""
+        """Cache a decision of another planner under the byte limit of its choice, with its peak."""
         decision, saved_bytes, cost, choice, peak_bytes = answer
         made = Candidate.of(self.lowered, decision, cost, choice)
         self.decisions[choice.capacity or 0] = replace(made, saved_bytes=saved_bytes)
@@ -202,7 +202,7 @@ class Prepared:
         return decided.decision, decided.saved_bytes, decided.cost, decided.choice, peak_bytes
 
     def choice(self, capacity: int) -> DecisionInfo:
-        """How a decision within so many bytes comes about, as far as is known before."""
+        """Describe how a decision within a byte limit will be made, as far as known beforehand."""
         return DecisionInfo(
             capacity=capacity, full_bytes=self.full_bytes, least_bytes=self.least_bytes
         )
@@ -221,7 +221,7 @@ class Prepared:
 
     @property
     def runtime_optimal(self) -> Candidate:
-        """What the cut without a budget decides."""
+        """The decision of the cut without a budget."""
         scored = evaluate(self.lowered.problem, self.state.get(RuntimeOptimalCut()))
         return Candidate(
             lowered=self.lowered,
@@ -249,13 +249,13 @@ class Prepared:
         return self._peaks[key]
 
     def running(self, decided: Candidate) -> int:
-        """The peak as the step will run: simulated, or expected of the code that Inductor compiles."""
+        """The peak in the lowering that runs: simulated for eager, estimated for Inductor."""
         if self.state.joint.lower == "eager":
             return self.peak(decided)
         return self.expected(decided)
 
     def expected(self, decided: Candidate) -> int:
-        """The peak that is expected of fused code, in bytes."""
+        """The estimated peak of fused code, in bytes."""
         key = decided.decision
         if key not in self._expected:
             done = self.split_of(decided)
@@ -271,7 +271,7 @@ class Prepared:
         """The two modules of a decision; those of the last few decisions stay in memory."""
         done = self._splits.pop(decided.decision, None)
         if done is None:
-            with unwarned():  # it may be no plan
+            with suppress_warnings():  # a trial, which may never become a plan
                 done = self.split(decided)
         self._splits[decided.decision] = done
         while len(self._splits) > max(2, _SPLIT_NODES // len(self.state.index)):
@@ -279,7 +279,7 @@ class Prepared:
         return done
 
     def take_split(self, decided: Candidate) -> State:
-        """The two modules of a decision, for whoever hands them out: they are made anew for the next."""
+        """The two modules of a decision, owned by the caller; the next call builds new ones."""
         done = self.split_of(decided)
         del self._splits[decided.decision]
         return done
@@ -299,7 +299,7 @@ class Prepared:
         return sum(self.step_costs)
 
     def capacities(self) -> Iterator[int]:
-        """The budgets that a frontier looks at: steps between the ends, and vertices of the hull."""
+        """The budgets of a frontier: even steps between its ends, and vertices of the hull."""
         vertices = [v.saved_bytes for v in self.hull.vertices]
         least, most = vertices[0], max(vertices[-1], self.full_bytes)
         yield from (least + (most - least) * i // STEPS for i in range(STEPS + 1))
@@ -307,6 +307,6 @@ class Prepared:
         yield from vertices[::every]
 
     def pareto(self) -> tuple[Candidate, ...]:
-        """The decisions at all those budgets that no other beats, fewest bytes first."""
+        """The Pareto-optimal decisions at these budgets, fewest bytes first."""
         found = [self.at(c) for c in sorted(set(self.capacities()))]
         return tuple(pareto(found, lambda d: (d.saved_bytes, d.cost)))

@@ -1,4 +1,4 @@
-"""What is asked for when graphs are planned: every option once, read once, checked once."""
+"""Options of planning, parsed and checked in one place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remat.arguments import BUDGET, COST, SOLVER, LeftOut, value_of
+from remat.arguments import BUDGET, COST, SOLVER, Unset, value_of
 from remat.errors import ProblemError, RematError
 from remat.graph.costs import CostModel
 from remat.graph.costs.links import Link
@@ -29,16 +29,16 @@ from remat.solvers.run import check_time_limit
 from remat.units import AnyBudget, Budget
 
 #: What users may give for an option; each with the type of its default.
-BudgetOption = AnyBudget | LeftOut[float]
-SolverOption = str | Solver | LeftOut[str]
-CostOption = str | CostModel | LeftOut[str]
+BudgetOption = AnyBudget | Unset[float]
+SolverOption = str | Solver | Unset[str]
+CostOption = str | CostModel | Unset[str]
 HooksOption = str | tuple[Pack, Unpack] | SavedTensorHooks | None
 OffloadOption = str | float | Link | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """How graphs are to be planned; made by `of`, which reads and checks all there is to.
+    """Options of planning; `of` parses and checks them.
 
     Attributes:
         budget: the peak of the step, or the bytes that may be saved.
@@ -73,7 +73,7 @@ class PlanRequest:
 
     @property
     def decides(self) -> bool:
-        """Whether plans are decided under the budget, and not by a saved plan or by a pipeline of the user's."""
+        """Whether the budget decides, and not a saved plan or the user's own pipeline."""
         return self.plan is None and self.pipeline is None
 
     @classmethod
@@ -92,7 +92,7 @@ class PlanRequest:
         isolation: str | None = None,
         offload: OffloadOption = None,
     ) -> PlanRequest:
-        """Reads options as users give them; the arguments are those of `remat.plan`.
+        """Parse options as users give them; the arguments are those of `remat.plan`.
 
         Raises:
             RematError: an option that cannot be meant, or two that do not go together; the error's
@@ -129,7 +129,7 @@ class PlanRequest:
             time_limit=time_limit,
             plan=saved,
             plan_costs=plan_costs,
-            plans_others=saved is not None and not isinstance(budget, LeftOut),
+            plans_others=saved is not None and not isinstance(budget, Unset),
             count_outputs=count_outputs,
             hooks=pair,
             reread_inputs=reread_inputs,
@@ -139,9 +139,9 @@ class PlanRequest:
             made._check_offload()
             return made
         given = {
-            "budget": not isinstance(budget, LeftOut),
-            "solver": not isinstance(solver, LeftOut),
-            "cost": not isinstance(cost, LeftOut),
+            "budget": not isinstance(budget, Unset),
+            "solver": not isinstance(solver, Unset),
+            "cost": not isinstance(cost, Unset),
             "time_limit": time_limit is not None,
             "isolation": isolation is not None,
             "plan": plan is not None,
@@ -161,7 +161,7 @@ class PlanRequest:
 
     @classmethod
     def from_text(cls, options: Mapping[str, str]) -> PlanRequest:
-        """Reads what `to_text` wrote."""
+        """Parse the result of `to_text`."""
         given: dict[str, Any] = dict(options)
         if "time_limit" in given:
             given["time_limit"] = float(given["time_limit"])
@@ -170,28 +170,28 @@ class PlanRequest:
         return cls.of(**given)
 
     def to_text(self) -> dict[str, str]:
-        """The options as a reproducer records them; empty where a pipeline or a saved plan stands for them."""
+        """The options as a reproducer records them; empty if a pipeline or a saved plan replaces them."""
         if self.pipeline is not None or self.plan is not None:
             return {}
         kind = type(self.solver)
         registered = registry().solvers.get(self.solver.name) is kind
-        told = {
+        options = {
             "budget": str(self.budget),
             "solver": self.solver.name if registered else f"{kind.__module__}:{kind.__qualname__}",
             "cost": str(self.cost),
         }
         if self.time_limit is not None:
-            told["time_limit"] = str(self.time_limit)
+            options["time_limit"] = str(self.time_limit)
         if self.hooks is not None:
-            told["hooks"] = self.hooks.name
+            options["hooks"] = self.hooks.name
         if not self.reread_inputs:
-            told["reread_inputs"] = "False"
+            options["reread_inputs"] = "False"
         if self.offload is not None:
-            told["offload"] = str(self.offload)
-        return told
+            options["offload"] = str(self.offload)
+        return options
 
     def refuse_offload(self, who: str) -> None:
-        """Refuses offloading where it is not planned.
+        """Refuse offloading where it is not supported.
 
         Raises:
             ProblemError: the request has a link.
@@ -204,7 +204,7 @@ class PlanRequest:
             )
 
     def _check_offload(self) -> None:
-        """Refuses offloading beside options that it does not go together with."""
+        """Refuse offloading beside incompatible options."""
         if self.offload is None:
             return
         with _about("offload"):
@@ -266,7 +266,7 @@ class PlanRequest:
         )
 
     def as_pipeline(self) -> Pipeline:
-        """The pipeline that does what is asked for.
+        """The pipeline for this request.
 
         Raises:
             ProblemError: the budget is one on the peak.
@@ -298,7 +298,7 @@ class PlanRequest:
 
 @contextlib.contextmanager
 def _about(option: str) -> Iterator[None]:
-    """Lets an error say which option it is about."""
+    """Add the name of an option to its error."""
     try:
         yield
     except RematError as error:
@@ -307,7 +307,7 @@ def _about(option: str) -> Iterator[None]:
 
 
 def _read_pipeline(pipeline: str | Pipeline) -> Pipeline:
-    """A whole pipeline, from a joint graph to its two halves, as text or as it is."""
+    """A complete pipeline from a joint graph to forward and backward, given as text or as an object."""
     made = PassManager.parse(pipeline) if isinstance(pipeline, str) else pipeline
     if not isinstance(made, Pipeline):
         raise ProblemError(

@@ -1,4 +1,4 @@
-"""Saved plans: read from where they are, and matched with the graphs that they were made for."""
+"""Read saved plans, and match them with their graphs."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def plan_for(
 
 
 def why_not_for(joint: JointGraph, plans: Sequence[Plan]) -> str:
-    """Why none of some plans was made for a graph, and what to do.
+    """Message: why no saved plan matches a graph, and what to do.
 
     Lowering, PyTorch's version and a digest of the operators stand in a plan. Where the operators are
     the same, it is shapes or constants that differ; else the model is another one. Of a plan from before

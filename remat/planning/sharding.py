@@ -1,4 +1,4 @@
-"""What parameters and gradients take on one of several ranks, by rule: alone, under DDP, under FSDP2."""
+"""Bytes of parameters and gradients on one rank, by rule: single rank, DDP or FSDP2."""
 
 from __future__ import annotations
 

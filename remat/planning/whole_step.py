@@ -1,4 +1,4 @@
-"""One whole training step within the memory of a rank: what it takes, which plan to take, and how long it is."""
+"""Fit one training step into the memory of a rank: its bytes, its plan and its time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NODES, _PEAKS = 2_000, (2, 32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank, and what a step takes on it whatever the batch and the plan.
+    """One rank, and the bytes on it that depend on neither batch nor plan.
 
     Attributes:
         memory_bytes: its memory.
@@ -221,11 +221,11 @@ class Fitting:
 
     @property
     def tried(self) -> tuple[Decision, ...]:
-        """The decisions that were looked at: candidates at other batches."""
+        """The decisions that were tried, as candidates at other batch sizes."""
         return tuple(self._memories)
 
     def row(self, batch: int, others: Sequence[Decision] = ()) -> FitRow:
-        """The cheapest plan found that fits, and what it comes to.
+        """The cheapest plan found that fits, with its figures.
 
         Args:
             batch: of this step.
@@ -274,7 +274,7 @@ class Fitting:
 
     @property
     def _eager(self) -> bool:
-        """Whether the step runs as its graph stands: then simulated peaks are bounded from below.
+        """Whether the step runs its graph unfused, so that lower bounds on simulated peaks hold.
 
         What fuses is planned by its estimated peak, of which nothing is proven.
         """
@@ -360,7 +360,7 @@ class Fitting:
         return None
 
     def _searched(self) -> Iterator[Candidate]:
-        """Decisions that are the same whatever the memory: of the least peak, and of peaks over the whole range."""
+        """Decisions that do not depend on the memory limit: of the least peak, and of peaks over the whole range."""
         planner = self.planner
         # Of its own: what it finds depends on nothing looked at before.
         peaks = Planner(planner.state, planner.request, fingerprint=planner.fingerprint)
@@ -374,7 +374,7 @@ class Fitting:
                 yield found
 
     def _taken_over(self, others: Iterable[Decision]) -> Iterator[Candidate]:
-        """Decisions of other batches that can be taken at this one, with what they save and cost here."""
+        """Decisions of other batch sizes that are valid at this one, with their saved bytes and costs here."""
         state, lowered = self.planner.state, self.planner.lowered
         costs = state.get(Costs(self.planner.request.cost))
         for decision in others:
@@ -425,7 +425,7 @@ def _without_plan(batch: int, peak_bytes: int, reason: str, *, proven: bool) -> 
 
 
 def device_of(cost: CostModel) -> Device:
-    """The device that a cost model is about; an H100 where it does not say."""
+    """The device of a cost model; an H100 if it names none."""
     device = getattr(cost, "device", None)
     if isinstance(device, Device):
         return device
@@ -435,7 +435,7 @@ def device_of(cost: CostModel) -> Device:
 
 
 def parameters_of(model: Any, arguments: Any) -> list[torch.Tensor]:
-    """Of a module its parameters, of a function the arguments that require a gradient; each once."""
+    """Parameters of a module, or the arguments of a function that require a gradient; each once."""
     if isinstance(model, torch.nn.Module):
         return list(model.parameters())
     leaves = pytree.tree_leaves(arguments)

@@ -1,4 +1,4 @@
-"""What remat itself registers, through the hooks that plugins use."""
+"""Register remat's own solvers, passes and cost models, through the hooks that plugins use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what plugins offer. Each returns the first fault, in words, or None."""
+"""Checks of a plugin's classes. Each returns the first fault as text, or None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keys of caches are made of: code, versions and options; if one differs, so does the key."""
+"""Parts of cache keys: code, versions and options."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _state(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def surroundings() -> dict[str, Any]:
-    """What else decides about a plan, besides its graph and its options: code, libraries, declarations.
+    """Inputs of a plan besides graph and options: code, library versions and declarations.
 
     Every module of ours that keeps what users declare about operators has a function ``declared()``.
     """

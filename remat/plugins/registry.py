@@ -95,7 +95,7 @@ class Registry:
 
     @property
     def problems(self) -> tuple[PluginError, ...]:
-        """Why plugins were refused; those of kinds that nobody wanted yet are missing."""
+        """Reasons why plugins were refused. Kinds of plugins that were not requested yet are missing."""
         offered = (problem for found in self._offer_problems.values() for problem in found)
         return (*self._load_problems, *offered)
 
@@ -224,7 +224,7 @@ class Registry:
         return name
 
     def unregister(self, name: str) -> None:
-        """Take out a plugin; what it registered is gone."""
+        """Remove a plugin with everything that it registered."""
         if name == _OURS or not self._manager.has_plugin(name):
             raise PluginError(f"no plugin '{name}' to unregister")
         self._manager.unregister(name=name)

@@ -53,7 +53,7 @@ def tidy(joint: JointGraph) -> JointGraph:
 
 
 def fault_of(joint: JointGraph) -> str | None:
-    """Why a graph is no joint graph, in words; None where it is one."""
+    """Reason why a graph is no joint graph; None if it is one."""
     fault = check_structure(joint.graph_module)
     if fault is not None:
         return fault
@@ -72,7 +72,7 @@ def fault_of(joint: JointGraph) -> str | None:
 
 
 def _behind_tangents(joint: JointGraph) -> set[fx.Node]:
-    """What belongs to backward: tangents and the like, and all that reads them."""
+    """Nodes of backward: tangents, other inputs of backward, and all their users."""
     found: set[fx.Node] = set()
     for node in joint.graph.nodes:
         late = node.op == "placeholder" and role_of(node).in_backward
@@ -230,8 +230,8 @@ def _own(value: torch.Tensor) -> torch.Tensor:
         )
 
 
-def _looks(value: Any) -> Any:
-    """What two values must share to stand for each other."""
+def _kind_of(value: Any) -> Any:
+    """Properties that two interchangeable values must share."""
     if not isinstance(value, torch.Tensor):
         return None
     stride = value.stride() if value.layout is torch.strided else None
@@ -239,10 +239,10 @@ def _looks(value: Any) -> Any:
 
 
 def _bypass_to(node: fx.Node) -> fx.Node | None:
-    looks = _looks(node.meta.get("val"))
-    if looks is None or node.op != "call_function":
+    kind = _kind_of(node.meta.get("val"))
+    if kind is None or node.op != "call_function":
         return None
-    return next((i for i in node.all_input_nodes if _looks(i.meta.get("val")) == looks), None)
+    return next((i for i in node.all_input_nodes if _kind_of(i.meta.get("val")) == kind), None)
 
 
 def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
@@ -250,9 +250,9 @@ def _alike(joint: JointGraph) -> dict[fx.Node, fx.Node]:
     first: dict[Any, fx.Node] = {}
     found: dict[fx.Node, fx.Node] = {}
     for node in joint.graph.find_nodes(op="placeholder"):
-        looks = _looks(node.meta.get("val"))
-        if looks is not None and node.users:
-            same = first.setdefault((role_of(node), looks), node)
+        kind = _kind_of(node.meta.get("val"))
+        if kind is not None and node.users:
+            same = first.setdefault((role_of(node), kind), node)
             if same is not node:
                 found[node] = same
     return found

@@ -20,7 +20,7 @@ Test = Callable[[JointGraph], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Reduced:
-    """What a reduction came to.
+    """Result of a reduction.
 
     Attributes:
         joint: the smallest graph found that still fails.
@@ -161,7 +161,7 @@ class _Search:
 
 
 def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
-    """What becomes less with every edit that is kept, so that the search ends."""
+    """Measure that decreases with every accepted edit, so that the search ends."""
     nodes = list(joint.graph.nodes)
     calls = sum(n.op != "placeholder" for n in nodes)
     tags = sum(n.meta.get("recompute") is not None for n in nodes)
@@ -171,7 +171,7 @@ def _measure(joint: JointGraph) -> tuple[int, int, int, int]:
 
 
 def _split_is_legal(joint: JointGraph) -> bool:
-    """Whether the two halves that the user wrote keep every rule of the verifier."""
+    """Whether forward and backward as written keep every rule of the verifier."""
     try:
         state = pipelines.split(pipelines.prepare(joint))
         assert state.forward is not None

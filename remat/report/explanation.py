@@ -146,7 +146,7 @@ def again(
 ) -> list[RecomputedNode]:
     """What runs again, one entry for each further run."""
     index = {name: i for i, name in enumerate(problem.names)}
-    nodes = {n.name: n for half in (backward, forward) for n in half.graph.nodes}
+    nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
     read: set[int] = set()  # by backward itself, or by what runs for its sake alone
     stack = list(problem.needed)
     while stack:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import PlanError, ProblemError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.graph.liveness import StorageKind, Timeline
 from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
@@ -144,8 +144,10 @@ def chrome_trace(view: StepView) -> bytes:
         events.append(
             {"ph": "C", "pid": 1, "ts": at, "name": "bytes alive", "args": {"bytes": nbytes}}
         )
-    told = {"graph": view.graph, "unit": view.unit, "as_compiled": view.as_compiled}
-    return json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": told}).encode()
+    metadata = {"graph": view.graph, "unit": view.unit, "as_compiled": view.as_compiled}
+    return json.dumps(
+        {"traceEvents": events, "displayTimeUnit": "ns", "otherData": metadata}
+    ).encode()
 
 
 def _times(view: StepView, starts: list[float]) -> list[float]:
@@ -247,4 +249,4 @@ def export(view: StepView, path: str | Path, named: str | None = None) -> None:
     """
     content = FORMATS[format_of(path, named)](view)
     with writing(path, what="export", error=PlanError):
-        write_whole(Path(path), content)
+        write_atomic(Path(path), content)

@@ -15,7 +15,7 @@ from string import Template
 from typing import Any
 
 from remat.errors import PlanError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.graph.liveness import MemoryCurve
 from remat.report.page_data import (
     Curve,
@@ -88,7 +88,7 @@ def write_page(page: Page, path: str | Path) -> None:
     """
     text = page_of(page)
     with writing(path, what="page", error=PlanError):
-        write_whole(Path(path), text)
+        write_atomic(Path(path), text)
 
 
 def require_bokeh() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remat.errors import PlanError, ProblemError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.units import scales_of
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
     with writing(path, what="picture", error=PlanError):
-        write_whole(target, picture.getvalue())
+        write_atomic(target, picture.getvalue())
 
 
 def shortened(text: str, width: int) -> str:

@@ -128,14 +128,14 @@ def view_step(
     assert problem is not None, "a plan with modules has its problem"
     timeline, forward, backward = plan.timeline, plan.forward, plan.backward
     recomputed, costs = plan.recomputed, costs or {}
-    nodes = {n.name: n for half in (backward, forward) for n in half.graph.nodes}
+    nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
     keeps = kept(forward, problem, recomputed)
     rows = {k.name: k for k in keeps}
     twice = set(recomputed)
     runs: list[OperatorRun] = []
     ran: set[str] = set()
-    for half in (forward, backward):
-        for node in half.graph.nodes:
+    for gm in (forward, backward):
+        for node in gm.graph.nodes:
             if node.op != "call_function":
                 continue
             name = run_of(node)
@@ -144,7 +144,7 @@ def view_step(
                     name=node.name,
                     op=op_name(node),
                     source=source_line(node),
-                    in_backward=half is backward,
+                    in_backward=gm is backward,
                     again=name in twice and name in ran,
                     cost=costs.get(name, 0) if costs else None,
                 )

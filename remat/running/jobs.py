@@ -35,7 +35,7 @@ AnyExecutor = Executor | int | None
 
 
 def check_executor(executor: AnyExecutor) -> None:
-    """Refuses what cannot run jobs.
+    """Refuse an executor that cannot run jobs.
 
     Raises:
         ProblemError: it is no executor, no whole number from 1 on, and not None.

@@ -1,4 +1,4 @@
-"""What an optimizer takes, found by running it: two steps on fake parameters, with every storage followed.
+"""Measure an optimizer's memory: run two steps on fake parameters, and track every storage.
 
 Parameters and gradients are fake tensors, so that no byte of them is allocated. What the optimizer makes
 beside them (a step count, say) is real, and tiny. The step allocates what its operators return; what a kernel
@@ -30,7 +30,7 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerUse:
-    """What the steps of an optimizer take, beyond parameters and gradients.
+    """Memory and traffic of an optimizer's steps, beyond parameters and gradients.
 
     Attributes:
         name: the class of the optimizer.
@@ -46,7 +46,7 @@ class OptimizerUse:
 
 
 def read_optimizer(optimizer: str | Make) -> tuple[str, Make]:
-    """What to call an optimizer, and what makes it.
+    """Name and factory of an optimizer.
 
     Args:
         optimizer: the name of a class in `torch.optim` in any case, with arguments behind a colon,

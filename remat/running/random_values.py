@@ -15,7 +15,7 @@ from remat.graph.storages import hint, storage_bytes, storage_key
 
 
 class RealValues:
-    """Makes real values out of fake ones; what shares memory still does."""
+    """Make random values for fake ones; values that share memory still share it."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed

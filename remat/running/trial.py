@@ -1,4 +1,4 @@
-"""Running graphs on random numbers: a joint graph, or its two halves, on the same inputs."""
+"""Running graphs on random numbers: a joint graph, or its forward and backward, on the same inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ONE_TRIAL = threading.RLock()
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """Random inputs for one joint graph; it, and halves made from it, can be run on them.
+    """Random inputs for one joint graph, on which it or its forward and backward can run.
 
     Every run starts from copies of the same numbers and from the same state of the generator, and
     memory that an operator leaves uninitialised is filled. So whatever differs between two runs is
@@ -85,7 +85,7 @@ class Trial:
             returned = _run(joint.graph_module, partial(self._given, inputs), constants)
             return _left_behind(returned[:n], returned[n:], inputs)
 
-    def run_halves(
+    def run_graphs(
         self, forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int
     ) -> dict[str, Any]:
         """Runs forward, then backward on what it hands over; see `run_joint` for what is returned.
@@ -131,7 +131,7 @@ class Trial:
 
 
 def _check(joint: JointGraph, max_bytes: int) -> None:
-    """Refuses what cannot be run, before anything is allocated."""
+    """Refuse a graph that cannot be run, before any allocation."""
     total = 0
     for node in joint.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):

@@ -1,4 +1,4 @@
-"""What an operator takes while it runs, beyond what it returns: asked of the device, once for each kind of call.
+"""Workspace bytes of operators, measured on the device once for each kind of call.
 
 Convolutions, batch norms, pooling, attention, and some products lay their inputs out anew, or keep partial results, in memory that no graph
 shows. How much that is depends on the library, the device and the sizes; a call on tensors without meaning tells.

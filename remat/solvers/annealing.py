@@ -85,7 +85,7 @@ def improve(
     *,
     moves: int,
 ) -> tuple[tuple[int, ...], int]:
-    """A schedule that is nearly right made cheaper within the capacity, or lower where it is above.
+    """Improve a nearly feasible schedule: cheaper within the capacity, or lower if above it.
 
     Args:
         compiled: the kernel.

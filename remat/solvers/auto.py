@@ -102,7 +102,7 @@ class Auto(Solver):
     def solve_schedule(
         self, problem: ScheduleProblem, *, time_limit: float | None = None
     ) -> ScheduleAnswer:
-        """The kernel; without one what CP-SAT and the given order come to."""
+        """Use the kernel; without one, the better of CP-SAT and the given order."""
         if unavailable(Native) is None:
             return Native().solve_schedule(problem, time_limit=time_limit)
         if unavailable(CpSat) is None and len(problem) <= MOST_NODES:
@@ -111,7 +111,7 @@ class Auto(Solver):
 
 
 def _kernel_answer(problem: KnapsackProblem, limit: float | None) -> Answer | None:
-    """What the kernel says, not yet checked; None where it cannot run, refuses or fails."""
+    """The unchecked answer of the kernel; None if it cannot run, refuses or fails."""
     native = Native()
     if native.cannot_run() is not None or native.refuses(problem) is not None:
         return None
@@ -145,7 +145,7 @@ def _best(
 
 
 def _members(core: KnapsackProblem, *, again: bool) -> Iterator[tuple[Solver, float]]:
-    """Whom to ask, in order, and for what share of the time that is left then.
+    """The solvers to run in order, each with its fraction of the remaining time.
 
     Args:
         core: the problem.

@@ -18,7 +18,7 @@ KINDS: tuple[type[Problem[Any]], ...] = (KnapsackProblem, GraphProblem, Schedule
 
 
 class Solver:
-    """Decides what to save. Derive from it, give it a name and one method.
+    """Base class of solvers. A subclass sets `name` and defines one method.
 
     Capabilities are class data, so that a table of solvers can be drawn without running or
     importing any back end; import the back end inside ``solve``. Solvers hold no run state: their

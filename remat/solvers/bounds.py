@@ -76,7 +76,7 @@ def relax(problem: KnapsackProblem) -> Relaxation:
 
 
 def relax_in_python(problem: KnapsackProblem) -> Relaxation:
-    """What `relax` does, without the kernel."""
+    """`relax` without the kernel."""
     weights, values, capacity = problem.weights, problem.values, problem.capacity
     order = tuple(i for i in efficiency_order(problem) if weights[i] <= capacity)
     bound, room = 0, capacity

@@ -1,4 +1,4 @@
-"""Solvers with a small part of their work, so that a table of all solvers is there within seconds.
+"""Solvers with a small part of their work, so that a table of all solvers takes seconds.
 
 Those that search until they have proven something may take minutes for one plan of a few hundred nodes. Here
 each may do a twentieth of what it does when it is asked for. That is counted, so that its plans repeat.

@@ -72,7 +72,7 @@ def capacity(label: str, value: object) -> int | None:
 def integers(
     label: str, values: Any, low: int = 0, high: int = INT64_MAX, *, names: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Integers within a range; a message gives the index, and the name where there are names."""
+    """Integers within a range; error messages give the index, and the name if there are names."""
     entries = sequence(label, values)
     # Checking one after the other takes ten times as long.
     if set(map(type, entries)) <= {int} and (
@@ -133,5 +133,5 @@ def texts(label: str, values: Any) -> tuple[str, ...]:
 
 
 def place(label: str, index: int, names: Sequence[str] = ()) -> str:
-    """What messages call an entry."""
+    """Name of an entry in messages."""
     return f"{label}[{index}] ({short(names[index])})" if names else f"{label}[{index}]"

@@ -77,7 +77,7 @@ def _rounds(
     capacity: int,
     offered: int,
 ) -> Iterator[tuple[Solution, tuple[int, ...] | None]]:
-    """What a solver picks, and what the cut makes of it; None where that is beyond the capacity.
+    """A solver's choice, completed by the cut; None if the completed decision exceeds the capacity.
 
     The completing cut often finds something smaller than what was picked; the room that leaves is
     offered to the solver again, a few times.
@@ -101,7 +101,7 @@ def _rounds(
 
 
 def _weights(core: GraphProblem) -> list[int]:
-    """The bytes with which each node can be kept from recomputation, at most; 0 where it cannot.
+    """Upper bound on the bytes that spare each node its recomputation; 0 if none can.
 
     Its own, where it can be saved; otherwise, as for an operator of several results, those of all
     that is computed from it.

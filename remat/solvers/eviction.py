@@ -57,7 +57,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return False
 
     def run(v: int, position: int, pinned: set[int]) -> bool:
-        """Runs a node after what it reads; what is pinned stays."""
+        """Run a node after its inputs; pinned values are not evicted."""
         nonlocal now
         mine = pinned | set(problem.inputs[v])
         for u in problem.inputs[v]:
@@ -79,7 +79,7 @@ def evicting(problem: ScheduleProblem, order: tuple[int, ...]) -> list[int] | No
         return True
 
     def drop(values: list[int], position: int, pinned: set[int]) -> None:
-        """Lets go of what nobody reads after this position."""
+        """Free values without readers after this position."""
         nonlocal now
         for i in values:
             if i in alive and i not in stays and i not in pinned and not uses[i]:

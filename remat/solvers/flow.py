@@ -35,7 +35,7 @@ class MinimumCut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Losses:
-    """A minimum cut's value, and what each choice loses against it.
+    """Value of a minimum cut, and the loss of each other choice against it.
 
     Attributes:
         value: capacity of the cut.
@@ -158,7 +158,7 @@ class Network:
         return MinimumCut(value=int(flow[0].optimal_flow()), saved=tuple(sorted(saved.tolist())))
 
     def losses(self, weight: Any, penalty: Any) -> Losses:
-        """What every choice loses against the minimum cut, by the maximum flow.
+        """The loss of every choice against the minimum cut, from the maximum flow.
 
         For any decision, Σ weight saved + Σ penalty recomputed is the value of the cut plus the
         losses of what it does, all of which are 0 or more.

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from remat.solvers.base import Solver
 from remat.solvers.graph_problem import GraphProblem, evaluate
 from remat.solvers.highs import milp
-from remat.solvers.lagrangian import TOLERANCE, Found, Search
+from remat.solvers.lagrangian import TOLERANCE, Incumbent, Search
 from remat.solvers.solution import Answer
 
 #: HiGHS proves its bounds in floating point, with tolerances of 1e-6 on scaled rows.
@@ -24,7 +24,7 @@ _MARGIN = 2e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class GraphMilp(Solver):
-    """HiGHS on the whole graph, bounded by the hull, with what the hull rules out fixed.
+    """HiGHS on the whole graph, bounded by the hull; variables that the hull decides are fixed.
 
     Attributes:
         nodes: where no time limit is given, the most branch-and-bound nodes to open.
@@ -42,7 +42,7 @@ class GraphMilp(Solver):
         search = Search(problem, time_limit=time_limit)
         return search.answer(self.improve(search, search.repair(search.start())))
 
-    def improve(self, search: Search, best: Found) -> Found:
+    def improve(self, search: Search, best: Incumbent) -> Incumbent:
         """A decision no worse than ``best``, and a better bound, by HiGHS."""
         if best.gap <= self.gap or search.late():
             return best
@@ -72,13 +72,13 @@ class GraphMilp(Solver):
             fits = done.saved_bytes <= search.capacity
             if fits and (done.recompute_cost, done.saved_bytes) < (cost, 2**63):
                 saved, cost = done.saved, done.recompute_cost
-        return Found(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
+        return Incumbent(saved=saved, cost=cost, bound=min(bound, cost), by_clock=by_clock)
 
 
 class _Program:
     """The rows and columns; save variables first, then recompute variables."""
 
-    def __init__(self, search: Search, best: Found) -> None:
+    def __init__(self, search: Search, best: Incumbent) -> None:
         import numpy as np
         from scipy.sparse import csr_matrix
 

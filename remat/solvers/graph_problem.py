@@ -1,4 +1,4 @@
-"""The graph problem: what to keep from forward to backward, on the whole graph, in plain integers.
+"""The graph problem: which values to save from forward to backward, on the whole graph, in plain integers.
 
 Every value that can be computed from the inputs of a training step is a node. A decision names the
 nodes that are *saved*; whatever else backward reads is *recomputed* from them. ``evaluate`` is the
@@ -111,7 +111,7 @@ class GraphProblem(Problem[GraphSolution]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a decision saves, recomputes, takes and costs.
+    """Figures of a decision: saved and recomputed nodes, bytes and cost.
 
     Attributes:
         saved: the nodes that are saved and that backward really reads, in node order.

@@ -1,4 +1,4 @@
-"""Taking out of a graph problem what needs no search, and putting it back into the answer.
+"""Reduce a graph problem to its core, and extend an answer on the core to the whole problem.
 
 Most values of a captured graph are never worth saving: views, values in a chain whose next value is
 smaller, values that cost nothing. Without them about a quarter of the nodes is left.
@@ -11,7 +11,7 @@ from remat.solvers.reduction import Reduction
 
 
 def reduce_graph(problem: GraphProblem) -> Reduction[GraphProblem]:
-    """Removes what an optimal decision need not touch; every optimum of the core inverts to one.
+    """Remove nodes that an optimal decision need not save; every optimum of the core extends to an optimum.
 
     Every node of the core is in forward and keeps its name. Nodes outside forward count as free to run, so
     a bound for the core is a bound for the whole problem; where a decision makes such a node run in both

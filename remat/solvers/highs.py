@@ -42,7 +42,7 @@ if os.name == "posix":
 
 
 def milp(*args: Any, **kwargs: Any) -> Any:
-    """What ``scipy.optimize.milp`` returns; see there for the arguments."""
+    """`scipy.optimize.milp` with the same arguments and result."""
     from scipy import optimize
 
     with quiet_stdout():
@@ -51,7 +51,7 @@ def milp(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Drops HiGHS's debug lines from what is written to file descriptor 1 meanwhile."""
+    """Drop HiGHS's debug lines from the output to file descriptor 1."""
     if os.name != "posix":
         yield
         return

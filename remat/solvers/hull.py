@@ -98,7 +98,7 @@ class Hull:
 
     @classmethod
     def of(cls, problem: GraphProblem) -> Hull:
-        """The hull of a problem, shared by problems that differ in capacity, as long as somebody holds it."""
+        """The hull of a problem, shared by problems that differ only in capacity while a reference exists."""
         key = tuple(id(getattr(problem, f)) for f in _SHAPE)
         hull = _HULLS.get(key)
         if hull is None:
@@ -148,11 +148,11 @@ class Hull:
         return tuple(self._vertices)
 
     def losses(self, edge: Edge) -> Losses:
-        """What each choice loses at an edge's price."""
+        """The loss of each choice at an edge's Lagrange multiplier."""
         return self._network.losses(edge.price * self._size, edge.scale * self._cost)
 
     def _refine(self, fits: Vertex, over: Vertex) -> None:
-        """Finds what lies below the line between two vertices, or proves that nothing does."""
+        """Find a vertex below the line between two vertices, or prove that there is none."""
         price, scale = self._prices(fits.cost - over.cost, over.saved_bytes - fits.saved_bytes)
         vertex, value = self._vertex(price, scale)
         of_line = min(price * v.saved_bytes + scale * v.cost for v in (fits, over))
@@ -181,7 +181,7 @@ class Hull:
         return Vertex(saved_bytes=saved_bytes, cost=cost, saved=cut.saved), cut.value
 
     def _insert(self, vertex: Vertex) -> bool:
-        """Takes a vertex into the hull; False where it changes nothing."""
+        """Add a vertex to the hull; False if the hull does not change."""
         before = self._vertices
         by_bytes = sorted((*before, vertex), key=lambda v: (v.saved_bytes, v.cost))
         hull: list[Vertex] = []

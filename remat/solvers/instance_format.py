@@ -77,7 +77,7 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def parse(text: str) -> tuple[dict[str, Any], AnyProblem]:
-    """Reads what `dump` wrote: the head, unchecked, and the problem, with all but its texts checked.
+    """Parse the text of `dump`: the unchecked head, and the problem, checked except for its texts.
 
     Raises:
         ProblemError: the text is no instance, cut off, of another version, too large, has unknown

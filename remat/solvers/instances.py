@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remat.errors import ProblemError, RematError
-from remat.files import read_as, write_whole, writing
+from remat.files import read_as, write_atomic, writing
 from remat.solvers import instance_format as form
 from remat.solvers.base import AnyProblem
 from remat.solvers.columns import integer
@@ -17,7 +17,7 @@ from remat.solvers.problem import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """A problem and where it comes from.
+    """A problem with its source.
 
     Attributes:
         name: what to call it.
@@ -85,7 +85,7 @@ class Instance:
 
     @classmethod
     def from_json(cls, text: str) -> Instance:
-        """Reads what `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Raises:
             ProblemError: the text is no instance, cut off, of another version, has unknown keys or
@@ -113,7 +113,7 @@ def save_instance(path: str | os.PathLike[str], instance: Instance) -> None:
             f"instance '{path}' would take {nbytes} bytes; at most {form.MAX_BYTES} are read"
         )
     with writing(path, what="instance", error=RematError):
-        write_whole(Path(path), text)
+        write_atomic(Path(path), text)
 
 
 def load_instance(source: str | os.PathLike[str]) -> Instance:

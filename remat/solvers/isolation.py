@@ -1,4 +1,4 @@
-"""A process of its own for a solver, so that nothing it does takes the planner down.
+"""Run a solver in a process of its own, so that its crash does not end the planner.
 
 `isolated` wraps a solver. Its process starts at once and stays between calls, so that what is timed
 is the solver; it is a fresh interpreter, never a fork. What it prints is caught, memory is limited,

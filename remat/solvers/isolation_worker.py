@@ -1,4 +1,4 @@
-"""What runs inside a solver's own process; the other end is in `remat.solvers.isolation`.
+"""Code that runs inside a solver's own process; the parent's side is in `remat.solvers.isolation`.
 
 Standard output and error belong to the solver. Questions come and replies go through one connection; a
 question is trusted and pickled, a reply is JSON.
@@ -86,7 +86,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _answer(solver: Solver, message: bytes) -> bytes:
-    """The reply to one question: the answer as it was read, not yet judged; or what went wrong."""
+    """The reply to one question: the parsed but unverified answer, or the error."""
     try:
         with solver_errors(solver):
             method, problem, time_limit = pickle.loads(message)

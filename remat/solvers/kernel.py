@@ -17,7 +17,7 @@ def kernel() -> ModuleType | None:
 
 
 def missing() -> str | None:
-    """Why there is no kernel and what to do, None where there is one."""
+    """Reason why there is no kernel, with a remedy; None if there is one."""
     if kernel() is not None:
         return None
     return (

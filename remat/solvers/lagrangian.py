@@ -29,12 +29,12 @@ SMALL, LAST_WORK = 500, 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A decision on the core of a problem, and what is known about it.
+class Incumbent:
+    """The best decision found on the core of a problem, with its cost and bound.
 
     Attributes:
         saved: nodes of the core.
-        cost: their cost, where nodes outside forward cost nothing.
+        cost: cost of the decision; nodes outside forward cost nothing.
         bound: no decision within the capacity costs less.
         by_clock: a clock ended the search.
     """
@@ -98,14 +98,14 @@ class Search:
         self.edge: Edge = self.hull.edge(self.capacity)
         self.deadline = None if time_limit is None else time.monotonic() + time_limit
 
-    def start(self) -> Found:
+    def start(self) -> Incumbent:
         """The vertex of the hull that fits; nothing is searched."""
         fits = self.edge.fits
-        return Found(
+        return Incumbent(
             saved=fits.saved, cost=fits.cost, bound=min(fits.cost, self.edge.bound(self.capacity))
         )
 
-    def repair(self, best: Found, *, most: int = BEAM) -> Found:
+    def repair(self, best: Incumbent, *, most: int = BEAM) -> Incumbent:
         """A decision near the hull, by the kernel; without one, the decision that is known.
 
         Args:
@@ -118,7 +118,7 @@ class Search:
             best, _, _ = self._run(best, share=share, most=most, work=2**40)
         return best
 
-    def exact(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
+    def exact(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
         """Enumerates all decisions that could be better, as far as ``work`` goes.
 
         Args:
@@ -140,8 +140,8 @@ class Search:
                 break
         return best
 
-    def tightened(self, best: Found, *, work: int, tolerance: float = TOLERANCE) -> Found:
-        """A better bound, where no decision can use what is left of the budget.
+    def tightened(self, best: Incumbent, *, work: int, tolerance: float = TOLERANCE) -> Incumbent:
+        """Raise the bound if no decision can use the rest of the budget.
 
         Bytes are counted modulo the step by which the two decisions at the price differ; in a model of
         equal layers that is the step of one layer. Prefixes then differ no longer by how many layers
@@ -190,8 +190,8 @@ class Search:
     def _seconds_left(self) -> float:
         return 0.0 if self.deadline is None else max(1e-3, self.deadline - time.monotonic())
 
-    def answer(self, found: Found) -> Answer:
-        """What was found, for the whole problem.
+    def answer(self, found: Incumbent) -> Answer:
+        """Extend the incumbent to an answer on the whole problem.
 
         A small core is searched to a gap of zero first, so that more budget never costs more.
         """
@@ -204,7 +204,9 @@ class Search:
         """Whether the time is up."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def _run(self, best: Found, *, share: float, most: int, work: int) -> tuple[Found, int, bool]:
+    def _run(
+        self, best: Incumbent, *, share: float, most: int, work: int
+    ) -> tuple[Incumbent, int, bool]:
         """Enumerates decisions that lose at most a share of the bound, ``most`` prefixes at a time.
 
         Returns:
@@ -223,7 +225,7 @@ class Search:
         better = found and cost < best.cost
         cost = min(cost, best.cost)
         return (
-            Found(
+            Incumbent(
                 saved=tuple(saved) if better else best.saved,
                 cost=cost,
                 bound=min(cost, proven),

@@ -1,4 +1,4 @@
-"""What to save and what to offload within a peak: prices on moments and on the link, then local moves.
+"""Choose values to save and to offload within a peak, by Lagrange multipliers per program point and on the link, then local moves.
 
 With a price on every byte at every moment and on every copy's time, each saved value stays or is offloaded,
 whichever is cheaper, and what to save is a minimum cut. The prices follow where a schedule is over the peak,
@@ -73,7 +73,7 @@ class OffloadSearch:
     # ---- evaluation -----------------------------------------------------------------------------------
     @cached_property
     def _always(self) -> tuple[int, ...]:
-        """What can only be saved, or costs nothing to save."""
+        """Values that can only be saved, or cost nothing to save."""
         p = self._graph
         return tuple(
             i for i in range(len(p)) if p.savable[i] and (not p.recomputable[i] or not p.size[i])
@@ -163,7 +163,7 @@ class OffloadSearch:
 
     # ---- the search -----------------------------------------------------------------------------------
     def best(self, starts: Iterable[Iterable[int]]) -> OffloadChoice:
-        """The cheapest decision found within the peak; where none is, the one over by the fewest bytes.
+        """The cheapest decision found within the peak; if none, the one with the fewest bytes above it.
 
         Args:
             starts: decisions on what to save; at least one.
@@ -269,7 +269,7 @@ class OffloadSearch:
 
     # ---- local moves ----------------------------------------------------------------------------------
     def improved(self, best: OffloadChoice) -> OffloadChoice:
-        """Changes one value at a time while that is better: what costs most first."""
+        """Change one value at a time while it improves the decision, the most expensive first."""
         while not self._spent():
             before = best
             for change in (self._mended, self._dropped, self._saved_more):

@@ -1,4 +1,4 @@
-"""What a solver may be asked, and the first of three kinds: the 0/1 knapsack problem, in plain integers.
+"""Base of the problems for solvers, and the first of three kinds: the 0/1 knapsack problem, in plain integers.
 
 Kinds of problems differ in data: the solver's method, how its answer is read, what an answer takes
 and comes to, and the bound that holds without a search. `remat.solvers.run.run` does the rest.
@@ -23,7 +23,7 @@ P = TypeVar("P", bound="Problem[Any]")
 
 
 class Limits(NamedTuple):
-    """What holds for every answer to a problem, without a search.
+    """Bounds on every answer to a problem, known without a search.
 
     Attributes:
         bound: no answer is better.
@@ -92,7 +92,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def excess(self, figures: Mapping[str, Any]) -> str:
-        """What to call an answer above the capacity, with its bytes."""
+        """Describe an answer above the capacity, with its bytes."""
         raise NotImplementedError
 
     def limits(self) -> Limits:
@@ -100,7 +100,7 @@ class Problem(Generic[S]):
         raise NotImplementedError
 
     def refuse_infeasible(self) -> None:
-        """Raise a `BudgetError` where it is plain that nothing keeps to the capacity."""
+        """Raise a `BudgetError` if no answer can be within the capacity."""
 
     def within(self: P, capacity: int | None) -> P:
         """The same problem under another capacity, in bytes; nothing else is checked again."""

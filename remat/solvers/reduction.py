@@ -1,4 +1,4 @@
-"""Taking out of a problem what needs no search, and putting it back into the answer; here for knapsacks."""
+"""Reduce a knapsack to its undecided core, and extend an answer on the core to the whole problem."""
 
 from __future__ import annotations
 
@@ -129,14 +129,14 @@ class CoreSolver(Solver):
     __slots__ = ()
 
     def solve(self, problem: KnapsackProblem, *, time_limit: float | None = None) -> Answer:
-        """Reduce the problem, solve what is left, and invert the answer."""
+        """Reduce the problem, solve the core, and extend the answer to the problem."""
         reduction = reduce(problem)
         if not reduction.kept:
             return reduction.invert_answer(Answer((), 0))
         return reduction.invert_answer(self.solve_core(reduction.core, time_limit=time_limit))
 
     def solve_core(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Fix variables, search what is left, and keep the better of that and the greedy answer."""
+        """Fix variables, search the rest, and return the better of the result and the greedy answer."""
         relaxed = relax(core)
         if relaxed.value == relaxed.bound:
             return Answer(relaxed.saved, relaxed.value)

@@ -80,7 +80,7 @@ def run(
 
 
 def _check_question(solver: object, problem: object, time_limit: object) -> None:
-    """Check what a solver is to be asked, and that it can run.
+    """Check the problem, and that the solver can run.
 
     Raises:
         ProblemError: an argument is not what it must be.

@@ -1,4 +1,4 @@
-"""The step problem: in which order to run a graph, and what to run again, within a peak of memory.
+"""The step problem: the order in which nodes run, and which run again, within a peak of memory.
 
 A *schedule* is a sequence of runs. A node may stand in it several times: a later run makes its value
 anew, so that the earlier one need not be kept until then. ``evaluate_schedule`` is the one yardstick:
@@ -191,7 +191,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def given(self) -> frozenset[int]:
-        """The nodes that nobody runs: their values are there from the start or from the boundary."""
+        """Nodes that never run: their values exist from the start or from the boundary."""
         return frozenset((*self.at_start, *self.at_boundary))
 
     @property
@@ -207,7 +207,7 @@ class ScheduleProblem(Problem[Schedule]):
 
     @property
     def used(self) -> frozenset[int]:
-        """The nodes whose value somebody reads, or that stays to the end."""
+        """Nodes whose value is read, or stays to the end."""
         return frozenset(self.to_end).union(*self.inputs)
 
     @property
@@ -219,7 +219,7 @@ class ScheduleProblem(Problem[Schedule]):
         return made
 
     def extra_bytes(self, node: int) -> int:
-        """Bytes that a run of a node takes besides what it reads and makes."""
+        """Bytes of a run besides its inputs and its result."""
         return self.extra[node] if self.extra else 0
 
     def maker(self, node: int) -> int:

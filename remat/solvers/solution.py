@@ -1,4 +1,4 @@
-"""What a solver may return, and what remat makes of it."""
+"""Answers of solvers, and their verified form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Status(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a solver returns when bare indices do not say enough. Nothing in it is believed.
+    """Answer of a solver with more than indices. Every claim in it is verified.
 
     Attributes:
         saved: indices of the items (for a graph problem: nodes) to save, in any order.
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleAnswer:
-    """What a solver may return for a step problem when the bare sequence does not say enough.
+    """Answer of a solver to a step problem with more than the sequence.
 
     Attributes:
         sequence: nodes in the order in which they run.
@@ -67,7 +67,7 @@ class ScheduleAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What holds of an answer to any problem; nothing in it is taken from the solver's word.
+    """Verified figures of an answer to any problem; none is taken from the solver.
 
     Attributes:
         bound: proven here: no choice is worth more, or no decision and no schedule costs less.

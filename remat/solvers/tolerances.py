@@ -48,7 +48,7 @@ class ToleranceSolver(CoreSolver):
     value_limit: ClassVar[int] = 2**53
 
     def search(self, core: KnapsackProblem, *, time_limit: float | None) -> Answer:
-        """Ask once, and make an answer that fits of what comes back."""
+        """Solve once, and repair the result to an answer within the capacity."""
         scaled, value_unit = scale_down(
             core, weight_limit=_WEIGHT_LIMIT, value_limit=self.value_limit
         )
@@ -62,7 +62,7 @@ class ToleranceSolver(CoreSolver):
         return Answer(saved, max(bound, value), by_clock=bound > value and time_limit is not None)
 
     def attempt(self, problem: KnapsackProblem, time_limit: float | None) -> Attempt:
-        """Solve a problem to a gap of zero, or to a limit; what it picks may be a little too heavy."""
+        """Solve a problem to a gap of zero, or to a limit; the picks may exceed the capacity slightly."""
         raise NotImplementedError
 
 

@@ -79,7 +79,7 @@ def place(
     transfers: Sequence[Transfer],
     capacity: int | None,
 ) -> Placement:
-    """Places copies so that a schedule waits as little as it can within a capacity.
+    """Place copies to minimise the exposed transfer time of a schedule within a capacity.
 
     What has been sent is freed as soon as the runs beside it have taken as long; sooner, with a wait,
     only where memory is needed. Fetches mirror that. Everything sent has arrived when forward ends, and

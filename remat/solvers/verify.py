@@ -10,7 +10,7 @@ from remat.errors import ProblemError, SolverError
 from remat.solvers.base import Solver, built_in, unavailable
 from remat.solvers.columns import as_integer
 from remat.solvers.graph_problem import GraphProblem
-from remat.solvers.lagrangian import Found, Lagrangian, Search
+from remat.solvers.lagrangian import Incumbent, Lagrangian, Search
 from remat.solvers.native import Native
 from remat.solvers.problem import KnapsackProblem, Problem, S
 from remat.solvers.solution import Status
@@ -22,7 +22,7 @@ _STATES = 50_000
 
 
 class Claim(NamedTuple):
-    """What a solver answered, in plain ints; the attributes are those of `Answer`."""
+    """A solver's answer in plain ints; the attributes are those of `Answer`."""
 
     choice: tuple[int, ...]
     bound: int | None
@@ -32,7 +32,7 @@ class Claim(NamedTuple):
 
 
 def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: float = 0.0) -> S:
-    """Turn what a solver returned into a solution that can be relied on.
+    """Turn a solver's result into a verified solution.
 
     Args:
         problem: what the solver was given.
@@ -53,7 +53,7 @@ def verify(problem: Problem[S], solver: Solver, answer: object, *, elapsed_s: fl
 
 
 def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
-    """Read what a solver returned, entry by entry; nothing is evaluated yet.
+    """Read a solver's result entry by entry, without evaluating it.
 
     Raises:
         SolverError: the answer is malformed.
@@ -78,7 +78,7 @@ def read(problem: Problem[Any], solver: Solver, answer: object) -> Claim:
 
 
 def judge(problem: Problem[S], solver: Solver, claim: Claim, *, elapsed_s: float) -> S:
-    """Evaluate what a solver answered, and hold its claims against that; as `verify`."""
+    """Evaluate a solver's answer, and check its claims; as `verify`."""
     try:
         figures = problem.measure(claim.choice)
     except ProblemError as error:
@@ -152,11 +152,11 @@ def _proven_value(problem: KnapsackProblem, reached: int) -> int:
 
 
 def _proven_cost(problem: GraphProblem, reached: int) -> int:
-    """A lower bound on the cost of any decision, by a short search; at most what is reached."""
+    """A lower bound on the cost of any decision, by a short search; at most the reached cost."""
     if unavailable(Lagrangian) is not None:
         return 0
     search = Search(problem)
-    known = Found(saved=(), cost=reached, bound=min(reached, search.start().bound))
+    known = Incumbent(saved=(), cost=reached, bound=min(reached, search.start().bound))
     return search.exact(known, work=_WORK, tolerance=0.0).bound
 
 

@@ -17,7 +17,7 @@ MAX_ITEMS = 20
 
 
 def optimum(problem: Problem[Any]) -> int | None:
-    """The greatest value or the least cost within the capacity, by trying everything; None where nothing fits."""
+    """The greatest value or least cost within the capacity, by enumeration; None if nothing fits."""
     if isinstance(problem, KnapsackProblem):
         return brute_force(problem)
     if isinstance(problem, ScheduleProblem):
@@ -56,7 +56,7 @@ def decisions(problem: GraphProblem) -> list[Evaluation]:
 
 
 def least_cost_schedule(problem: ScheduleProblem) -> int | None:
-    """The least cost of any schedule within the capacity, by trying all; None where there is none.
+    """The least cost of any schedule within the capacity, by enumeration; None if there is none.
 
     A state is what is in memory, what has run, and whether the boundary is behind. Any value may go at
     any time. The states grow with 4 to the power of the nodes: for up to eight of them.

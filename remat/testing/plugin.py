@@ -153,7 +153,7 @@ def _mark_known(config: pytest.Config, items: list[pytest.Item], known: Mapping[
 def pytest_terminal_summary(
     terminalreporter: Any, exitstatus: int | pytest.ExitCode, config: pytest.Config
 ) -> None:
-    """Say what was left out and, with several solvers, who was best."""
+    """Report skipped tests and, with several solvers, the best one."""
     chosen = config.stash.get(_CHOSEN, ())
     for candidate in chosen:
         if candidate.reason is not None:

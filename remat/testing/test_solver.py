@@ -1,4 +1,4 @@
-"""The conformance suite: what remat relies on in any solver, for every kind of problem that it solves.
+"""The conformance suite: requirements on a solver, for every kind of problem that it solves.
 
 Run it on a solver with ``pytest --pyargs remat.testing --solver=NAME``, from any folder. A test whose
 parameter is of one kind of problems runs on the solvers of that kind only.
@@ -41,7 +41,7 @@ def each(samples: Sequence[Sample]) -> pytest.MarkDecorator:
 
 
 def reached(problem: Problem[Any], solution: AnySolution) -> int:
-    """What an answer comes to; more is better, so costs are negative."""
+    """Score of an answer; more is better, so costs are negative."""
     figure: int = getattr(solution, problem.objective)
     return figure if problem.maximises else -figure
 
@@ -138,7 +138,7 @@ def test_takes_problems_at_all(solver: Solver) -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_case(solver: Solver, case: Case, solve_case: Callable[[Case], AnySolution | None]) -> None:
-    """Its choice fits, and what it claims is so; an exact solver proves its answer."""
+    """Its choice fits, and its claims are true; an exact solver proves its answer."""
     solution = solve_case(case)
     if solution is not None:
         assert_honest(solver, case.problem, solution, case.optimum, case.name)
@@ -263,7 +263,7 @@ def test_more_room_is_never_worse(solver: Solver) -> None:
 @pytest.mark.parametrize("time_limit", [0.001, 0.2])
 @each(PLAIN)
 def test_takes_a_time_limit(solver: Solver, sample: Sample, time_limit: float) -> None:
-    """With a clock it may stop early, but what it returns still fits and is honest."""
+    """With a time limit it may stop early, but its answer still fits and its claims are true."""
     for problem in taken(solver, sample):
         limited, unlimited = solved(solver, problem, time_limit=time_limit), solved(solver, problem)
         if limited is not None and unlimited is not None:

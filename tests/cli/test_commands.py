@@ -352,14 +352,14 @@ def test_a_file_is_written_whole_or_not_at_all(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = folder / "plan.json"
-    files.write_whole(target, "first")
+    files.write_atomic(target, "first")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        files.write_whole(target, "second")
+        files.write_atomic(target, "second")
     assert target.read_text() == "first"
     assert [p.name for p in folder.iterdir() if "part" in p.name] == []
 

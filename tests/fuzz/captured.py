@@ -90,10 +90,10 @@ def run_joint(joint: remat.JointGraph, recorded: Recorded) -> dict[str, torch.Te
     return left | {"calls": functions.calls()}
 
 
-def run_halves(
+def run_graphs(
     joint: remat.JointGraph, forward: fx.GraphModule, backward: fx.GraphModule, recorded: Recorded
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """As `tests.steps.run_halves`; counts the calls of custom operators as well."""
+    """As `tests.steps.run_graphs`; counts the calls of custom operators as well."""
     functions.begin_run()
-    left, kept = steps.run_halves(joint, forward, backward, recorded.inputs, recorded.tangents)
+    left, kept = steps.run_graphs(joint, forward, backward, recorded.inputs, recorded.tangents)
     return left | {"calls": functions.calls()}, kept

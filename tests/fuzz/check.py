@@ -16,7 +16,7 @@ from remat.graph.text import parse_joint, print_joint
 from remat.graph.verify import Split, verify
 from remat.passes.core.state import PassResult, State
 from remat.passes.instruments import VerifyEach
-from tests.fuzz.captured import run_halves, run_joint, run_through
+from tests.fuzz.captured import run_graphs, run_joint, run_through
 from tests.fuzz.cases import Case, Region
 from tests.fuzz.functions import plainly
 from tests.fuzz.program import run_step
@@ -114,7 +114,7 @@ def check_plan(case: Case, captured: Recorded, reference: dict[str, torch.Tensor
     plan = remat.plan(captured.joint, *case.plan, count_outputs=case.count_outputs)
     if case.in_bytes:
         plan = plan_in_bytes(case, captured.joint, plan)
-    left, kept = run_halves(captured.joint, plan.forward, plan.backward, captured)
+    left, kept = run_graphs(captured.joint, plan.forward, plan.backward, captured)
     assert differences(left, reference) == [], "the plan differs from the joint graph"
     assert 0 <= plan.recompute_bound <= plan.recompute_cost
     assert plan.least_bytes <= plan.saved_bytes <= plan.capacity
@@ -158,7 +158,7 @@ def check_offloading(case: Case, captured: Recorded, reference: dict[str, torch.
     plan = remat.plan(joint, share, offload="20000GB/s", **timed)
     SEEN["plans"] += 1
     SEEN["plans that offload"] += bool(plan.offloads)
-    left, _ = run_halves(joint, plan.forward, plan.backward, captured)
+    left, _ = run_graphs(joint, plan.forward, plan.backward, captured)
     assert differences(left, reference) == [], "the plan that offloads differs from the joint graph"
     assert plan.recompute_cost + plan.exposed_time <= without.recompute_cost
     assert plan.peak_bytes <= max(plan.peak_limit, without.peak_bytes)
@@ -172,7 +172,7 @@ def check_result(
     """The verifier has nothing to say, and the halves do what the joint graph does."""
     SEEN["pipelines"] += 1
     capacity = verified(result)
-    left, kept = run_halves(result.joint, *halves(result), captured)
+    left, kept = run_graphs(result.joint, *halves(result), captured)
     assert differences(left, reference) == [], "the halves differ from the joint graph"
     if capacity is not None and not result.state.count_outputs:
         assert kept <= capacity

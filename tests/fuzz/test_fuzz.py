@@ -11,7 +11,7 @@ import torch
 import remat
 from remat.errors import VerifyError
 from remat.graph import ops, ownership
-from tests.fuzz.captured import Way, run_halves, run_joint, run_through
+from tests.fuzz.captured import Way, run_graphs, run_joint, run_through
 from tests.fuzz.cases import Case
 from tests.fuzz.check import SEEN, check, halves
 from tests.fuzz.fuzzing import run_portion
@@ -136,8 +136,8 @@ def test_a_draw_that_is_not_replayed_is_refused() -> None:
         remat.plan(captured.joint, pipeline=pipeline)
     reference = run_joint(captured.joint, captured)
     split = remat.PassManager.parse(pipeline).run(captured.joint)
-    left, _ = run_halves(captured.joint, *halves(split), captured)
+    left, _ = run_graphs(captured.joint, *halves(split), captured)
     assert differences(left, reference) == ["gradient 0", "gradient 1", "random state"]
-    left, _ = run_halves(captured.joint, *halves(replay.run(split.state)), captured)
+    left, _ = run_graphs(captured.joint, *halves(replay.run(split.state)), captured)
     assert differences(left, reference) == []
     assert torch.equal(left["gradient 0"], reference["gradient 0"])

@@ -33,7 +33,7 @@ def test_a_peak_below_parameters_and_inputs_is_refused_before_anything_is_compil
     def compiled(*args: object, **kwargs: object) -> None:
         raise AssertionError("nothing is to be compiled")
 
-    monkeypatch.setattr("remat.integrations.budget_loop.compile_half", compiled)
+    monkeypatch.setattr("remat.integrations.budget_loop.compile_graph", compiled)
     x, w = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
     torch.compiler.reset()
     budget = remat.Peak(2 * 64 * 64 * 4 - 1)

@@ -208,7 +208,7 @@ def test_only_what_another_process_can_know_is_kept(options: dict[str, Any], kee
 def test_a_solver_that_nobody_knows_is_of_this_process_unless_halves_alone_are_asked_for() -> None:
     partition = Partitioner(solver=Local())
     assert not identity.is_known_elsewhere(partition.described())
-    assert identity.is_known_elsewhere(partition.described(halves_only=True))
+    assert identity.is_known_elsewhere(partition.described(graphs_only=True))
 
 
 def test_ranks_that_are_to_agree_plan_anew(monkeypatch: pytest.MonkeyPatch) -> None:

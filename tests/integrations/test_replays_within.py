@@ -50,7 +50,7 @@ def _compiled() -> Callable[[list[T]], Any]:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     with tracing(TracingContext(mode)):
         gm, x = _drawn_twice(mode)
-        return workarounds.compile_half(gm, [x])
+        return workarounds.compile_graph(gm, [x])
 
 
 def test_the_same_numbers_are_drawn_again() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import remat
 from remat.graph.joint import Role, role_of
 from tests.passes.programs import SIZE, Model, Program, captured, programs
-from tests.steps import differences, run_halves
+from tests.steps import differences, run_graphs
 
 BUDGETS = st.one_of(st.floats(0, 1, width=16), st.sampled_from([0, 1]))
 
@@ -35,7 +35,7 @@ def values_like(joint: remat.JointGraph, role: Role, seed: int) -> list[torch.Te
 def halves(joint: remat.JointGraph, plan: remat.Plan) -> dict[str, torch.Tensor]:
     inputs = values_like(joint, Role.PRIMAL, 1)
     tangents = values_like(joint, Role.TANGENT, 2)
-    return run_halves(joint, plan.forward, plan.backward, inputs, tangents)[0]
+    return run_graphs(joint, plan.forward, plan.backward, inputs, tangents)[0]
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

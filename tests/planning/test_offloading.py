@@ -220,7 +220,7 @@ def test_offloading_changes_nothing(name: str) -> None:
     for share in (0.6, 0.2):
         plan = remat.plan(joint, remat.Peak(share), cost="roofline:epyc", offload="100GB/s")
         assert plan.offloads
-        got = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+        got = trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
         assert first_difference(trial.run_joint(joint), got) is None
 
 

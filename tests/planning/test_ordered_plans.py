@@ -61,7 +61,7 @@ def test_a_peak_changes_nothing_and_holds(name: str) -> None:
     assert peaks[2] < peaks[0]
     assert plans[1].peak_bytes <= peaks[2] + (peaks[0] - peaks[2]) / 2
     for plan in plans:
-        assert first_difference(wanted, trial.run_halves(plan.forward, plan.backward, n)) is None
+        assert first_difference(wanted, trial.run_graphs(plan.forward, plan.backward, n)) is None
     ordered = plans[2]
     assert ordered.forward_order
     again = remat.plan(joint, plan=remat.Plan.from_json(ordered.to_json()))
@@ -175,7 +175,7 @@ def test_a_named_solvers_schedule_decides_the_plan_if_it_is_cheaper(
     assert plan.recompute_cost < by_bytes.recompute_cost
     trial = Trial.of(noisy)
     wanted, n = trial.run_joint(noisy), noisy.num_fwd_outputs
-    assert first_difference(wanted, trial.run_halves(plan.forward, plan.backward, n)) is None
+    assert first_difference(wanted, trial.run_graphs(plan.forward, plan.backward, n)) is None
     rows = remat.compare(
         noisy, solvers=["greedy", Scheduler()], budgets=[remat.Peak(0.3)], cost="roofline:h100"
     ).rows

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import remat
-from remat.arguments import BUDGET, LeftOut
+from remat.arguments import BUDGET, Unset
 from remat.errors import ProblemError, RematError
 from remat.planning.request import PlanRequest
 from remat.solvers.greedy import Greedy
@@ -53,7 +53,7 @@ def test_a_saved_plan_beside_a_pipeline_is_refused(door: Callable[..., Any]) -> 
 def test_defaults_read_as_what_they_stand_for(door: Callable[..., Any]) -> None:
     shown = str(inspect.signature(door))
     assert "= 'auto'" in shown
-    assert "LeftOut(" not in shown
+    assert "Unset(" not in shown
     assert repr(BUDGET) == "1.0"
 
 
@@ -106,6 +106,6 @@ def test_what_is_refused_is_named(option: str, value: Any) -> None:
 def test_a_request_is_a_value() -> None:
     request = PlanRequest.of(budget="saved:1MiB")
     assert request.budget == Budget(nbytes=2**20)
-    assert isinstance(BUDGET, LeftOut)
+    assert isinstance(BUDGET, Unset)
     with pytest.raises(AttributeError):
         request.budget = Budget(share=1.0)  # type: ignore[misc]

@@ -161,7 +161,7 @@ def test_a_custom_operator_computed_twice() -> None:
             halves = pipelines.split(replace(state, decision=Decision(saved=tuple(primals))))
             assert halves.forward is not None
             assert halves.backward is not None
-            left = trial.run_halves(halves.forward, halves.backward, joint.num_fwd_outputs)
+            left = trial.run_graphs(halves.forward, halves.backward, joint.num_fwd_outputs)
         except (RuntimeError, remat.RematError):
             return False
         results = (

@@ -43,7 +43,7 @@ def test_a_graph_runs_alike_each_time(joint: remat.JointGraph) -> None:
 def test_halves_leave_behind_what_the_graph_does(joint: remat.JointGraph, budget: float) -> None:
     trial = Trial.of(joint)
     plan = remat.plan(joint, budget)
-    halves = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+    halves = trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
     assert first_difference(trial.run_joint(joint), halves) is None
 
 
@@ -59,7 +59,7 @@ def test_numbers_drawn_from_a_seed_of_inductor_are_the_same_again() -> None:
     reference = trial.run_joint(joint)
     for budget in (0, 1):
         plan = remat.plan(joint, budget)
-        halves = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+        halves = trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
         assert first_difference(reference, halves) is None
 
 
@@ -71,7 +71,7 @@ def test_halves_are_run_and_not_the_inputs_looked_at(joint: remat.JointGraph) ->
     victim.target = torch.ops.aten.mm.default
     victim.args = (victim.args[1], victim.args[0])
     try:
-        halves = trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+        halves = trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
     except RuntimeError:
         return  # shapes may not fit any more, which is seen as well
     assert first_difference(trial.run_joint(joint), halves) is not None
@@ -174,7 +174,7 @@ def test_backward_that_reads_what_nobody_hands_over_is_refused(joint: remat.Join
         extra = graph.placeholder("nobody")
         extra.meta = dict(first.meta)
     with pytest.raises(ProblemError, match="backward reads 'nobody', which forward does not hand"):
-        trial.run_halves(plan.forward, plan.backward, joint.num_fwd_outputs)
+        trial.run_graphs(plan.forward, plan.backward, joint.num_fwd_outputs)
 
 
 def test_uninitialised_memory_makes_no_difference() -> None:

@@ -258,5 +258,5 @@ def test_a_workaround_is_applied_up_to_the_version_that_mends_the_fault(
     gm = fx.symbolic_trace(nn.Tanh())
     for fixed_in, times in (("", 1), ("99.0", 2), ("2.13", 2)):
         monkeypatch.setattr(workarounds, "FIXED_IN", {"noting": fixed_in} if fixed_in else {})
-        assert workarounds.compile_half(gm, []) is gm
+        assert workarounds.compile_graph(gm, []) is gm
         assert len(applied) == times

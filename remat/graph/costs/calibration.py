@@ -44,11 +44,13 @@ def calibrate(device: str | torch.device = "here") -> Device:
     """
     found = _resolve(device)
     with undisturbed(found):
-        half, single = (_tflops(found, dtype) for dtype in (torch.bfloat16, torch.float32))
+        half_precision, single = (
+            _tflops(found, dtype) for dtype in (torch.bfloat16, torch.float32)
+        )
         return Device(
             name=str(found),
             label=f"{describe_device(found)}, measured",
-            half_tflops=half,
+            half_tflops=half_precision,
             single_tflops=single,
             memory_tbps=_tbps(found),
             draws_tops=_per_ps(torch.rand_like, found),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from remat.errors import ProblemError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 
 _RATES = {
     "half_tflops": "TFLOP/s",
@@ -118,7 +118,7 @@ class Device:
             raise ProblemError(f"device file '{path}' must end in '.toml', as 'roofline:' tells by")
         text = "".join(f"{key} = {_literal(value)}\n" for key, value in asdict(self).items())
         with writing(path, what="device file"):
-            write_whole(path, text)
+            write_atomic(path, text)
         return path
 
 

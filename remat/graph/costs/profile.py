@@ -161,8 +161,8 @@ def _measure(request: Request) -> int | str:
             return f"device {device} is not here"
     allowed = free_bytes(request.device) // 2
     if request.nbytes > allowed:
-        needed, half = format_bytes(request.nbytes), format_bytes(allowed)
-        return f"it takes {needed}, and half of the free memory is {half}"
+        needed, limit = format_bytes(request.nbytes), format_bytes(allowed)
+        return f"it takes {needed}, and half of the free memory is {limit}"
     try:
         with undisturbed(request.device):
             real = with_inputs(request)

@@ -36,7 +36,7 @@ def nothing_effectful_runs_twice(facts: Facts) -> Iterator[Fault]:
         if ops.is_effectful(node):
             yield Fault(f"{called(node)} has its effect {where}", (node,))
         elif ops.is_opaque(node) and not ops.is_random(node):
-            text = f"{called(node)}, which nobody has declared pure, runs {where}"
+            text = f"{called(node)}, which is not declared pure, runs {where}"
             yield Fault(text, (node,))
         elif (
             ops.is_collective(node)
@@ -56,7 +56,7 @@ def nothing_special_is_lost(facts: Facts) -> Iterator[Fault]:
         elif ops.is_effectful(node):
             yield Fault(f"the effect {called(node)} runs in neither graph", (node,))
         elif ops.is_opaque(node):
-            text = f"{called(node)}, which nobody has declared pure, runs in neither graph"
+            text = f"{called(node)}, which is not declared pure, runs in neither graph"
             yield Fault(text, (node,))
 
 

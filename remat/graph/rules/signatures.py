@@ -26,7 +26,7 @@ _FORWARD_INPUTS = (Role.PRIMAL, Role.FORWARD_SEED, Role.BACKWARD_STATE)
 _BACKWARD_INPUTS = (Role.TANGENT, Role.BACKWARD_SEED, Role.BACKWARD_STATE)
 
 
-def graphs_are_whole(facts: Facts) -> Iterator[Fault]:
+def graphs_are_complete(facts: Facts) -> Iterator[Fault]:
     for which in ("forward", "backward"):
         module: fx.GraphModule = getattr(facts.split, which)
         fault = None if _is_in_order(module.graph) else check_structure(module)

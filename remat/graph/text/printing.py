@@ -15,7 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from remat.errors import ProblemError, RematError
-from remat.files import write_whole, writing
+from remat.files import write_atomic, writing
 from remat.graph.joint import JointGraph, Role, output_node, role_of
 from remat.graph.ops import attribute_of
 from remat.graph.storages import SYMBOLIC, fake_mode_of, leaves_of
@@ -92,7 +92,7 @@ def write_joint(path: str | os.PathLike[str], joint: JointGraph) -> None:
     text = print_joint(joint)
     check_size(text)
     with writing(path, what="joint graph", error=RematError):
-        write_whole(Path(path), text)
+        write_atomic(Path(path), text)
 
 
 def _print(

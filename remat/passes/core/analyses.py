@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from remat.graph.liveness import Timeline, timeline
 from remat.graph.roles import distances
-from remat.passes.core.state import Analysis, State, halves_of
+from remat.passes.core.state import Analysis, State, partitioned_graphs
 from remat.passes.core.state import Classification as Classification
 from remat.passes.core.state import Costs as Costs
 from remat.passes.core.state import GraphProblemOf as GraphProblemOf
@@ -28,11 +28,11 @@ class Distances(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class Liveness(Analysis[Timeline]):
-    """What is alive when, over forward and then backward."""
+    """Lifetimes of storages over forward, then backward."""
 
     name: ClassVar[str] = "liveness"
-    summary: ClassVar[str] = "lifetimes of storages over both halves, and their peak"
-    of_halves: ClassVar[bool] = True
+    summary: ClassVar[str] = "lifetimes of storages over forward and backward, and their peak"
+    after_partition: ClassVar[bool] = True
 
     def compute(self, state: State) -> Timeline:
-        return timeline(*halves_of(state, self.name), state.joint.num_fwd_outputs)
+        return timeline(*partitioned_graphs(state, self.name), state.joint.num_fwd_outputs)

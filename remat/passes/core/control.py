@@ -1,4 +1,4 @@
-"""Passes that are made of passes: fixed points."""
+"""Passes composed of passes: fixed points."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_plainly(passes: tuple[Pass, ...], state: State) -> PassResult:
 
 @dataclass(frozen=True)
 class Composite(Pass):
-    """Base of passes that are made of passes; the manager runs those, with its instruments.
+    """Base of composed passes; the manager runs the inner passes, with its instruments.
 
     Attributes:
         repeats: whether its first pass may run after its last.

@@ -63,10 +63,10 @@ def check_order(passes: tuple[Pass, ...]) -> None:
 
 
 def check_partitioned(passes: tuple[Pass, ...]) -> None:
-    """Refuses a pipeline for a joint graph in which a pass stands before what it works on.
+    """Refuse a pipeline with a pass on forward and backward before any 'partition'.
 
     Raises:
-        ProblemError: a pass works on the two halves, and nothing before it partitions.
+        ProblemError: a pass works on forward and backward, and no earlier pass partitions.
     """
     for p in flat(passes):
         if p.stage is Stage.PARTITION:
@@ -78,11 +78,11 @@ def check_partitioned(passes: tuple[Pass, ...]) -> None:
             )
 
 
-def check_halves(passes: tuple[Pass, ...]) -> None:
-    """Refuses to run a pipeline on a joint graph that works on forward and backward only.
+def check_joint_pipeline(passes: tuple[Pass, ...]) -> None:
+    """Refuse to run a pipeline on a joint graph if all its passes work on forward and backward.
 
     Raises:
-        ProblemError: it is one, and could do nothing.
+        ProblemError: all passes work on forward and backward, so the pipeline could do nothing.
     """
     found = list(flat(passes))
     if found and all(p.stage is Stage.SPLIT for p in found):

@@ -13,7 +13,7 @@ from remat.errors import PassError, ProblemError, RematError
 from remat.graph.joint import JointGraph, check_structure
 from remat.passes.core.base import Pass
 from remat.passes.core.control import Composite
-from remat.passes.core.ordering import check_halves, check_order, flat
+from remat.passes.core.ordering import check_joint_pipeline, check_order, flat
 from remat.passes.core.pipeline_text import write_pipeline
 from remat.passes.core.state import PassResult, State
 
@@ -27,7 +27,7 @@ class Instrument:
     """
 
     def start(self, pipeline: Pipeline, state: State) -> None:
-        """A pipeline begins; ``state`` is what it works on."""
+        """Called before a pipeline runs on ``state``."""
 
     def should_run(self, p: Pass, state: State, path: tuple[str, ...]) -> bool:
         """Whether the pass is run at all; one instrument that says no is enough."""
@@ -40,7 +40,7 @@ class Instrument:
         """A pass has run."""
 
     def failed(self, p: Pass, state: State, path: tuple[str, ...], error: BaseException) -> None:
-        """A pass has raised, or did not return what it must."""
+        """Called after a pass raised or returned a wrong type."""
 
     def finish(self, result: PassResult | None) -> None:
         """A pipeline has ended; with None it has failed."""
@@ -98,7 +98,7 @@ class Pipeline:
             )
         state = joint if isinstance(joint, State) else State(joint=joint)
         if state.forward is None:
-            check_halves(self.passes)
+            check_joint_pipeline(self.passes)
             if not in_place:
                 state = replace(state, joint=state.joint.copy())
         run = _Runner(tuple(instruments), verify=verify)
@@ -118,7 +118,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class _Runner:
-    """One run of a pipeline: what watches it, and what has been done so far."""
+    """One run of a pipeline: its instruments and the passes done so far."""
 
     instruments: tuple[Instrument, ...]
     verify: bool

@@ -56,8 +56,8 @@ def write_option(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     text = value if isinstance(value, str) else _named(value)
-    is_bare = _BARE.fullmatch(text) and text == text.strip()
-    return text if is_bare else json.dumps(text)
+    is_unquoted = _UNQUOTED.fullmatch(text) and text == text.strip()
+    return text if is_unquoted else json.dumps(text)
 
 
 def _named(value: Any) -> str:
@@ -236,7 +236,7 @@ class _Reader:
     def _value(self) -> str:
         """The value that stands here, without its quotes."""
         if self.next() != '"':
-            return self._match(_BARE).strip()
+            return self._match(_UNQUOTED).strip()
         try:
             value, self.at = json.JSONDecoder().raw_decode(self._text, self.at)
         except ValueError:
@@ -244,7 +244,7 @@ class _Reader:
         return str(value)
 
 
-_BARE = re.compile(r'[^,()"]*')
+_UNQUOTED = re.compile(r'[^,()"]*')
 _WORD = re.compile(r"[\w.-]*")
 
 

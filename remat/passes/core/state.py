@@ -1,9 +1,9 @@
-"""What passes hand on to one another: a joint graph, and what is known about it.
+"""State of a pipeline: a joint graph with its cached analyses.
 
 An analysis is a frozen dataclass whose fields are its parameters, so that an instance is its own
 key: ``state.get(Classification())``, ``state.get(GraphProblemOf(cost=Flops()))``. What it returns is
 typed by the key. Nobody stores a result by hand: results live with the graphs that they are about
-(`Known`), are dropped when those are edited, and cannot be asked for while an edit is under way.
+(`AnalysisCache`), are dropped when those are edited, and cannot be asked for while an edit is under way.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Analysis(ABC, Generic[T_co]):
     Attributes:
         name: kebab-case name, in pipelines and tables.
         summary: one line for ``remat passes``.
-        of_halves: whether it is about forward and backward after partitioning rather than about the
+        after_partition: whether it is about forward and backward after partitioning rather than about the
             joint graph.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str] = ""
-    of_halves: ClassVar[bool] = False
+    after_partition: ClassVar[bool] = False
 
     @abstractmethod
     def compute(self, state: State) -> T_co:
@@ -56,8 +56,8 @@ class Analysis(ABC, Generic[T_co]):
 
 
 @dataclass(slots=True, eq=False)
-class Known:
-    """What is known about one graph, or one pair of halves.
+class AnalysisCache:
+    """Cached analyses of one joint graph, or of its forward and backward graphs.
 
     Attributes:
         owner: the graphs and options that the results are about.
@@ -69,12 +69,12 @@ class Known:
     edits: int = 0
     is_edited: bool = False
     _results: dict[Analysis[Any], Any] = field(default_factory=dict)
-    #: What each of those was computed from.
+    #: The analyses that each result was computed from.
     _asked: dict[Analysis[Any], set[Analysis[Any]]] = field(default_factory=dict)
     _computing: list[set[Analysis[Any]]] = field(default_factory=list)
 
     def get(self, key: Analysis[T], state: State) -> T:
-        """The result of an analysis, computed where it is not known yet.
+        """The result of an analysis, computed on the first request.
 
         Raises:
             ProblemError: the graph is being edited, so that any answer would soon be stale.
@@ -101,7 +101,7 @@ class Known:
         return cast(T, self._results[key])
 
     def keep_only(self, preserves: Sequence[type[Analysis[Any]]]) -> None:
-        """Drops what is not preserved over an edit, or was computed from what is not."""
+        """Drop analyses that an edit does not preserve, with all analyses computed from them."""
         kept = {k: v for k, v in self._results.items() if isinstance(k, tuple(preserves))}
         while lost := [k for k in kept if not self._asked[k] <= kept.keys()]:
             for key in lost:
@@ -109,7 +109,7 @@ class Known:
         self._results = kept
 
     def results(self) -> tuple[tuple[Analysis[Any], Any], ...]:
-        """What is known now: each analysis with its result, in the order they were computed in."""
+        """Cached analyses with their results, in the order of computation."""
         return tuple(self._results.items())
 
 
@@ -156,16 +156,16 @@ class State:
     user_mutable: frozenset[str] = frozenset()
     reread_inputs: bool = True
     operators: str = ""
-    _of_joint: Known = field(default=Known(()), repr=False)
-    _of_halves: Known = field(default=Known(()), repr=False)
+    _joint_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
+    _partitioned_cache: AnalysisCache = field(default=AnalysisCache(()), repr=False)
 
     def __post_init__(self) -> None:
         for name, owner in (
-            ("_of_joint", (self.joint, self.count_outputs, self.reread_inputs)),
-            ("_of_halves", (self.joint, self.forward, self.backward)),
+            ("_joint_cache", (self.joint, self.count_outputs, self.reread_inputs)),
+            ("_partitioned_cache", (self.joint, self.forward, self.backward)),
         ):
             if getattr(self, name).owner != owner:
-                object.__setattr__(self, name, Known(owner))
+                object.__setattr__(self, name, AnalysisCache(owner))
 
     def get(self, analysis: Analysis[T]) -> T:
         """The result of an analysis, never a stale one.
@@ -173,21 +173,21 @@ class State:
         Raises:
             ProblemError: it was asked for inside `edit`.
         """
-        known = self._of_halves if analysis.of_halves else self._of_joint
+        known = self._partitioned_cache if analysis.after_partition else self._joint_cache
         return known.get(analysis, self)
 
     @contextmanager
     def edit(self, *, preserves: Sequence[type[Analysis[Any]]] = ()) -> Iterator[Edit]:
-        """Changes the joint graph in place or, after partitioning, the two halves.
+        """Edit the joint graph in place or, after partitioning, forward and backward.
 
-        What is known about the graphs is dropped at the end, unless the pass preserves it, or nothing was
-        changed: ``return edit.result(removed=n)`` inside of the edit says so by counts of 0.
+        Cached analyses are dropped at the end, unless the pass preserves them or changes nothing. It reports
+        no change by counts of 0: ``return edit.result(removed=n)`` inside of the edit.
 
         Args:
             preserves: analyses that the change does not touch. One that was computed from an
                 analysis that is dropped goes with it.
         """
-        known = self._of_joint if self.forward is None else self._of_halves
+        known = self._joint_cache if self.forward is None else self._partitioned_cache
         if known.is_edited:
             raise ProblemError("this graph is being edited already: `state.edit()` does not nest")
         known.is_edited = True
@@ -202,20 +202,20 @@ class State:
 
     @property
     def modules(self) -> dict[str, fx.GraphModule]:
-        """What passes work on now: the joint graph or, once it is split, the two halves."""
+        """The graphs that passes edit: the joint graph or, after partitioning, forward and backward."""
         if self.forward is None or self.backward is None:
             return {"joint graph": self.joint.graph_module}
         return {"forward": self.forward, "backward": self.backward}
 
     @property
     def known(self) -> tuple[str, ...]:
-        """Names of the analyses that are known now."""
-        return tuple(key.name for known in self.knowledge for key, _ in known.results())
+        """Names of the cached analyses."""
+        return tuple(key.name for known in self.analysis_caches for key, _ in known.results())
 
     @property
-    def knowledge(self) -> tuple[Known, Known]:
-        """What is known about the joint graph, and about the two halves."""
-        return self._of_joint, self._of_halves
+    def analysis_caches(self) -> tuple[AnalysisCache, AnalysisCache]:
+        """Cached analyses of the joint graph, and of forward and backward."""
+        return self._joint_cache, self._partitioned_cache
 
     @property
     def index(self) -> GraphIndex:
@@ -224,7 +224,7 @@ class State:
 
     @property
     def roles(self) -> Roles:
-        """Which half each node belongs to."""
+        """Whether each node belongs to forward or to backward."""
         return self.get(Classification())
 
     @property
@@ -233,13 +233,13 @@ class State:
         return self.get(Memory())
 
     def lowered(self, cost: CostModel | None = None) -> Lowered:
-        """The graph problem under a cost model; every node costs 1 where it does not matter."""
+        """The graph problem under a cost model; without one, every node costs 1."""
         return self.get(GraphProblemOf(None if cost is None else cost.on(self.joint)))
 
 
 @dataclass(slots=True, eq=False)
 class Edit:
-    """A change of a state's graphs that is under way; see `State.edit`.
+    """An edit of a state's graphs in progress; see `State.edit`.
 
     Attributes:
         state: the state whose graphs change.
@@ -267,7 +267,7 @@ class Edit:
         return PassResult(state=state, modified=self.modified, detail=detail, statistics=statistics)
 
 
-def halves_of(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
+def partitioned_graphs(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The two modules of a partitioned state.
 
     Raises:
@@ -283,7 +283,7 @@ def halves_of(state: State, who: str) -> tuple[fx.GraphModule, fx.GraphModule]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassResult:
-    """What a pass, or a whole pipeline, returns.
+    """Result of a pass or of a pipeline.
 
     Attributes:
         state: the state after it.
@@ -329,7 +329,7 @@ class Positions(Analysis[GraphIndex]):
 
 @dataclass(frozen=True)
 class Classification(Analysis[Roles]):
-    """Which half each node belongs to."""
+    """Whether each node belongs to forward or to backward."""
 
     name: ClassVar[str] = "classification"
     summary: ClassVar[str] = "forward, backward and unclaimed nodes"
@@ -357,7 +357,7 @@ class Memory(Analysis[Storages]):
 
 @dataclass(frozen=True)
 class Costs(Analysis[tuple[int, ...]]):
-    """What running each node costs under a cost model, in its unit.
+    """Cost of running each node under a cost model, in its unit.
 
     Only what could run twice is priced: what depends on a tangent costs 0.
     """
@@ -375,7 +375,7 @@ class Costs(Analysis[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class GraphProblemOf(Analysis[Lowered]):
-    """The graph problem; every node costs 1 where no cost model is given."""
+    """The graph problem; without a cost model, every node costs 1."""
 
     name: ClassVar[str] = "graph-problem"
     summary: ClassVar[str] = "the decision as a problem in integers"

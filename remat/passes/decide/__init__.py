@@ -1,1 +1,1 @@
-"""Passes that decide what is kept and what is recomputed."""
+"""Passes that decide which values are saved and which are recomputed."""

@@ -27,7 +27,7 @@ LONG_CHAIN = 100
 
 
 class Fusion:
-    """What a fusing compiler does with each node. Each operator is looked up once.
+    """How a fusing compiler treats each node; each operator is looked up once.
 
     Attributes:
         view: whether a node is a view of another, by position.
@@ -61,7 +61,7 @@ class Fusion:
         return b in self._swallowed and a in self._swallowed[b]
 
     def is_reduction(self, node: fx.Node) -> bool:
-        """Whether the result is less than a quarter of what is read."""
+        """Whether the result has less than a quarter of the bytes read."""
         read = sum([self._bytes(a) for a in node.args if isinstance(a, fx.Node)])
         return self._bytes(node) * 4 < read
 

@@ -146,7 +146,7 @@ class Budgeted(Pass):
     def _lower_rungs(
         self, problem: GraphProblem, hull: Hull, found: GraphSolution, choice: DecisionInfo
     ) -> Iterator[GraphSolution]:
-        """What the solver finds at lower budgets that may be cheaper than what it found at this one.
+        """Solutions at lower budgets that may be cheaper than the solution at this one.
 
         A solver that stops within a tolerance of the optimum may find a cheaper decision for a
         slightly smaller budget. So it is asked about lower budgets too, which are shares of a fixed
@@ -243,7 +243,7 @@ def refuse_peak_in_pass(budget: Budget, name: str) -> None:
 
 @dataclass(frozen=True)
 class RegionBudget(Analysis[float | None]):
-    """The share that the code itself sets for the graph; None where it sets none."""
+    """The budget ratio that the code sets for the graph; None if it sets none."""
 
     name: ClassVar[str] = "region-budget"
     summary: ClassVar[str] = "the budget that the code sets for its region"

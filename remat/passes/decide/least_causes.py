@@ -16,7 +16,7 @@ MOST_NAMES = 3
 
 
 def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
-    """Why the least is what it is, and what would lower it.
+    """Reasons for the least saved bytes, with remedies.
 
     Args:
         state: the prepared state.
@@ -38,7 +38,7 @@ def least_causes(state: State, least: Sequence[int]) -> tuple[str, str]:
             reasons["random operators need the state of their generator"] = ""
         elif lowered.kind[i] is SavedKind.SNAPSHOT and at in state.storages.user_mutated:
             reasons["reread_inputs=False keeps backward from reading inputs"] = (
-                "leave reread_inputs at True where nobody refills them"
+                "leave reread_inputs at True if inputs are not overwritten before backward"
             )
         elif lowered.kind[i] is SavedKind.SNAPSHOT:
             reasons["forward writes to inputs that backward reads as they were"] = ""

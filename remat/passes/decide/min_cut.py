@@ -155,7 +155,7 @@ def explain_conflict(state: State, lowered: Lowered, error: InfeasibleCutError) 
 
 
 def runs_once(node: fx.Node) -> list[str]:
-    """Why an operator may run once only, in words; empty for one that may run again."""
+    """Reason why an operator may run only once; empty if it may run again."""
     undeclared = ", ".join(repr(purity.name_of(op)) for op in ops.opaque_operators(node))
     asked = {
         "draws random numbers": ops.is_random(node),

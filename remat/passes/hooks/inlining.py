@@ -1,4 +1,4 @@
-"""Both halves rewritten so that saved tensors pass through traced hooks.
+"""Rewrite forward and backward so that saved tensors pass through traced hooks.
 
 The calling convention stays AOTAutograd's: what a saved tensor is packed into takes its place among
 forward's outputs and backward's inputs; sizes go to the other sizes, behind what is there already.
@@ -22,7 +22,7 @@ from remat.passes.split.convention import own_descriptors, write_output
 
 
 class Inlining:
-    """One rewriting of one pair of halves: `add` for each saved tensor, then `finish`.
+    """One rewrite of a forward and a backward graph: `add` for each saved tensor, then `finish`.
 
     Pack stands right after the last use of the tensor's memory in forward, unpack right before the
     first use of the tensor in backward, so that it is alive in between only as what was packed.
@@ -99,7 +99,7 @@ class Inlining:
         return handed
 
     def _name(self, results: Sequence[fx.Node], saved: fx.Node) -> list[fx.Node]:
-        """What is handed over for results of pack, under names that stand in both halves."""
+        """Saved values for the results of pack, under names used in both graphs."""
         handed: list[fx.Node] = []
         for k, node in enumerate(results):
             symbol = _symbol(node)
@@ -118,7 +118,7 @@ class Inlining:
         return handed
 
     def _unused(self, name: str) -> str:
-        """A name that neither half has given out."""
+        """A name that neither graph uses."""
         spaces = [torch_compat.used_names(m.graph) for m in (self._forward, self._backward)]
         candidate, count = name, 0
         while any(candidate in s for s in spaces):
@@ -192,7 +192,7 @@ class Inlining:
 
 
 def _inline(
-    half: fx.GraphModule,
+    graph_module: fx.GraphModule,
     body: fx.GraphModule,
     given: Sequence[fx.Node],
     *,
@@ -201,7 +201,7 @@ def _inline(
     meta: dict[str, Any],
     mode: Any,
 ) -> list[fx.Node]:
-    """Copies a traced function into a half, with fake values of its own, and returns its results."""
+    """Copy a traced function into a graph, with fresh fake values, and return its results."""
     env: dict[fx.Node, fx.Node] = {}
     inputs = iter(given)
     for node in body.graph.nodes:
@@ -210,12 +210,12 @@ def _inline(
             continue
         if node.op == "output":
             break
-        with half.graph.inserting_before(before):
-            copied = half.graph.node_copy(node, env.__getitem__)
+        with graph_module.graph.inserting_before(before):
+            copied = graph_module.graph.node_copy(node, env.__getitem__)
         torch_compat.rename(copied, f"{prefix}_{node.name}")
         if node.op == "get_attr":
             copied.target = copied.name
-            setattr(half, copied.name, getattr(body, str(node.target)))
+            setattr(graph_module, copied.name, getattr(body, str(node.target)))
             copied.meta = {**meta, "val": node.meta.get("val")}
         else:
             copied.meta = dict(meta)

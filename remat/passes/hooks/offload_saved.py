@@ -1,4 +1,4 @@
-"""Saved values that are sent to the host's memory and fetched again, where a decision says so."""
+"""Offload saved values to host memory and fetch them again, as decided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remat.graph.host_copies import OFFLOAD, RELOAD, WAIT_COPIED, offload, reloa
 from remat.graph.joint import output_node
 from remat.graph.lowering import Offload
 from remat.passes.core.base import Pass, Stage
-from remat.passes.core.state import PassResult, State, halves_of
+from remat.passes.core.state import PassResult, State, partitioned_graphs
 from remat.passes.hooks.inlining import Inlining
 from remat.passes.hooks.saved_tensor_hooks import Handed, HookTraces, refusal_once_traced
 from remat.passes.hooks.tracing import Traced
@@ -45,7 +45,7 @@ class OffloadSaved(Pass):
         offloads = () if state.decision is None else state.decision.offloads
         if not offloads:
             return PassResult(state=state, modified=False, detail="no saved value is offloaded")
-        forward, backward = halves_of(state, self.name)
+        forward, backward = partitioned_graphs(state, self.name)
         traced, refused = traced_offloads(state, offloads)
         if refused:
             name, why = next(iter(refused.items()))
@@ -69,7 +69,7 @@ def traced_offloads(
     Raises:
         PlanError: the state is not partitioned.
     """
-    forward, backward = halves_of(state, OffloadSaved.name)
+    forward, backward = partitioned_graphs(state, OffloadSaved.name)
     handed = Handed(state.joint, forward, backward)
     by_name = {n.name: n for n in handed.tensors}
     done: list[tuple[fx.Node, Traced]] = []
@@ -96,7 +96,7 @@ def wait_for_copies(
     sent = {str(n.meta.get("packed_from")): n for n in forward.graph.nodes if n.target is OFFLOAD}
     fetched = {n.args[0].name: n for n in backward.graph.nodes if n.target is RELOAD}
     named = {n.name: n for n in forward.graph.nodes}, {n.name: n for n in backward.graph.nodes}
-    rank, late = ({n: i for i, n in enumerate(half.graph.nodes)} for half in (forward, backward))
+    rank, late = ({n: i for i, n in enumerate(gm.graph.nodes)} for gm in (forward, backward))
     out = output_node(forward.graph)
     tail: dict[fx.Node, fx.Node] = {}
     for value in offloads:
@@ -129,6 +129,6 @@ def _node(named: dict[str, fx.Node], name: str, otherwise: fx.Node) -> fx.Node:
         return otherwise
     if name not in named:
         raise PlanError(
-            f"the plan places a copy at '{name}', which its halves do not run; plan again"
+            f"the plan places a copy at '{name}', which neither forward nor backward runs; plan again"
         )
     return named[name]

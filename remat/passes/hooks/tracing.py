@@ -23,9 +23,9 @@ from remat.graph.storages import SYMBOLIC, Sizes, hint
 from remat.passes.packing.pairs import (
     SavedTensorHooks,
     check_unpacked,
+    format_kind,
     naming,
     register,
-    told_kind,
 )
 from remat.torch_compat import pytree
 
@@ -251,7 +251,7 @@ def _refuse_kept(which: str, traced: fx.GraphModule, made: _Made) -> None:
     kept = [v for v in made.alive() if id(v) not in known]
     kept += [c for c in constants if isinstance(c, torch_compat.FakeTensor)]
     if kept:
-        kind = told_kind(kept[0].shape, kept[0].dtype, kept[0].device)
+        kind = format_kind(kept[0].shape, kept[0].dtype, kept[0].device)
         raise UntraceableError(
             f"{which} kept a tensor that was only traced ({kind}), beside what it returned"
         )

@@ -61,7 +61,7 @@ class OptBisect(Instrument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadPass:
-    """What a bisection found.
+    """Result of a bisection.
 
     Attributes:
         number: which run of a pass it is, counted from 1: with a limit one lower all is well.

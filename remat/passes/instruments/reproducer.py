@@ -1,4 +1,4 @@
-"""Reproducers: folders with what it takes to see a failure again, elsewhere and later.
+"""Reproducers: folders from which a failure can be repeated.
 
 The folder holds text only: the joint graph (operators and shapes, no weights, no data), the pipeline,
 versions, the traceback and, where a solver failed, the problem that it failed at. No environment is
@@ -141,7 +141,7 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
 
 
 def read_reproducer(folder: Path) -> Recorded:
-    """Reads what `write_reproducer` wrote; the graph itself is left to `remat.graph.text`.
+    """Read a folder of `write_reproducer`, except the graph, which `remat.graph.text` reads.
 
     Raises:
         ProblemError: the folder holds no reproducer; the message says what is missing or wrong.
@@ -238,7 +238,7 @@ class Reproducer(Instrument):
 
 
 def instance_of(error: Exception, state: State, cost: str, unit: str = "") -> Instance | None:
-    """The problem that a solver failed at, as an instance that can be saved; None where none did.
+    """The problem on which a solver failed, as an instance file; None if no solver failed.
 
     Args:
         error: what was raised.
@@ -362,7 +362,7 @@ def _user() -> str:
 
 
 def versions() -> dict[str, Any]:
-    """What a failure may depend on: remat, PyTorch, Python, the platform, and plugins."""
+    """Versions and platform: remat, PyTorch, Python, the system and plugins."""
     import torch
 
     plugins: dict[str, str] = {}
@@ -447,6 +447,6 @@ def _digest(failure: Failure) -> str:
 
 
 def _plain(message: str) -> str:
-    """A message without what may differ from run to run: addresses in memory, what ran before."""
+    """A message without parts that differ from run to run, such as memory addresses and passes run before."""
     without = re.sub(r" \(passes completed before it: [^)]*\)", "", message)
     return re.sub(r"0x[0-9a-fA-F]+", "0x…", without)

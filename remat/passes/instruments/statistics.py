@@ -1,4 +1,4 @@
-"""What passes counted, summed up over a run."""
+"""Statistics of passes, summed over a run."""
 
 from __future__ import annotations
 

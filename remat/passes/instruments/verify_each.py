@@ -1,4 +1,4 @@
-"""Checks after every pass: structure, honesty about what changed, analyses, and numbers on request."""
+"""Verify each pass: structure, the reported change, cached analyses and, on request, numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.errors import PassError, ProblemError, summary
 from remat.graph.snapshot import Stamp, alike
 from remat.passes.core.control import Composite
 from remat.passes.core.pipeline import Instrument, first_fault
-from remat.passes.core.state import Known
+from remat.passes.core.state import AnalysisCache
 from remat.passes.split.functionalize_rng import drawn_again
 from remat.running.differences import first_difference
 from remat.running.trial import MAX_BYTES, Trial
@@ -28,7 +28,7 @@ _BY_IDENTITY: Any = object.__eq__
 
 
 class VerifyEach(Instrument):
-    """Checks after every pass that the graphs are whole and that the pass told the truth.
+    """Check after every pass that the graphs are valid and that its reported changes are true.
 
     A pass that says that it changed nothing must not have; one that changes a graph in place does so
     inside of ``state.edit()``; the analyses that it preserves come out the same when they are
@@ -72,7 +72,7 @@ class VerifyEach(Instrument):
         except Exception as error:
             raise ProblemError(
                 f"graph '{state.joint.name}' does not run on random inputs, so its numbers cannot be "
-                f"checked: {_told(error)}; check the structure only"
+                f"checked: {_describe(error)}; check the structure only"
             ) from error
 
     def before(self, p: Pass, state: State, path: tuple[str, ...]) -> None:
@@ -113,7 +113,9 @@ class VerifyEach(Instrument):
         try:
             results = _run(trial, state)
         except Exception as error:
-            return f"the graph that it left does not run on random inputs any more: {_told(error)}"
+            return (
+                f"the graph that it left does not run on random inputs any more: {_describe(error)}"
+            )
         if not p.keeps_numbers:
             self._reference = results
         difference = first_difference(self._reference, results)
@@ -122,9 +124,9 @@ class VerifyEach(Instrument):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Before:
-    """What is remembered of a state while a pass runs."""
+    """Snapshot of a state before a pass."""
 
-    graphs: tuple[tuple[fx.GraphModule, Stamp, Known, int], ...]
+    graphs: tuple[tuple[fx.GraphModule, Stamp, AnalysisCache, int], ...]
 
     @classmethod
     def of(cls, state: State) -> _Before:
@@ -164,8 +166,10 @@ class _Before:
     def stale(self, state: State) -> str | None:
         """Which of the analyses that were preserved over a change does not hold any more."""
         edits = {id(known): count for _, _, known, count in self.graphs}
-        fresh = dataclasses.replace(state, _of_joint=Known(()), _of_halves=Known(()))
-        for known in state.knowledge:
+        fresh = dataclasses.replace(
+            state, _joint_cache=AnalysisCache(()), _partitioned_cache=AnalysisCache(())
+        )
+        for known in state.analysis_caches:
             if edits.get(id(known), known.edits) == known.edits:
                 continue
             for key, value in known.results():
@@ -180,11 +184,11 @@ class _Before:
         return {id(module) for module, *_ in self.graphs}
 
 
-def _modules(state: State) -> list[tuple[fx.GraphModule, Known]]:
-    """The graphs of a state, each with what is known about it."""
-    of_joint, of_halves = state.knowledge
-    halves = [(m, of_halves) for m in (state.forward, state.backward) if m is not None]
-    return [(state.joint.graph_module, of_joint), *halves]
+def _modules(state: State) -> list[tuple[fx.GraphModule, AnalysisCache]]:
+    """The graphs of a state, each with its cached analyses."""
+    joint_cache, partitioned_cache = state.analysis_caches
+    partitioned = [(m, partitioned_cache) for m in (state.forward, state.backward) if m is not None]
+    return [(state.joint.graph_module, joint_cache), *partitioned]
 
 
 def same_result(one: Any, other: Any) -> bool:
@@ -211,7 +215,7 @@ def _same_value(one: Any, other: Any) -> bool:
 def _run(trial: Trial, state: State) -> Mapping[str, Any]:
     if state.forward is None or state.backward is None:
         return trial.run_joint(state.joint)
-    return trial.run_halves(state.forward, state.backward, state.joint.num_fwd_outputs)
+    return trial.run_graphs(state.forward, state.backward, state.joint.num_fwd_outputs)
 
 
 def _drawn_twice(state: State) -> str | None:
@@ -222,7 +226,7 @@ def _drawn_twice(state: State) -> str | None:
     return again[0][0].name if again else None
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """An error in one line; the interpreter appends the node that it was at."""
     lines = map(str.strip, str(error).splitlines())
     at = next((line for line in lines if line.startswith("While executing")), "")

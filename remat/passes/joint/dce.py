@@ -14,7 +14,7 @@ from remat.passes.core.state import PassResult, State
 
 @dataclass(frozen=True)
 class DeadCode(Pass):
-    """Removes nodes that nobody reads.
+    """Remove nodes without users.
 
     Random operators stay even when unread, so that the stream of random numbers after the step does
     not depend on what was planned; so do mutations, collectives and other effects, and operators that
@@ -23,7 +23,7 @@ class DeadCode(Pass):
 
     name: ClassVar[str] = "dce"
     stage: ClassVar[Stage] = Stage.ANY
-    summary: ClassVar[str] = "remove what nobody reads; effects and random draws stay"
+    summary: ClassVar[str] = "remove nodes without users; effects and random draws stay"
 
     def run(self, state: State) -> PassResult:
         with state.edit() as edit:

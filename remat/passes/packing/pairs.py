@@ -174,8 +174,8 @@ def check_unpacked(
     )
     if not fits or (value.dtype, value.device) != (dtype, device):
         raise PlanError(
-            f"hooks '{name}': unpack returned {told_kind(value.shape, value.dtype, value.device)} for a "
-            f"saved {told_kind(size, dtype, device)}; it must return a tensor like the one that was packed"
+            f"hooks '{name}': unpack returned {format_kind(value.shape, value.dtype, value.device)} for a "
+            f"saved {format_kind(size, dtype, device)}; it must return a tensor like the one that was packed"
         )
     return value
 
@@ -196,7 +196,7 @@ def naming(which: str, kind: type[RematError]) -> Iterator[None]:
         raise kind(f"{which} raised {summary(error)}") from error
 
 
-def told_kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
+def format_kind(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> str:
     """A kind of tensor for people."""
     return f"{str(dtype).removeprefix('torch.')}{list(size)} on {device}"
 

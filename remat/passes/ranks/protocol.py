@@ -1,9 +1,9 @@
-"""What the ranks of one job say to one another about decisions, through their group's store.
+"""Agreement of the ranks of one job on a decision, through the store of their process group.
 
-A decision is claimed under a key made of the graph's outline and of what was asked for. The first claim
-stands, and whoever has the same key takes it: no two ranks run on different decisions for one graph.
-So that rank 0 is first as a rule, the others let it go first, for so long. Nothing here is a collective: a
-rank that compiles more often than others, in another order, or all alone goes on and never hangs.
+A rank claims its decision under a key: the graph's outline and the planning options. The first claim wins, and
+every rank with the same key uses it, so no two ranks run different decisions for one graph. The other ranks
+wait for a limited time, so that rank 0 usually claims first. No step here is a collective: a rank that
+compiles more often, in another order or alone never hangs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST = 4 << 20
 
 _LOG = logging.getLogger("remat.ranks")
 _LOCK = threading.Lock()
-_TOLD: set[str] = set()
+_REPORTED: set[str] = set()
 
 
 class RankWarning(UserWarning):
@@ -42,7 +42,7 @@ class RankWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a rank decides on.
+    """The graph and options that a rank decides on.
 
     Attributes:
         graph: name of the graph, for messages.
@@ -216,7 +216,7 @@ class Ranks:
     def _announce(self, at: str, question: Question) -> None:
         """Says what rank 0 decides on, for the others to hold their graphs against."""
         # Rank 0 waits for nobody: of a difference it learns when it compiles its next graph.
-        if "difference" not in _TOLD and self._has("difference"):
+        if "difference" not in _REPORTED and self._has("difference"):
             tell("difference", self._get("difference")["text"])
         data = {"graph": question.graph, "key": question.key, "asked": question.asked}
         self._shared.set(at, _packed({**data, "outline": asdict(question.outline)}))
@@ -283,7 +283,7 @@ _OF_GROUP: WeakKeyDictionary[Any, Ranks] = WeakKeyDictionary()
 
 
 def other_ranks() -> Ranks | None:
-    """The ranks of the default process group; None where there is none, or nobody to talk to."""
+    """The ranks of the default process group; None without a group or with a single rank."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
@@ -319,7 +319,7 @@ def tell(kind: str, text: str) -> None:
     """The first of a kind in a process is a warning; all are in the log."""
     _LOG.info(text)
     with _LOCK:
-        known = kind in _TOLD
-        _TOLD.add(kind)
+        known = kind in _REPORTED
+        _REPORTED.add(kind)
     if not known:
         warn(text, RankWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""The order in which both halves run where a decision has one: views are made where they are read."""
+"""Order forward and backward by a decision with node orders; views are created at their readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat.passes.core.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """Both halves by positions in the joint graph; a position that stands there again runs again.
+    """Orders of forward and backward, as positions in the joint graph; a repeated position runs again.
 
     Attributes:
         forward: what forward runs, views included.
@@ -58,10 +58,10 @@ def arrange(state: State, decision: Decision) -> Arrangement:
     outputs, gradients, _, _ = split_outputs(joint)
     late = {i for i, role in roles.placeholders.items() if role.in_backward}
     copied = frozenset(position_of(index, name) for name in decision.snapshots)
-    backward = _Half(state, runs, late, hands_over=True, copied=copied)
+    backward = _GraphBuilder(state, runs, late, hands_over=True, copied=copied)
     backward.run(orders[1])
     backward.need(index.position[o] for o in gradients if isinstance(o, fx.Node))
-    forward = _Half(state, runs, roles.placeholders.keys() - late, hands_over=False)
+    forward = _GraphBuilder(state, runs, roles.placeholders.keys() - late, hands_over=False)
     forward.run(orders[0])
     forward.need(index.position[o] for o in outputs if isinstance(o, fx.Node))
     forward.need(sorted(backward.handed))
@@ -97,8 +97,8 @@ def _run_at(index: GraphIndex, name: str) -> int:
     return position
 
 
-class _Half:
-    """One half while it is put in order.
+class _GraphBuilder:
+    """Builder of one graph in the decided order.
 
     Attributes:
         made: positions in the order in which they are made.
@@ -175,7 +175,7 @@ class _Half:
                 )
 
     def _forget_views(self, i: int) -> None:
-        """What looks at an earlier run of a node is made anew for whoever reads it after this one."""
+        """Recreate views of a node after it runs again, so that later readers use the new run."""
         stack = [i]
         while stack:
             for u in self._index.users[stack.pop()]:

@@ -1,4 +1,4 @@
-"""AOTAutograd's calling convention, as far as passes over the two halves of a split share it.
+"""AOTAutograd's calling convention, as passes on forward and backward use it.
 
 Forward returns its own outputs, then saved tensors (first those whose version counter autograd
 checks), opaque objects, and sizes; backward takes sizes, tensors, objects, then tangents, backward
@@ -39,5 +39,5 @@ def write_output(out: fx.Node, values: Sequence[Any], descs: Sequence[Any]) -> N
 
 
 def own_descriptors(out: fx.Node, num_fwd_outputs: int) -> list[Any]:
-    """The descriptors of forward's own outputs; None for each where there are none."""
+    """The descriptors of forward's own outputs; None for each without a descriptor."""
     return list(out.meta.get("desc") or [None] * num_fwd_outputs)[:num_fwd_outputs]

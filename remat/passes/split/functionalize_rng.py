@@ -1,4 +1,4 @@
-"""Random operators that run in both halves are made to draw the same numbers twice.
+"""Make random operators that run in forward and backward draw the same numbers twice.
 
 As ``functionalize_rng_ops`` in PyTorch's ``torch/_functorch/partitioners.py``.
 """

@@ -16,7 +16,7 @@ from remat.passes.split.extraction import Extraction
 
 @dataclass(frozen=True)
 class Partition(Pass):
-    """Extracts forward and backward by the decision; without one, forward is what the user wrote."""
+    """Extract forward and backward by the decision; without one, forward contains the user's code."""
 
     name: ClassVar[str] = "partition"
     stage: ClassVar[Stage] = Stage.PARTITION

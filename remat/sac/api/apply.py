@@ -161,7 +161,7 @@ def _check_module(model: object) -> None:
 
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
-    """Refuses what would be checkpointed twice."""
+    """Refuse modules that would be checkpointed twice."""
     names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
     applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)
     if applied is not None:

@@ -39,7 +39,7 @@ def estimate(
     cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimates what checkpointing each module of a model frees and takes.
+    """Estimate the memory that checkpointing each module frees, and the time that it takes.
 
     Args:
         model: the model in train mode.
@@ -73,7 +73,7 @@ def plan(
     time_limit: float | None = None,
     gap: float = GAP,
 ) -> SACPlan:
-    """Chooses the modules to checkpoint, and what each stores, so that a step fits into memory.
+    """Choose the modules to checkpoint, and the values that each stores, so that a step fits into memory.
 
     Args:
         model: the model in train mode; or what `estimate` returned, for another budget.
@@ -198,7 +198,7 @@ def check(
 
 
 def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuses to run what has no values."""
+    """Refuse to run tensors without data."""
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [("an input", t) for t in tensors_in((tuple(args), kwargs))]
     for name, tensor in named:

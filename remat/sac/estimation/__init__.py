@@ -1,4 +1,4 @@
-"""What checkpointing each module of a model frees, and what it takes."""
+"""Memory that checkpointing each module frees, and the time that it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the estimator shows: tables, the trade-off of a module as a picture, and plain data for JSON."""
+"""Output of the estimator: tables, the trade-off of a module as a picture, and plain data for JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Point = tuple[float, float]
 
 
 def show(table: Table, *, ruled: bool = False) -> None:
-    """Prints a table; without rules and as wide as it takes where nobody looks at it."""
+    """Print a table; unless on a terminal, without rules and at full width."""
     terminal = sys.stdout.isatty()
     table.box = box.ROUNDED if ruled and terminal else (box.SIMPLE_HEAD if terminal else None)
     out = Console(

@@ -1,4 +1,4 @@
-"""One forward pass, and what each module of it could recompute: statistics, curves, tables, JSON."""
+"""Estimator of one forward pass: statistics, curves, tables and JSON of what each module could recompute."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Point = tuple[float, float]
 
 
 def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
-    """The choice of what to store, as a knapsack over the free items: bytes against picoseconds."""
+    """The choice of values to store, as a knapsack over the undecided items: bytes against picoseconds."""
     return KnapsackProblem(
         weights=tuple(item.nbytes for item in grouping.free),
         values=tuple(item.runtime_ps for item in grouping.free),
@@ -129,7 +129,7 @@ def upper_envelope(
 
 
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
-    """At most so many corners, each no further right and no lower than those it stands for."""
+    """Reduce to a maximum number of corners; each is no further right and no lower than the corners it replaces."""
     if len(corners) <= most:
         return list(corners)
     starts = [k * len(corners) // most for k in range(most)]

@@ -1,4 +1,4 @@
-"""Several checkpointing policies as one, and what a policy may answer."""
+"""Compose several checkpointing policies, and check their answers."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def as_policy(policy: PolicyLike) -> Policy:
 def ask(
     policy: Policy, ctx: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CheckpointPolicy:
-    """What a policy says about an operator.
+    """The answer of a policy for an operator.
 
     Raises:
         PolicyError: it raised, or it answered with something other than a `CheckpointPolicy`.
@@ -159,7 +159,7 @@ def end(policy: Policy) -> None:
 
 
 def name_of(policy: Policy) -> str:
-    """What to call a policy in messages."""
+    """Name of a policy in messages."""
     named = getattr(policy, "__qualname__", None) or getattr(policy, "__name__", None)
     if named is not None:
         return str(named)

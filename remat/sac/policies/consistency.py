@@ -59,7 +59,7 @@ class RandomOps:
             self._saved = op
             return CheckpointPolicy.PREFER_SAVE
         if _has_generator(args, kwargs):
-            why = "it draws from a generator of its own, whose state nobody restores"
+            why = "it draws from a generator of its own, whose state is not restored"
         elif self._saved is not None:
             why = f"{self._saved} before it is saved, and so draws nothing in recomputation"
         else:
@@ -84,7 +84,7 @@ def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 class Writes:
-    """The tensors of one run of a region, and what is written to them in place."""
+    """The tensors of one run of a region, and the in-place writes to them."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Any, bool]] = {}
@@ -168,7 +168,7 @@ class Writes:
         self._written.add(key)
 
     def check(self) -> None:
-        """Sees that what is read again is as it was.
+        """Check that a tensor read again by recomputation is unchanged.
 
         Raises:
             PolicyError: a tensor from outside the region was written to since it was read.
@@ -184,7 +184,7 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Tells PyTorch's cache that what was written within the region was meant to be.
+        """Tell PyTorch's cache that writes within the region are intended.
 
         From now on, a change to a saved tensor is an error, as ever. What an operator in place
         returns is exempt, for nobody looks at it: a counter that is the caller's goes on counting.

@@ -1,1 +1,1 @@
-"""What ran in a step: operators, modules, and how long memory lived."""
+"""Record of a step: operators, modules and lifetimes of memory."""

@@ -360,13 +360,13 @@ class _Nodes:
         """A fake tensor that looks like this one, one for all that look alike."""
         if x.layout is not torch.strided or x.is_quantized:
             return x
-        looks = (str(x.size()), str(x.stride()), x.dtype, x.device)
-        if looks not in self._values:
+        kind = (str(x.size()), str(x.stride()), x.dtype, x.device)
+        if kind not in self._values:
             with torch_compat.disable_current_modes(), self._mode:
-                self._values[looks] = torch.empty_strided(
+                self._values[kind] = torch.empty_strided(
                     x.size(), x.stride(), dtype=x.dtype, device=x.device
                 )
-        return self._values[looks]
+        return self._values[kind]
 
 
 def _bytes(x: torch.Tensor) -> int:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import remat
 from remat.graph.text import parse_joint, print_joint
 from remat.passes.instruments import OptBisect, VerifyEach
-from remat.planning.pipelines import shaped
+from remat.planning.pipelines import initial_state
 from tests.passes.programs import Program, captured, programs
 
 
@@ -28,6 +28,6 @@ def test_every_pass_keeps_numbers_and_tells_the_truth(
     joint = captured(program)
     manager = remat.default_pipeline(budget, solver, "flops")
     for graph in (joint, parse_joint(print_joint(joint))):
-        state = shaped(graph, in_place=False, count_outputs=False)
+        state = initial_state(graph, in_place=False, count_outputs=False)
         watch = [OptBisect(limit), VerifyEach(numbers=True)]
         assert manager.run(state, in_place=True, instruments=watch).backward is not None

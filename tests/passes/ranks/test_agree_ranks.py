@@ -52,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture(autouse=True)
 def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_TOLD", set())
+    monkeypatch.setattr(ranks, "_REPORTED", set())
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_rank_0_learns_of_a_difference_when_it_compiles_again(pair: Pair) -> Non
     pair[0].settle(question(torch.cos), verdict(0), 0.0)
     with pytest.warns(RankWarning) as theirs:
         pair[1].settle(question(), verdict(1), 0.0)
-    ranks._TOLD.clear()  # in its own process it was told nothing
+    ranks._REPORTED.clear()  # in its own process it was told nothing
     with pytest.warns(RankWarning) as ours:
         pair[0].settle(question(torch.tan), verdict(0), 0.0)
     assert str(ours[0].message) == str(theirs[0].message)

@@ -94,7 +94,7 @@ def test_a_generator_of_its_own() -> None:
     wanted = seeded()
     assert not torch.allclose(seeded(plain(nothing)), wanted), "PyTorch does it by itself"
     assert torch.equal(seeded(context_fn(nothing)), wanted)
-    with pytest.raises(PolicyError, match="a generator of its own, whose state nobody restores"):
+    with pytest.raises(PolicyError, match="a generator of its own, whose state is not restored"):
         seeded(context_fn(Table(rand=[MUST_RECOMPUTE])))
 
 

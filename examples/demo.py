@@ -8,9 +8,11 @@ exit code is 0 only if the step under the plan agrees with eager PyTorch.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
 import os
 import shutil
+import statistics
 import sys
 import time
 import warnings
@@ -30,10 +32,13 @@ from remat.running.measure import measure_step
 from remat.units import format_bytes
 
 TOLERANCE = 1e-4
-#: Timed steps of each kind, of which the fastest counts; they alternate, so that noise meets both alike.
-REPEATS = 5
-#: What a fusing compiler moves is what it costs.
-COST = "roofline-fused"
+#: Timed steps of each kind; they alternate, so that noise meets both alike.
+REPEATS = 7
+PS_PER_MS = 10**9
+#: The cost model that the backend has by default: for the device of the tensors, a CPU here.
+COST = "auto:tensors"
+#: The model of the demo, for the command.
+MODEL = "examples/models.py:llama"
 SOLVERS = ("greedy", "dp", "cut", "lagrangian", "auto")
 
 
@@ -56,12 +61,22 @@ class Ran:
     Attributes:
         label: what ran.
         peak_bytes: most bytes alive at once, as the allocator tells it; parameters included.
-        ms: milliseconds of forward and backward.
+        times_ms: milliseconds of forward and backward, of each run.
     """
 
     label: str
     peak_bytes: int
-    ms: float
+    times_ms: list[float]
+
+    @property
+    def ms(self) -> float:
+        """The median."""
+        return statistics.median(self.times_ms)
+
+    @property
+    def quartiles(self) -> str:
+        low, _, high = statistics.quantiles(self.times_ms, n=4, method="inclusive")
+        return f"{low:.1f}–{high:.1f} ms"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -91,11 +106,13 @@ def main(argv: list[str] | None = None) -> int:
     size = {"layers": asked.layers, "hidden": asked.hidden, "seq": asked.seq}
     llama_model, args, kwargs = llama(device="cpu", **size)
     model = Loss(llama_model)
+    name = f"Llama, {asked.layers} layers, width {asked.hidden}, {asked.seq} tokens"
     count = sum(p.numel() for p in model.parameters())
 
     out.print(Rule("1  Capture the training step, without computing a number", align="left"))
     start = time.perf_counter()
     joint = remat.capture(model, args, kwargs, lower=asked.lower)
+    joint = dataclasses.replace(joint, name=name)
     out.print(
         f"LlamaForCausalLM, {asked.layers} layers, {count / 1e6:.1f} M parameters: forward and backward "
         f"are one graph of {len(joint.graph.nodes):,} nodes, traced in {time.perf_counter() - start:.1f} s\n"
@@ -121,12 +138,15 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     out.print(f"\nThe step agrees with eager PyTorch: {worst:.1e} ≤ {TOLERANCE:g}.\n")
 
+    command = os.path.relpath(
+        Path(sys.executable).with_name("remat")
+    )  # no environment is active after make demo
     out.print(Rule("What to do next", align="left"))
     out.print(
-        'in a script:  torch.compile(model, backend="remat", options={"budget": "40GiB"})\n'
-        "your model:   remat plan train.py:build --budget 40GiB --plot step.svg   "
-        "(build() returns model, args, kwargs)\n"
-        "every budget: remat frontier train.py:build --plot frontier.svg         (README.md has the rest)"
+        f"a page to click through: {command} explain {MODEL} --budget peak:0.3 --html step.html\n"
+        f"every budget at once:    {command} frontier {MODEL} --plot frontier.svg\n"
+        f"your own model:          {command} plan train.py:build --budget 40GiB   "
+        "(build() returns model, args, kwargs)"
     )
     return 0
 
@@ -159,7 +179,7 @@ def run(
 
 
 def measured(model: nn.Module, calls: dict[str, Any], kwargs: dict[str, Any]) -> list[Ran]:
-    """Peak and time of one step of each."""
+    """Peak and times of steps of each."""
     held = [*model.parameters(), *model.buffers()]
     model.zero_grad()
     peaks = {
@@ -173,23 +193,36 @@ def measured(model: nn.Module, calls: dict[str, Any], kwargs: dict[str, Any]) ->
             start = time.perf_counter()
             call(**kwargs).backward()
             times[name].append(1e3 * (time.perf_counter() - start))
-    return [Ran(label=name, peak_bytes=peaks[name], ms=min(times[name])) for name in calls]
+    return [Ran(label=name, peak_bytes=peaks[name], times_ms=times[name]) for name in calls]
 
 
 def show(out: Console, ran: list[Ran], plan: remat.Plan) -> None:
-    """Measured before and after, and what was known before anything ran."""
+    """Both steps as measured, then as planned: for the same device, in the same units."""
     before, after = ran
+    both = plan.before_after
+    modelled = (
+        (both.step_cost + both.without_recompute_cost) / PS_PER_MS,
+        (both.step_cost + both.recompute_cost + both.exposed_time) / PS_PER_MS,
+    )
+    expected = plan.without_expected_bytes or plan.without_peak_bytes
     table = new_table()
-    for name in ("measured", "peak", "step"):
-        table.add_column(name, justify="left" if name == "measured" else "right")
-    for one in ran:
-        table.add_row(one.label, format_bytes(one.peak_bytes), f"{one.ms:.1f} ms")
-    peak, ms = after.peak_bytes / before.peak_bytes - 1, after.ms / before.ms - 1
-    table.add_row("change", f"{peak:+.0%}", f"{ms:+.0%}", style="bold")
+    for name in ("", before.label, after.label, "change"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    peaks = {
+        "peak, measured": (before.peak_bytes, after.peak_bytes),
+        "peak, planned": (expected, plan.peak_bytes),
+    }
+    for name, (old, new) in peaks.items():
+        table.add_row(name, format_bytes(old), format_bytes(new), f"{new / old - 1:+.0%}")
+    steps = {"step, median": (before.ms, after.ms), "step, modelled": modelled}
+    for name, (old_ms, new_ms) in steps.items():
+        more = f"{new_ms / old_ms - 1:+.1%}, {new_ms - old_ms:+.1f} ms"
+        table.add_row(name, f"{old_ms:.1f} ms", f"{new_ms:.1f} ms", more)
+        if name == "step, median":
+            table.add_row("  quartiles", before.quartiles, after.quartiles, "")
     out.print(table)
     out.print(
-        f"planned: {format_bytes(plan.saved_bytes)} kept, a peak of {format_bytes(plan.peak_bytes)} "
-        f"known before it ran; times of step are this machine's, those of the plan an H100's"
+        f"measured: {REPEATS} steps of each, in turns; modelled before anything ran, for a CPU: {plan.cost}"
     )
 
 

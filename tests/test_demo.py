@@ -29,17 +29,22 @@ def test_the_demo_tells_the_step_before_and_after(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     assert "The step agrees with eager PyTorch" in done.stdout
-    rows = {line.split("  ")[0]: line.split() for line in done.stdout.splitlines()}
-    for name in ("eager PyTorch", "remat, budget 8.5MiB"):
-        number, unit = rows[name][-2:]
-        assert float(number) > 0
-        assert unit == "ms"
-    assert rows["change"][1].startswith("-"), "less memory, as the allocator tells it"
+    rows = {line.strip().partition("  ")[0]: line.split() for line in done.stdout.splitlines()}
+    assert rows["peak, measured"][-1].startswith("-"), "less memory, as the allocator tells it"
+    for name in ("step, median", "step, modelled"):
+        *_, old, ms, new, same, share, change, unit = rows[name]
+        assert ms == same == unit == "ms", "what is planned and what is measured have one unit"
+        assert float(new) - float(old) == pytest.approx(float(change), abs=0.11)
+        assert share.endswith("%,")
+    assert "quartiles" in rows
+    assert rows["cost model"][-1] == "roofline:epyc", "the device that the demo runs on"
     picture = tmp_path / "remat-demo.svg"
     assert f"drawn: {picture}" in done.stdout
     assert "<svg" in picture.read_text()
     steps = done.stdout.partition("What to do next")[2].splitlines()[1:]
     assert len(steps) == 3
+    assert all("remat" in step for step in steps)
+    assert "Llama, 1 layers" in picture.read_text(), "the title is the model"
 
 
 @pytest.mark.parametrize("worst", [1.0, math.nan])

@@ -11,6 +11,7 @@ import enum
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +27,7 @@ from remat.graph.joint import (
     outputs_of,
     role_of,
 )
-from remat.graph.source import source_line
+from remat.graph.source import module_path, source_line
 from remat.graph.storages import WORKSPACE, Memories, Sizes, expression_of, hint, leaves_of
 
 #: Key of what operators take while they run, which no value is on.
@@ -38,6 +39,7 @@ class StorageKind(enum.StrEnum):
 
     INPUT = "parameters and inputs"
     SAVED = "saved for backward"
+    RECOMPUTED = "recomputed"
     TEMPORARY = "temporary"
     TANGENT = "tangents"
     OUTPUT = "outputs"
@@ -72,6 +74,7 @@ class Lifetime:
         last: moment at which it is there for the last time.
         saved_as: name of the value on it that forward hands to backward; empty where it hands none.
         size: ``nbytes`` as an expression of symbols; None where it depends on none.
+        module: the module that made it, ``"layers.0.mlp"``; empty where that is unknown.
     """
 
     node: str
@@ -82,6 +85,7 @@ class Lifetime:
     last: int
     saved_as: str = ""
     size: Any = None
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +131,12 @@ class MemoryCurve:
     Attributes:
         nbytes: of each moment.
         boundary: number of forward's moments.
+        runs: names in the joint graph of what runs at each moment; empty where they are unknown.
     """
 
     nbytes: Sequence[int]
     boundary: int
+    runs: Sequence[str] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -146,7 +152,9 @@ def memory_curve(
 ) -> MemoryCurve:
     """Lifetimes of the storages of a step; result of `simulate_peak`."""
     step = StepWalk(forward, backward, num_fwd_outputs, memories)
-    return MemoryCurve(nbytes=array("q", step.alive()), boundary=step.boundary)
+    running = dict(step.running())
+    runs = [run_of(running[k]) if k in running else "" for k in range(len(step.moments))]
+    return MemoryCurve(nbytes=array("q", step.alive()), boundary=step.boundary, runs=runs)
 
 
 def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs: int) -> Timeline:
@@ -171,6 +179,7 @@ def timeline(forward: fx.GraphModule, backward: fx.GraphModule, num_fwd_outputs:
             size=expression_of(node.meta[WORKSPACE])
             if key == _INSIDE
             else step.sizes.symbolic.get(key),
+            module=module_path(node),
         )
         for key, node, nbytes, first, last in step.lifetimes()
     ]
@@ -303,6 +312,12 @@ class StepWalk:
         """The nodes that run, each with its moment."""
         yield from enumerate(self._forward)
         yield from enumerate(self._backward, self.boundary)
+
+    @cached_property
+    def again(self) -> frozenset[fx.Node]:
+        """The nodes that run what an earlier node of the step ran."""
+        first: dict[str, fx.Node] = {}
+        return frozenset(n for _, n in self.running() if first.setdefault(run_of(n), n) is not n)
 
     def alive(self, *, workspaces: bool = True) -> tuple[int, ...]:
         """Bytes of the device that are alive at each moment."""
@@ -438,6 +453,9 @@ class StepWalk:
             return StorageKind.OUTPUT
         if key in self.tangents:
             return StorageKind.TANGENT
-        if first < self.boundary or node.op == "placeholder":
-            return StorageKind.SAVED if key in self._handed else StorageKind.TEMPORARY
-        return StorageKind.GRADIENT if key in self._gradients else StorageKind.TEMPORARY
+        in_forward = first < self.boundary or node.op == "placeholder"
+        if key in (self._handed if in_forward else self._gradients):
+            return StorageKind.SAVED if in_forward else StorageKind.GRADIENT
+        if key != _INSIDE and node in self.again:
+            return StorageKind.RECOMPUTED
+        return StorageKind.TEMPORARY

@@ -10,6 +10,8 @@ from traceback import FrameSummary
 import torch
 from torch import fx
 
+#: The model itself in the paths that Dynamo records, ``"L['self'].layers.0"``.
+_MODEL = re.compile(r"^L\['\w+'\]\.?")
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+)')
 #: What the files of frames that are not the user's begin with: PyTorch, and code that is generated or frozen.
 _NOT_USERS = (str(Path(torch.__file__).parent), "<eval_with_key>", "<frozen ")
@@ -64,8 +66,19 @@ def located(node: fx.Node) -> str:
     return f"{what}    # {line}" if line else what
 
 
+def module_path(node: fx.Node) -> str:
+    """The innermost module that a node belongs to, ``"model.layers.0.mlp"``; empty where nothing is recorded."""
+    stack = _module_stack(node)
+    return _MODEL.sub("", str(stack[-1][0])) if stack else ""
+
+
+def _module_stack(node: fx.Node) -> list[tuple[str, object]]:
+    """Path and class of each module that a node belongs to, the outermost first."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return list(stack.values())
+
+
 def _modules(node: fx.Node) -> str:
     """The classes of the two innermost modules that a node belongs to."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    kinds = [kind for _, kind in stack.values()][-2:]
+    kinds = [kind for _, kind in _module_stack(node)][-2:]
     return " / ".join(getattr(k, "__name__", str(k).rpartition(".")[2]) for k in kinds)

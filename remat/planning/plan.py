@@ -366,28 +366,37 @@ class Plan(Record):
     def _describe_input(self, name: str) -> str:
         return name if self._modules is None else describe_input(self._modules[0].graph, name)
 
-    def plot(self, path: str | Path) -> None:
+    def plot(self, path: str | Path, *, x: str = "time") -> None:
         """Draws memory over the step, beside that without remat, and what fills its peak.
 
         As ``.svg`` or ``.png``. A budget on the peak is a line; one on saved bytes is not, since it bounds
         less than what is drawn. The step without remat is drawn in grey: as a curve where the plan was
-        just made, else as a line at its peak; of a compiled step, it is as simulated.
+        just made, else as a line at its peak, as beside a compiled step.
+
+        Args:
+            path: where to.
+            x: ``"time"``: an operator is as wide as its cost, where costs are known; of a compiled step they are
+                not. ``"operators"``: all are equally wide.
 
         Raises:
             PlanError: the plan was read from a file, or the picture cannot be written.
-            ProblemError: the path has another suffix.
+            ProblemError: the path has another suffix, or ``x`` is neither of these.
         """
         from remat.report.memory_plot import draw_step
 
-        asked = self.asked
+        if x not in ("time", "operators"):
+            raise ProblemError(f"x is {x!r}; expected 'time' or 'operators'")
+        asked, view = self.asked, self.view
+        expected = self.without_expected_bytes if view.as_compiled else 0
         shown = f"{format_bytes(asked.peak_bytes)} of peak" if asked.peak_bytes else self.budget
         draw_step(
-            self.timeline,
+            view.timeline,
             path,
             title=f"{self.graph}, budget {shown}",
             peak_budget=asked.peak_bytes,
-            without=self._without,
-            without_peak_bytes=self.without_peak_bytes,
+            without=view.without,
+            without_peak_bytes=expected or self.without_peak_bytes,
+            clock=view.clock if x == "time" else None,
         )
 
     @property

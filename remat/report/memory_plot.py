@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +20,7 @@ from remat.report.pictures import (
     shortened,
     write_picture,
 )
+from remat.report.step_view import Clock, short_module
 from remat.units import format_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
         "#4f9a6b",
         (StorageKind.OUTPUT, StorageKind.TANGENT, StorageKind.GRADIENT),
     ),
-    ("temporary", "#e0913f", (StorageKind.TEMPORARY,)),
+    ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
+    ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
 #: Columns of the picture: a step with more moments is drawn by the highest moment of each column.
 _COLUMNS = 1200
@@ -54,12 +57,33 @@ class Filling:
         kind: what they are to the step; of several kinds, the one with most bytes.
         nbytes: bytes of all.
         count: how many.
+        module: the module that made them, with ``*`` for the numbers of several; empty where unknown.
     """
 
     source: str
     kind: StorageKind
     nbytes: int
     count: int
+    module: str
+
+
+class _Axis:
+    """Places on the axis of time, or of operators where there is no clock."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+        self._size, self.label = 1, "operators run"
+        if clock is not None:
+            scale = Scale.of(clock.starts[-1], clock.unit)
+            self._size, self.label = scale.size, clock.label(scale.unit)
+
+    def at(self, moment: int) -> float:
+        """Where a moment of the step begins."""
+        return moment if self._clock is None else self._clock.starts[moment] / self._size
+
+    def without(self, moment: int) -> float:
+        """Where a moment of the step without remat begins."""
+        return moment if self._clock is None else self._clock.without[moment] / self._size
 
 
 def fillings(step: Timeline) -> tuple[Filling, ...]:
@@ -81,9 +105,20 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
                 kind=max(by_kind, key=lambda kind: by_kind[kind]),
                 nbytes=sum(by_kind.values()),
                 count=len(group),
+                module=_module([alive.module for alive in group]),
             )
         )
     return tuple(sorted(found, key=lambda f: -f.nbytes))
+
+
+def _module(paths: Sequence[str]) -> str:
+    """One path for several: ``*`` stands for numbers that differ; empty where the paths differ otherwise."""
+    first = paths[0]
+    if len(set(paths)) > 1:
+        first = re.sub(r"\d+", "*", first)
+        if any(re.sub(r"\d+", "*", path) != first for path in paths):
+            return ""
+    return short_module(first)
 
 
 def draw_step(
@@ -94,6 +129,7 @@ def draw_step(
     peak_budget: int | None = None,
     without: MemoryCurve | None = None,
     without_peak_bytes: int = 0,
+    clock: Clock | None = None,
 ) -> None:
     """Draws a step to a file, whole or not at all.
 
@@ -102,8 +138,9 @@ def draw_step(
         path: ends with ``.svg`` or ``.png``.
         title: what is drawn.
         peak_budget: bytes that may be alive: a line at that height.
-        without: memory over the step without remat, drawn in grey; each half as wide as the step's own.
+        without: memory over the step without remat, drawn in grey over its own time.
         without_peak_bytes: peak without remat, a grey line where there is no curve; 0 where not known.
+        clock: when operators run: the axis is time. None: the axis counts operators.
 
     Raises:
         ProblemError: the path has another suffix.
@@ -117,6 +154,7 @@ def draw_step(
             peak_budget=peak_budget,
             without=without,
             without_peak_bytes=without_peak_bytes,
+            clock=clock,
         ),
     )
 
@@ -128,16 +166,18 @@ def step_figure(
     peak_budget: int | None = None,
     without: MemoryCurve | None = None,
     without_peak_bytes: int = 0,
+    clock: Clock | None = None,
 ) -> Figure:
     """The picture of `draw_step` as a figure of its own; nothing global is touched."""
-    figure, axes = figure_of((11.5, 5.2), (0.075, 0.2, 0.53, 0.66), title)
+    figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
     beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
     highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
     scale = Scale.of(highest, "B")
-    _stack(axes, step, scale, highest)
-    _without(axes, step, scale, without, without_peak_bytes)
+    x = _Axis(clock)
+    _stack(axes, step, scale, highest, x)
+    _without(axes, scale, without, without_peak_bytes, x)
     _budget(axes, scale, peak_budget, highest)
-    _mark_peak(axes, step, scale)
+    _mark_peak(axes, step, scale, x)
     axes.legend(
         loc="upper left",
         bbox_to_anchor=(-0.01, -0.14),
@@ -180,8 +220,8 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
         place = (0.9 / width + k * each, 0.2, 0.88 * each, 0.66)
         axes = first if k == 0 else figure.add_axes(place)
         axes.set_position(place)
-        _stack(axes, step, scale, highest)
-        _mark_peak(axes, step, scale)
+        _stack(axes, step, scale, highest, _Axis(None))
+        _mark_peak(axes, step, scale, _Axis(None))
         axes.set_title(shortened(name, 28), fontsize=9, pad=18)
         if k:
             axes.set_ylabel("")
@@ -190,32 +230,40 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
     return figure
 
 
-def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int) -> None:
-    """Bytes of each kind over the moments of the step."""
+def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
+    """Bytes of each kind over the step: a moment lasts until the next one."""
     chosen = highest_moments(step.nbytes())
+    end = len(step.moments)
     rows = [
-        [sums[i] / scale.size for i in chosen]
+        [sums[i] / scale.size for i in (*chosen, chosen[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
     axes.stackplot(
-        chosen,
+        [x.at(0), *(x.at(i) for i in chosen[1:]), x.at(end)],
         rows,
         labels=[label for label, *_ in LAYERS],
         colors=[color for _, color, _ in LAYERS],
         linewidth=0,
-        step="post" if len(chosen) < 200 else None,
+        step="post",
     )
-    last = max(1, len(step.moments) - 1)
-    axes.set_xlim(0, last)
+    axes.set_xlim(0, x.at(end))
     top = _ROOM * highest / scale.size or 1
     axes.set_ylim(0, top)
     axes.set_yticks(byte_ticks(top))
-    axes.set_xlabel("operators run")
+    axes.set_xlabel(x.label)
     axes.set_ylabel(f"bytes alive, {scale.unit}")
-    axes.axvline(step.boundary - 0.5, color=INK, linewidth=0.8)
-    above = axes.get_xaxis_transform()
-    for text, side in (("forward ", "right"), (" backward", "left")):
-        axes.text(step.boundary - 0.5, 1.03, text, transform=above, ha=side, va="bottom")
+    middle = x.at(step.boundary)
+    axes.axvline(middle, color=INK, linewidth=0.8)
+    for text, side, gap in (("forward", "right", -5), ("backward", "left", 5)):
+        axes.annotate(
+            text,
+            (middle, 1.03),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(gap, 0),
+            textcoords="offset points",
+            ha=side,
+            va="bottom",
+        )
 
 
 def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
@@ -228,25 +276,20 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 
 
 def _without(
-    axes: Axes, step: Timeline, scale: Scale, curve: MemoryCurve | None, peak_bytes: int
+    axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """The step without remat, in grey: each half is stretched to the width of the plan's."""
+    """The step without remat, in grey, over its own time."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:
         if peak_bytes:
             axes.axhline(peak_bytes / scale.size, linestyle=":", **style)
         return
-    n, middle = len(curve.nbytes), curve.boundary
-    own, last = step.boundary, max(1, len(step.moments) - 1)
     chosen = highest_moments(curve.nbytes)
-    at = [
-        i * own / max(1, middle)
-        if i < middle
-        else own + (i - middle) * max(0, last - own) / max(1, n - 1 - middle)
-        for i in chosen
-    ]
-    axes.plot(at, [curve.nbytes[i] / scale.size for i in chosen], **style)
+    at = [x.without(i) for i in (*chosen, len(curve.nbytes))]
+    heights = [curve.nbytes[i] / scale.size for i in (*chosen, chosen[-1])]
+    axes.plot(at, heights, drawstyle="steps-post", **style)
+    axes.set_xlim(0, max(axes.get_xlim()[1], at[-1]))
 
 
 def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> None:
@@ -261,13 +304,14 @@ def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> 
         )
 
 
-def _mark_peak(axes: Axes, step: Timeline, scale: Scale) -> None:
+def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
     peak, moment = step.peak, step.peak_moment
-    axes.plot([moment], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
-    share = moment / max(1, len(step.moments) - 1)
+    at = (x.at(moment) + x.at(moment + 1)) / 2
+    axes.plot([at], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
+    share = at / axes.get_xlim()[1]
     side = "left" if share < 1 / 3 else "right" if share > 2 / 3 else "center"
     axes.text(
-        moment,
+        at,
         1.05 * peak.nbytes / scale.size,
         shortened(f"peak {format_bytes(peak.nbytes)} at {peak.node}", 48),
         ha=side,
@@ -286,7 +330,12 @@ def _list(axes: Axes, step: Timeline) -> None:
     found = fillings(step)
     shown, rest = found[:_LINES], found[_LINES:]
     entries = [
-        (color_of[f.kind], f.nbytes, _heading(f), "" if f.source == f.kind else f.source)
+        (
+            color_of[f.kind],
+            f.nbytes,
+            _heading(f),
+            " · ".join(filter(None, (f.module, "" if f.source == f.kind else f.source))),
+        )
         for f in shown
     ]
     if rest:

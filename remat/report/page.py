@@ -29,11 +29,13 @@ from remat.report.pictures import Scale, byte_ticks
 
 _ASSETS = Path(__file__).with_name("assets")
 _MEMORY = (
-    "What is alive while each operator of the step runs, forward's first. The <dfn>peak</dfn> is the most bytes "
-    "alive at once: what has to fit the device. {without}Point at a value to see what it is; click it to find it in the "
-    "table."
+    "What is alive while each operator of the step runs. The <dfn>peak</dfn> is the most bytes "
+    "alive at once: what has to fit the device. {without}Click a block to see its shape and its source line; "
+    "with the keyboard, arrow keys go from block to block."
 )
-_WITHOUT = "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1, each half as wide as the plan's. "
+_WITHOUT = (
+    "The grey line is the step <dfn>without remat</dfn>, the plan at budget 1, over its own time. "
+)
 _PEAK_WITHOUT = "The grey line is the peak {of}<dfn>without remat</dfn>, of the plan at budget 1. "
 _LEAD = (
     "Memory of one training step. What forward <dfn>keeps</dfn> stays in memory until backward has read it; what it does not keep, backward "
@@ -126,9 +128,8 @@ def page_of(page: Page) -> str:
         lead=f"{_LEAD} {escape(page.lead)}",
         control=_control(page),
         frontier=_beside(page),
-        columns=" two" if page.curve else "",
         memory=_MEMORY.format(without=_without(page)),
-        moments="kernels" if page.stops[page.start].view.as_compiled else "operators",
+        note=_note(page),
         figures=_json(page.figures),
         data=_json(page_data(page.stops, page.start, page.without, page.curve)),
         plots=_json(plots),
@@ -145,7 +146,7 @@ def _json(data: Any) -> str:
 
 def _control(page: Page) -> str:
     if len(page.stops) < 2:
-        return f'<p class="note">{escape(page.no_slider)}</p>' if page.no_slider else ""
+        return ""
     label, low, high = map(escape, page.slider)
     jumps = [(page.start, page.stops[page.start].label)]
     if page.knee is not None:
@@ -156,6 +157,13 @@ def _control(page: Page) -> str:
         f'<input type="range" id="budget" min="0" max="{len(page.stops) - 1}" step="1" value="{page.start}">'
         f'<div class="ends"><span>{low}</span><span>{high}</span></div><div class="jumps">{buttons}</div></div>'
     )
+
+
+def _note(page: Page) -> str:
+    """Why there is no slider."""
+    if len(page.stops) > 1 or not page.no_slider:
+        return ""
+    return f'<p class="note">{escape(page.no_slider)}</p>'
 
 
 def _beside(page: Page) -> str:
@@ -207,21 +215,21 @@ def _hover(made: Any, renderer: Any, what: str) -> None:
 def _timeline(page: Page) -> Any:
     """Memory over the step; the script of the page fills it."""
     from bokeh.embed import json_item
-    from bokeh.models import ColumnDataSource, FixedTicker, Range1d, Span, TapTool
+    from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
 
     highest = highest_of(page.stops, page.without)
     scale = Scale.of(highest, "B")
-    top = 1.06 * highest / scale.size or 1
+    top = 1.14 * highest / scale.size or 1  # room for the names of the halves
     made = _figure(
         "timeline-figure",
-        340,
+        320,
         x_range=Range1d(start=0, end=1),
         y_range=Range1d(start=0, end=top),
         y_axis_label=f"bytes alive, {scale.unit}",
     )
     made.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
     # What is not named: temporary values, and above what is kept, small outputs and gradients.
-    for name in ("total", "small"):
+    for name in ("total", "again", "small"):
         # Bokeh's script never comes back from drawing steps of no points.
         points = ColumnDataSource({"x": [0, 1], "low": [0, 0], "y": [0, 0]})
         made.varea_step("x", "low", "y", source=points, step_mode="after", name=name)
@@ -242,8 +250,27 @@ def _timeline(page: Page) -> Any:
         selection_line_width=1,
         name="values",
     )
-    made.line("x", "y", source=_empty("x", "y"), line_width=1.5, name="without")
+    made.text(
+        "x",
+        "y",
+        "text",
+        source=_empty("x", "y", "text", "color"),
+        text_align="center",
+        text_baseline="middle",
+        text_color="color",
+        text_font_size="11px",
+        name="blocks",
+    )
+    made.step("x", "y", source=_empty("x", "y"), mode="after", line_width=1.5, name="without")
     made.add_layout(Span(dimension="height", location=0, line_width=1, name="boundary"))
+    for half, side, gap in (("forward", "right", -6), ("backward", "left", 6)):
+        place: dict[str, Any] = {"x": 0, "y": top, "x_offset": gap, "y_offset": -2}
+        look: dict[str, Any] = {
+            "text_align": side,
+            "text_baseline": "top",
+            "text_font_size": "12px",
+        }
+        made.add_layout(Label(text=half, name=half, **place, **look))
     made.scatter(
         "x",
         "y",

@@ -14,7 +14,7 @@ from remat.report.before_after import BeforeAfter
 from remat.report.explanation import counted
 from remat.report.memory_plot import LAYERS, highest_moments
 from remat.report.pictures import Scale
-from remat.report.step_view import KEPT, OFFLOADED, StepView, Value
+from remat.report.step_view import KEPT, OFFLOADED, Clock, StepView, Value, short_module
 from remat.units import format_bytes, format_cost
 
 #: Columns of the curve of bytes alive: of more moments, the highest of each column is drawn.
@@ -26,7 +26,7 @@ _SMALL = 1 / 200
 #: Rows of the table of what runs again.
 MOST_AGAIN = 400
 #: The layers of the picture by their names in the style sheet.
-_COLORS = ("input", "kept", "output", "temporary")
+_COLORS = ("input", "kept", "output", "recomputed", "temporary")
 
 
 class Texts:
@@ -101,7 +101,10 @@ def page_data(
     color_of = {
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
-    drawn = [_stop(stop, texts, kinds, (x, y)) for stop in stops]
+    clock = stops[start].view.clock
+    # One unit for all plans; a plan whose costs are not known has none, and so have the others then.
+    time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
+    drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in stops]
     return {
         "texts": texts.all,
         "scale": {"size": scale.size, "unit": scale.unit},
@@ -111,7 +114,11 @@ def page_data(
             ("without", "without remat"),
         ],
         "paint": PAINT,
-        "without": _without(without, peak_without(stops[start])),
+        "without": _without(without, peak_without(stops[start]), clock, time),
+        "axes": [
+            clock.label(time.unit) if clock else "",
+            f"{'kernels' if stops[start].view.as_compiled else 'operators'} run",
+        ],
         "points": [text for *_, text in curve.points] if curve else [],
         "start": start,
         "stops": drawn,
@@ -121,6 +128,7 @@ def page_data(
 #: Which color of the style sheet each part of the pictures has: name of the renderer, property, color.
 PAINT = [
     ("total", "fill_color", "temporary"),
+    ("again", "fill_color", "recomputed"),
     ("small", "fill_color", "output"),
     ("inputs", "fill_color", "input"),
     ("without", "line_color", "without"),
@@ -158,7 +166,11 @@ def scales_of_curve(curve: Curve) -> tuple[Scale, Scale]:
 
 
 def _stop(
-    stop: Stop, texts: Texts, kinds: list[StorageKind], scales: tuple[Scale, Scale]
+    stop: Stop,
+    texts: Texts,
+    kinds: list[StorageKind],
+    scales: tuple[Scale, Scale],
+    time: Scale,
 ) -> dict[str, Any]:
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
@@ -166,14 +178,15 @@ def _stop(
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
     peak, one_by_one = step.peak, set(map(id, named))
-    apart = (StorageKind.INPUT, StorageKind.TEMPORARY)  # the area below all, and that above all
-    small = sums_of(
-        (
-            (v.nbytes, v.first, v.last)
-            for v in view.values
-            if v.kind not in apart and id(v) not in one_by_one
-        ),
-        len(sums),
+    # Not named: in areas of their own, between parameters below and temporary values above.
+    apart = (StorageKind.INPUT, StorageKind.RECOMPUTED, StorageKind.TEMPORARY)
+    rest = [v for v in view.values if id(v) not in one_by_one]
+    small, again = (
+        sums_of(((v.nbytes, v.first, v.last) for v in values), len(sums))
+        for values in (
+            [v for v in rest if v.kind not in apart],
+            [v for v in rest if v.kind is StorageKind.RECOMPUTED],
+        )
     )
     return {
         "label": stop.label,
@@ -182,6 +195,7 @@ def _stop(
         "rows": list(stop.rows),
         "moments": len(sums),
         "boundary": step.boundary,
+        "times": [t / time.size for t in view.clock.starts] if view.clock else [],
         "base": sum(v.nbytes for v in view.values if v.kind is StorageKind.INPUT),
         "peak": {
             "moment": step.peak_moment,
@@ -193,6 +207,7 @@ def _stop(
             "x": [len(sums) * k // len(chosen) for k in range(len(chosen))],
             "nbytes": [sums[m] for m in chosen],
             "small": [small[m] for m in chosen],
+            "again": [again[m] for m in chosen],
             "said": [texts(format_bytes(sums[m])) for m in chosen],
             "op": [texts(" · ".join(filter(None, running[m]))) for m in chosen],
         },
@@ -208,6 +223,9 @@ def _stop(
             "price": [v.price for v in named],
             "cost": [texts(_price(v, view.unit)) for v in named],
             "source": [texts(v.source) for v in named],
+            "module": [texts(v.module) for v in named],
+            "block": [texts(short_module(v.module)) for v in named],
+            "shape": [texts(v.shape) for v in named],
         },
         "keptText": texts(_kept_text(kept)),
         **_again(view, texts),
@@ -328,14 +346,14 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
     }
 
 
-def _without(curve: MemoryCurve | None, peak_bytes: int) -> dict[str, Any]:
-    """The step without remat; places are shares of a half: 0 to 1 in forward, 1 to 2 in backward."""
+def _without(
+    curve: MemoryCurve | None, peak_bytes: int, clock: Clock | None, scale: Scale
+) -> dict[str, Any]:
+    """The step without remat, over its own moments and its own time."""
     if curve is None:
-        return {"share": [], "nbytes": [], "peak": peak_bytes}
-    n, middle = len(curve.nbytes), curve.boundary
+        return {"x": [], "nbytes": [], "peak": peak_bytes}
     chosen = highest_moments(curve.nbytes, COLUMNS)
-    share = [
-        i / max(1, middle) if i < middle else 1 + (i - middle) / max(1, n - 1 - middle)
-        for i in chosen
-    ]
-    return {"share": share, "nbytes": [curve.nbytes[i] for i in chosen], "peak": peak_bytes}
+    x = [*chosen, len(curve.nbytes)]
+    nbytes = [curve.nbytes[i] for i in (*chosen, chosen[-1])]
+    times = [clock.without[i] / scale.size for i in x] if clock else []
+    return {"x": x, "times": times, "nbytes": nbytes, "peak": peak_bytes}

@@ -6,9 +6,14 @@ figure than the plan itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
+
+import torch
+from torch import fx
 
 from remat.graph.copying import run_of
 from remat.graph.host_copies import RELOAD
@@ -40,6 +45,8 @@ class Value:
             ``"offloaded"`` of what goes to the host, and of what comes back; else empty.
         source: the user's line, empty where unknown.
         price: cost of recomputing it alone, of a kept one that can be recomputed.
+        module: the module that made it, empty where unknown.
+        shape: dtype and shape of the value, ``"float32[8, 16]"``; empty where unknown.
     """
 
     name: str
@@ -51,6 +58,8 @@ class Value:
     state: str
     source: str
     price: int | None
+    module: str
+    shape: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +84,25 @@ class OperatorRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """When operators run, by their costs.
+
+    Attributes:
+        starts: start of each moment of a step, then the end of the step.
+        without: the same for the step without remat; empty where it is not known.
+        unit: unit of both.
+    """
+
+    starts: Sequence[int]
+    without: Sequence[int]
+    unit: str
+
+    def label(self, unit: str) -> str:
+        """What an axis in a multiple of the unit says."""
+        return f"modelled time, {unit}" if self.unit == "ps" else f"cost of operators, {unit}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
     """A step under one plan.
 
@@ -88,6 +116,7 @@ class StepView:
         kept: what forward keeps for backward.
         recomputed: what runs again.
         without: memory over the step without remat; None where it is not known.
+        clock: when operators run; None where costs are not known, and of kernels.
     """
 
     graph: str
@@ -99,6 +128,7 @@ class StepView:
     kept: tuple[KeptStorage, ...]
     recomputed: tuple[RecomputedNode, ...]
     without: MemoryCurve | None = None
+    clock: Clock | None = None
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
@@ -150,7 +180,6 @@ def view_step(
                 )
             )
             ran.add(name)
-    repeated = {(run.name, run.in_backward) for run in runs if run.again}
     # By operator and bytes: one of several results has a name of its own.
     sent = {
         (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
@@ -163,7 +192,7 @@ def view_step(
         row = rows.get(life.saved_as) if is_kept else None
         node = nodes.get(life.saved_as or life.node)
         late = life.first >= timeline.boundary
-        state = KEPT if is_kept else RECOMPUTED if (life.node, late) in repeated else ""
+        state = KEPT if is_kept else RECOMPUTED if life.kind is StorageKind.RECOMPUTED else ""
         away = "" if is_kept or late else sent.get((life.node, life.nbytes), "")
         if away or (not is_kept and late and node is not None and node.target is RELOAD):
             state = OFFLOADED
@@ -178,7 +207,17 @@ def view_step(
                 state=state,
                 source=life.source or (row.source if row else ""),
                 price=row.price if row else None,
+                module=life.module,
+                shape=_shape(node),
             )
+        )
+    clock = None
+    if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
+        own = [costs.get(name, 0) for name in (without.runs if without else ())]
+        clock = Clock(
+            starts=list(accumulate((run.cost or 0 for run in runs), initial=0)),
+            without=list(accumulate(own, initial=0)) if own else [],
+            unit=problem.unit,
         )
     return StepView(
         graph=plan.graph,
@@ -190,4 +229,18 @@ def view_step(
         kept=tuple(keeps),
         recomputed=tuple(again(forward, backward, problem, recomputed)),
         without=without,
+        clock=clock,
     )
+
+
+def short_module(path: str) -> str:
+    """A path of modules from its first number on, ``"layers.0.mlp"``, else its last name."""
+    found = re.search(r"\w+\.(\d|\*).*", path)
+    return found[0] if found else path.rpartition(".")[2]
+
+
+def _shape(node: fx.Node | None) -> str:
+    value = None if node is None else node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return ""
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"

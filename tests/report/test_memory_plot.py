@@ -21,8 +21,9 @@ from remat.graph.liveness import (
     own_outputs,
     timeline,
 )
-from remat.report.memory_plot import draw_step, fillings, step_figure
+from remat.report.memory_plot import LAYERS, draw_step, fillings, step_figure
 from remat.report.pictures import GREY, byte_ticks
+from remat.report.step_view import Clock
 from remat.units import format_bytes
 from tests.graphs import joint_of
 
@@ -189,15 +190,47 @@ def test_a_budget_on_the_peak_is_a_line_at_its_height() -> None:
 
 
 def test_the_step_without_remat_is_drawn_in_grey() -> None:
-    """Forward and backward are each as wide as the plan's, and its peak is in the picture."""
+    """It has a width of its own, and its peak is in the picture."""
     curve = MemoryCurve(nbytes=(2**30, 3 * 2**30, 4 * 2**30, 2**30), boundary=2)
     step = made_up(31, 10, moments=40)
     axes = step_figure(step, title="t", without=curve).axes[0]
     (line,) = (x for x in axes.lines if str(x.get_label()) == "without remat: peak 4 GiB")
     assert line.get_color() == GREY
-    assert list(line.get_ydata()) == [1, 3, 4, 1]
-    assert list(line.get_xdata()) == [0, 5, 10, 39]
+    assert list(line.get_ydata()) == [1, 3, 4, 1, 1]
+    assert list(line.get_xdata()) == [0, 1, 2, 3, 4]
     assert axes.get_ylim()[1] > 4
+
+
+def test_the_axis_is_time_where_costs_are_known() -> None:
+    """Both steps lie in their own time, and the names of the halves stand at the boundary."""
+    curve = MemoryCurve(nbytes=(2**30, 3 * 2**30), boundary=1, runs=("a", "b"))
+    clock = Clock(
+        starts=[10**9 * k * k for k in range(41)], without=[0, 10**9, 3 * 10**9], unit="ps"
+    )
+    figure = step_figure(made_up(31, 10), title="t", without=curve, clock=clock)
+    axes = figure.axes[0]
+    assert axes.get_xlabel() == "modelled time, s"
+    (line,) = (x for x in axes.lines if "without remat" in str(x.get_label()))
+    assert list(line.get_xdata()) == [0, 0.001, 0.003]
+    assert axes.get_xlim() == (0, 1.6)
+    assert 0.1 in [x.get_xdata()[0] for x in axes.lines]
+    assert collisions(figure) == []
+
+
+def test_recomputed_values_are_a_layer_of_their_own() -> None:
+    plan = stack(3, 0.2, batch=512)
+    nodes = {x.node for x in plan.timeline.lifetimes if x.kind is StorageKind.RECOMPUTED}
+    assert nodes
+    assert nodes <= set(plan.recomputed)
+    axes = step_figure(plan.timeline, title="t").axes[0]
+    labels = [str(c.get_label()) for c in axes.collections]
+    assert labels == [label for label, *_ in LAYERS]
+    assert "recomputed" in labels
+
+
+def test_another_axis_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match="x is 'days'; expected 'time' or 'operators'"):
+        stack(1).plot(tmp_path / "plan.svg", x="days")
 
 
 def test_a_plan_draws_the_step_without_remat(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_the_slider_moves_by_the_keyboard(browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
     slider = browser.find_element("id", "budget")
-    assert slider.accessible_name == "Plans along the frontier by bytes"
+    assert slider.accessible_name == "Plans along the frontier by saved"
     at_first, kept = figures(browser), column(browser, 1)
     slider.send_keys(Keys.HOME)
     least = figures(browser)
@@ -178,6 +178,38 @@ def test_a_click_selects_the_run_that_is_clicked(browser: Any) -> None:
         for chosen in ([k], []):
             browser.execute_script(script.removeprefix("return ") + f" = {chosen}")
             assert browser.execute_script(script) == chosen
+
+
+def test_arrow_keys_go_from_block_to_block(browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    values = data["stops"][data["start"]]["values"]
+    timeline, picked = (browser.find_element("id", name) for name in ("timeline", "picked"))
+    for k in (0, 1):
+        timeline.send_keys(Keys.ARROW_RIGHT)
+        for part in ("name", "shape", "source", "said"):
+            assert data["texts"][values[part][k]] in picked.text
+    timeline.send_keys(Keys.ARROW_LEFT)
+    assert data["texts"][values["name"][0]] in picked.text
+    timeline.send_keys(Keys.ESCAPE)
+    assert picked.text == ""
+
+
+def test_the_axis_is_time_or_operators(browser: Any, page: Path) -> None:
+    show(browser, page, 1280, "light")
+    end = "return Bokeh.documents.map(d => d.get_model_by_name('timeline-figure')).find(m => m).x_range.end"
+    data = browser.execute_script("return JSON.parse(document.getElementById('data').textContent)")
+    stop = data["stops"][data["start"]]
+    assert browser.execute_script(end) == stop["times"][-1]
+    browser.find_element("id", "by-operators").send_keys(" ")
+    assert browser.execute_script(end) >= stop["moments"]
+    assert browser.find_element("id", "axis").text == "operators run"
+
+
+def test_memory_is_above_the_fold(browser: Any) -> None:
+    legend = browser.find_element("id", "legend").rect
+    assert legend["y"] + legend["height"] <= 900
 
 
 def test_everything_that_is_used_is_reached_by_tab(browser: Any) -> None:

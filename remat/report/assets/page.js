@@ -16,6 +16,8 @@
   let chosen = null; // name of the selected value
   let picked; // its place among the values
   let models = {};
+  const operators = () => at("by-operators").checked;
+  const X = (stop, moment) => (operators() ? moment : stop.times[moment]);
 
   // One polygon for each named value, on top of what was there before it and still is. What lies above a value
   // that ends moves down, so only then are there further corners. Kept values come first, then the small outputs
@@ -47,7 +49,7 @@
       const fresh = new Set(born);
       let height = stop.base, above = false;
       for (const i of alive) {
-        if (!above && !v.kept[i]) { height += c.small[columnOf(moment)]; above = true; }
+        if (!above && !v.kept[i]) { height += c.small[columnOf(moment)] + c.again[columnOf(moment)]; above = true; }
         if (fresh.has(i)) { shapes[i].x.push(moment); shapes[i].y.push(height); }
         else if (place[i] !== height) {
           shapes[i].x.push(moment, moment);
@@ -59,7 +61,7 @@
     }
     const size = data.scale.size;
     return [shapes.map(({ x, y }, i) => [
-      [...x, ...x.slice().reverse()],
+      [...x, ...x.slice().reverse()].map((moment) => X(stop, moment)),
       [...y.map((b) => b / size), ...y.slice().reverse().map((b) => (b + v.bytes[i]) / size)],
     ]), keptAt];
   }
@@ -74,27 +76,47 @@
 
   function drawPlots(stop) {
     const size = data.scale.size, c = stop.columns, [shapes, keptAt] = stacked(stop);
-    const end = stop.moments, edges = [...c.x, end];
-    edges[0] = 0;
+    const end = X(stop, stop.moments), edges = [...c.x, stop.moments].map((moment) => X(stop, moment));
     const high = c.nbytes.map((b) => b / size);
     const area = (heights) => ({ x: edges, y: [...heights, heights[heights.length - 1]], low: edges.map(() => 0) });
     models.total.data = area(high);
+    models.again.data = area(c.again.map((b, k) => (b && (stop.base + b + c.small[k] + keptAt[k])) / size));
     models.small.data = area(c.small.map((b, k) => (b && (stop.base + b + keptAt[k])) / size));
     models.cells.data = { left: edges.slice(0, -1), right: edges.slice(1), bottom: c.x.map(() => 0), top: high };
     models.inputs.data = { left: [0], right: [end], bottom: [0], top: [stop.base / size] };
     models.values.data = { xs: shapes.map((s) => s[0]), ys: shapes.map((s) => s[1]), color: colors(stop) };
-    models.boundary.location = stop.boundary;
-    models.peak.data = { x: [stop.peak.moment + 0.5], y: [stop.peak.nbytes / size] };
+    models.shapes = shapes;
+    models.boundary.location = X(stop, stop.boundary);
+    for (const half of ["forward", "backward"]) models.all.get_model_by_name(half).x = X(stop, stop.boundary);
+    models.peak.data = { x: [(X(stop, stop.peak.moment) + X(stop, stop.peak.moment + 1)) / 2], y: [stop.peak.nbytes / size] };
     const w = data.without;
-    models.without.data = w.share.length
-      ? { x: w.share.map((s) => (s < 1 ? s * stop.boundary : stop.boundary + (s - 1) * (end - stop.boundary))), y: w.nbytes.map((b) => b / size) }
+    models.without.data = w.x.length
+      ? { x: operators() ? w.x : w.times, y: w.nbytes.map((b) => b / size) }
       : w.peak ? { x: [0, end], y: [w.peak / size, w.peak / size] } : { x: [], y: [] };
-    wholeStep();
+    models.range.setv({ start: 0, end: Math.max(end, ...models.without.data.x.slice(-1)) });
+    at("axis").textContent = data.axes[Number(operators())];
+    nameBlocks();
     if (models.now) models.now.data = { x: [stop.point[0]], y: [stop.point[1]] };
   }
 
-  function wholeStep() {
-    models.range.setv({ start: 0, end: data.stops[now].moments });
+  // Names the module of each block where it lies still for long enough to hold the text.
+  function nameBlocks() {
+    const v = data.stops[now].values, figure = models.figures[0], size = data.scale.size;
+    const rows = { x: [0], y: [0], text: [""], color: [css("ink")] }; // Bokeh fails to draw colors of no texts
+    const wide = figure.inner_width / (models.range.end - models.range.start);
+    const tall = figure.inner_height / (figure.y_range.end - figure.y_range.start);
+    models.shapes.forEach(([xs, ys], i) => {
+      const name = text(v.block[i]), high = v.bytes[i] / size;
+      if (!name || high * tall < 12) return;
+      let longest = 0;
+      for (let k = 0; k < xs.length / 2 - 1; k++) if (xs[k + 1] - xs[k] > xs[longest + 1] - xs[longest]) longest = k;
+      if ((xs[longest + 1] - xs[longest]) * wide < name.length * 6.5) return;
+      rows.x.push((xs[longest] + xs[longest + 1]) / 2);
+      rows.y.push(ys[longest] + high / 2);
+      rows.text.push(name);
+      rows.color.push({ kept: "#ffffff", temporary: css("ink") }[data.kinds[v.kind[i]].color] || "#111111");
+    });
+    models.blocks.data = rows;
   }
 
   // A table that is sorted by the button at the head of each column.
@@ -205,7 +227,7 @@
 
   function told(stop, i) {
     const v = stop.values;
-    return [text(v.name[i]), text(v.op[i]), `${text(v.said[i])}, ${data.kinds[v.kind[i]].label}`, text(v.source[i]),
+    return [text(v.name[i]), text(v.op[i]), text(v.module[i]), text(v.shape[i]), `${text(v.said[i])}, ${data.kinds[v.kind[i]].label}`, text(v.source[i]),
       v.price[i] === null ? "" : `recomputing it would cost ${text(v.cost[i])}`].filter((part) => part);
   }
 
@@ -249,6 +271,7 @@
       for (const grid of figure.center) if ("grid_line_color" in grid) grid.grid_line_color = line;
     }
     models.boundary.line_color = quiet;
+    for (const half of ["forward", "backward"]) models.all.get_model_by_name(half).text_color = css("ink");
     for (const [name, part, color] of data.paint) {
       const renderer = models.all.get_model_by_name(name);
       for (const glyph of renderer ? [renderer.glyph, renderer.nonselection_glyph, renderer.selection_glyph] : []) if (glyph && glyph[part] !== undefined) glyph[part] = css(color);
@@ -256,6 +279,7 @@
     const selected = models.all.get_model_by_name("values").selection_glyph;
     selected.setv({ fill_color: css("mark"), line_color: css("mark") });
     models.values.data = { ...models.values.data, color: colors(data.stops[now]) };
+    nameBlocks();
     at("legend").replaceChildren(...data.legend.map(([color, label]) => {
       const swatch = make("i", []);
       swatch.style.background = `var(--${color})`;
@@ -267,13 +291,26 @@
     for (const [id, item] of Object.entries(read("plots"))) if (at(id)) await Bokeh.embed.embed_item(item, id);
     const find = (name) => Bokeh.documents.map((d) => d.get_model_by_name(name)).find((m) => m);
     const source = (name) => (find(name) ? find(name).data_source : undefined);
-    models = Object.fromEntries(["total", "small", "cells", "inputs", "values", "without", "peak", "now"].map((name) => [name, source(name)]));
+    models = Object.fromEntries(["total", "again", "small", "cells", "inputs", "values", "blocks", "without", "peak", "now"].map((name) => [name, source(name)]));
     models.all = { get_model_by_name: find };
     models.figures = ["timeline-figure", "frontier-figure"].map(find).filter((m) => m);
     models.boundary = find("boundary");
     models.range = find("timeline-figure").x_range;
+    at("by-operators").checked = !data.axes[0];
+    at("by-operators-label").hidden = !data.axes[0];
     draw();
     paint();
+    at("by-operators").onchange = draw;
+    // Later: Bokeh is drawing when its width changes.
+    models.figures[0].properties.inner_width.change.connect(() => setTimeout(nameBlocks));
+    at("timeline").addEventListener("keydown", (event) => {
+      const v = data.stops[now].values, step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      const to = picked === undefined ? 0 : picked + step;
+      if (event.key === "Escape") choose(null);
+      else if (step && to >= 0 && to < v.name.length) choose(text(v.name[to]), true, to);
+      else if (!step) return;
+      event.preventDefault();
+    });
     models.values.selected.properties.indices.change.connect(() => {
       const [i] = models.values.selected.indices;
       const name = i === undefined ? null : text(data.stops[now].values.name[i]);

@@ -32,14 +32,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         path.write_bytes(data)
         return
     target = resolved(path)
+    # In the same folder, since a rename is atomic only within one file system.
     draft = target.with_name(f".remat-{os.getpid()}-{secrets.token_hex(8)}.part")
     try:
         with draft.open("xb") as file:
             file.write(data)
             file.flush()
+            # Otherwise a crash soon after the rename could leave an empty file.
             os.fsync(file.fileno())
         draft.replace(target)
-    except BaseException:
+    except BaseException:  # Ctrl-C must not leave the draft behind either
         with contextlib.suppress(OSError):
             draft.unlink()
         raise

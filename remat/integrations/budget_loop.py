@@ -234,7 +234,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         joint = joint_of(gm, self._step.options.lower, **convention)
         if not self._keeps:
             return self._step.split(joint)
-        # The graph is taken apart as it is planned.
+        # Planning edits the graph in place, so its text is taken before.
         record = CachedPlan(
             joint=plan_cache.text_of(joint) or "",
             parameters=parameters_of(joint),

@@ -385,7 +385,7 @@ class StepPartition:
         """Remove the plan from `remat.plans` if its step cannot be compiled."""
         try:
             yield
-        except BaseException:
+        except BaseException:  # Ctrl-C ends a compilation too
             self.use(None)
             raise
 

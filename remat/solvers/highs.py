@@ -29,7 +29,8 @@ class _Redirect:
         self.true_stdout: int | None = None
 
     def end_in_child(self) -> None:
-        """After a fork: nobody there would end it."""
+        """End the redirection in a forked child, in which the redirecting thread does not exist."""
+        # The old lock may be held by a thread that the child does not have.
         self.lock = threading.Lock()
         if self.true_stdout is not None:
             os.dup2(self.true_stdout, 1)

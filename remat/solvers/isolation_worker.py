@@ -104,6 +104,7 @@ def _answer(solver: Solver, message: bytes) -> bytes:
         if not isinstance(cause, MemoryError):
             notes = ["".join(traceback.format_exception(cause))]
             return _fault(str(error), notes, refused=isinstance(error, RefusalError))
+    # Cycles may hold the memory that the next question needs.
     gc.collect()
     return _EXHAUSTED
 

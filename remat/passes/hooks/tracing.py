@@ -233,9 +233,10 @@ class _Made(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return returned
 
     def alive(self) -> list[torch.Tensor]:
-        """Those that somebody still has."""
+        """The recorded tensors that are still referenced."""
         if all(ref() is None for ref in self._noted):
             return []
+        # A tensor that only a cycle holds is not kept by the hook.
         gc.collect()
         return [tensor for ref in self._noted if (tensor := ref()) is not None]
 

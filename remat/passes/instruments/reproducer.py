@@ -134,7 +134,7 @@ def write_reproducer(folder: Path, failure: Failure) -> Path:
         draft.rename(target)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
-        if target.is_dir():  # somebody else was faster
+        if target.is_dir():  # another process wrote the same failure first
             return target
         raise
     return target

@@ -329,15 +329,7 @@ def _list(axes: Axes, step: Timeline) -> None:
     color_of = {kind: color for _, color, kinds in LAYERS for kind in kinds}
     found = fillings(step)
     shown, rest = found[:_LINES], found[_LINES:]
-    entries = [
-        (
-            color_of[f.kind],
-            f.nbytes,
-            _heading(f),
-            " · ".join(filter(None, (f.module, "" if f.source == f.kind else f.source))),
-        )
-        for f in shown
-    ]
+    entries = [(color_of[f.kind], f.nbytes, _heading(f), _origin(f)) for f in shown]
     if rest:
         count = sum(f.count for f in rest)
         nbytes = sum(f.nbytes for f in rest)
@@ -354,6 +346,10 @@ def _list(axes: Axes, step: Timeline) -> None:
             axes.text(
                 0.05, y - 0.046, shortened(source, 62), va="top", fontsize=7.5, color="#444444"
             )
+
+
+def _origin(filling: Filling) -> str:
+    return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 
 def _heading(filling: Filling) -> str:

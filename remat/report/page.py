@@ -129,7 +129,7 @@ def page_of(page: Page) -> str:
         control=_control(page),
         frontier=_beside(page),
         memory=_MEMORY.format(without=_without(page)),
-        note=_note(page),
+        note="" if len(page.stops) > 1 else f'<p class="note">{escape(page.no_slider)}</p>',
         figures=_json(page.figures),
         data=_json(page_data(page.stops, page.start, page.without, page.curve)),
         plots=_json(plots),
@@ -157,13 +157,6 @@ def _control(page: Page) -> str:
         f'<input type="range" id="budget" min="0" max="{len(page.stops) - 1}" step="1" value="{page.start}">'
         f'<div class="ends"><span>{low}</span><span>{high}</span></div><div class="jumps">{buttons}</div></div>'
     )
-
-
-def _note(page: Page) -> str:
-    """Why there is no slider."""
-    if len(page.stops) > 1 or not page.no_slider:
-        return ""
-    return f'<p class="note">{escape(page.no_slider)}</p>'
 
 
 def _beside(page: Page) -> str:

@@ -122,7 +122,7 @@ def test_a_recomputed_value_lives_once_in_each_half() -> None:
     step = timeline_of(plan)
     first, second = (x for x in step.lifetimes if x.node == "cos")
     assert first.last < step.boundary <= second.first
-    assert first.kind is second.kind is StorageKind.TEMPORARY
+    assert (first.kind, second.kind) == (StorageKind.TEMPORARY, StorageKind.RECOMPUTED)
 
 
 def test_lifetimes_name_the_line_of_the_user() -> None:

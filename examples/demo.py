@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 REPEATS = 7
 PS_PER_MS = 10**9
 #: The cost model that the backend has by default: for the device of the tensors, a CPU here.
-COST = "auto:tensors"
+COST = "auto"
 #: The model of the demo, for the command.
 MODEL = "examples/models.py:llama"
 SOLVERS = ("greedy", "dp", "cut", "lagrangian", "auto")

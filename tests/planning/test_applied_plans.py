@@ -39,7 +39,7 @@ def offloading() -> remat.Plan:
 
 @cache
 def plain() -> remat.Plan:
-    return remat.plan(blocks(), 0.5)
+    return remat.plan(blocks(), 0.5, cost="roofline:h100")
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,16 @@ class Backend:
             self._patches = _inductor_options(self._partition, given, mode)
         self._graphs = CompiledGraphs()
         self._options = options  # held: no others have their identity meanwhile
+        self._given = dict(options), mode
+
+    def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
+        """Whether it was made for these options: a user may write others into the same dict."""
+        given, given_mode = self._given
+        return (
+            mode == given_mode
+            and options.keys() == given.keys()
+            and all(given[k] is v or bool(given[k] == v) for k, v in options.items())
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return this backend, so that a copy of a compiled model compiles with the same one."""
@@ -176,15 +186,15 @@ def compile_step(
                 f"options is {options!r}; expected a dict of options by name, such as "
                 'torch.compile(model, backend="remat", options={"budget": "40GiB"})'
             )
-        if options is None:
-            found = Backend({}, mode)
-        else:
-            with _LOCK:
-                found = _BACKENDS.get(id(options)) or Backend(options, mode)
-                _BACKENDS[id(options)] = found
+        with _LOCK:
+            known = None if options is None else _BACKENDS.get(id(options))
+            if known is None or not known.has(options or {}, mode):
+                known = Backend({} if options is None else options, mode)
+            if options is not None:
+                _BACKENDS[id(options)] = known
     except RematError as error:
         raise _for_dynamo(error) from None
-    return found(gm, example_inputs)
+    return known(gm, example_inputs)
 
 
 def backend(

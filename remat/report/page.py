@@ -256,14 +256,14 @@ def _timeline(page: Page) -> Any:
     )
     made.step("x", "y", source=_empty("x", "y"), mode="after", line_width=1.5, name="without")
     made.add_layout(Span(dimension="height", location=0, line_width=1, name="boundary"))
-    for half, side, gap in (("forward", "right", -6), ("backward", "left", 6)):
+    for name, side, gap in (("forward", "right", -6), ("backward", "left", 6)):
         place: dict[str, Any] = {"x": 0, "y": top, "x_offset": gap, "y_offset": -2}
         look: dict[str, Any] = {
             "text_align": side,
             "text_baseline": "top",
             "text_font_size": "12px",
         }
-        made.add_layout(Label(text=half, name=half, **place, **look))
+        made.add_layout(Label(text=name, name=name, **place, **look))
     made.scatter(
         "x",
         "y",

@@ -112,6 +112,18 @@ def test_a_copy_of_a_compiled_model_compiles_by_the_same_options(model: nn.Modul
     assert remat.plans()[-1].saved == before.saved
 
 
+def test_other_options_in_the_same_dict_count(model: nn.Module) -> None:
+    options: dict[str, Any] = {"budget": 1.0, "lower": "eager"}
+    first = torch.compile(model, backend="remat", options=options)
+    first(X).sum().backward()
+    options["budget"] = 0.0
+    torch._dynamo.reset()
+    torch.compile(model, backend="remat", options=options)(X).sum().backward()
+    full, least = remat.plans()[-2:]
+    assert (full.asked.share, least.asked.share) == (1.0, 0.0)
+    del first
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

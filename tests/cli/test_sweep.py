@@ -38,7 +38,7 @@ def test_a_sweep_writes_its_table_and_goes_on_from_it(tmp_path: Path) -> None:
     ]
     for row in rows:
         assert row["cost"] == "auto"
-        assert row["priced"] == "roofline-fused:h100"
+        assert row["priced"] == "roofline-fused:epyc"
         assert row["without_step_cost"] > row["recompute_cost"]
         assert row["without_peak_bytes"] > 0
     assert len(Sweep.load(output).rows) == 8

@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
     out.print(Rule(f"2  Plan it within {asked.budget}", align="left"))
     plan = remat.plan(joint, budget=asked.budget, cost=COST)
-    out.print(plan_table(plan, ""))
+    out.print(plan_table(plan, "", plan.cost))
     plan.plot(asked.picture)
     out.print(f"drawn: {asked.picture.resolve()}\n")
 

@@ -38,7 +38,7 @@ def _message(split: Split, rule: str, broken: list[Fault]) -> str:
 
 #: Every rule with the check that yields what breaks it; the first asks whether the others can ask.
 RULES: tuple[tuple[str, Callable[[Facts], Iterator[Fault]]], ...] = (
-    ("both halves must be whole graphs", signatures.graphs_are_complete),
+    ("forward and backward must be whole graphs", signatures.graphs_are_complete),
     ("forward must take the inputs of the joint graph", signatures.forward_takes_the_inputs),
     ("forward must return the outputs of the joint graph", signatures.forward_returns_the_outputs),
     (

@@ -51,8 +51,8 @@ _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictiona
 
 #: Options of the backend that are ours; every other one is Inductor's.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
-#: Memory that Inductor keeps for a later result of the same size, by an estimate that knows nothing of what
-#: attention and convolutions take beside their results. Without it memory is free as soon as nobody reads it.
+#: Inductor's reuse of a buffer for a later result of the same size. Its estimate of the peak ignores workspaces of
+#: attention and convolutions. Without reuse a buffer is freed after its last reader.
 _KEPT_MEMORY = "allow_buffer_reuse"
 
 

@@ -31,7 +31,9 @@ class CompileProgress:
     def __init__(self, name: str, stream: TextIO | None = None) -> None:
         self._name, self._stream = name, stream or sys.stderr
         shown = os.environ.get(QUIET, "0") in ("", "0")
-        self._is_live = shown and getattr(self._stream, "isatty", bool)()
+        # A closed stream does not even answer whether it is a terminal.
+        is_open = not getattr(self._stream, "closed", True)
+        self._is_live = shown and is_open and self._stream.isatty()
         self._stage, self._started = "tracing forward and backward", time.monotonic()
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._show, name="remat-progress", daemon=True)
@@ -41,12 +43,11 @@ class CompileProgress:
         """Show the stage that begins."""
         self._stage = text
 
-    def finish(self, plan: Plan | None) -> None:
+    def finish(self, plan: Plan) -> None:
         """Print the figures of the plan, if progress was shown."""
         self._stop()
-        if not self._shown or plan is None:
-            return
-        self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")
+        if self._shown:
+            self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")
 
     def __enter__(self) -> Self:
         if self._is_live:

@@ -261,7 +261,7 @@ class StepPartition:
         over: why the budget cannot be held of a step that runs all the same.
         tally: who counts what the graphs of the step take together, under a budget on the peak in bytes.
         beside: what other graphs of the step hold: their runs, and bytes.
-        progress: is told the stages of the compilation.
+        progress: shows the stages of the compilation.
     """
 
     def __init__(self, options: Partitioner, plan_graph: PlanGraph, *, watched: bool) -> None:

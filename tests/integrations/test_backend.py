@@ -158,12 +158,16 @@ def test_a_long_compilation_shows_its_stage_and_ends_with_the_plan(
     assert last.endswith("%; details: remat.plans()[-1].explain()")
 
 
-@pytest.mark.parametrize("why", ["piped", "quiet", "short"])
+@pytest.mark.parametrize("why", ["piped", "quiet", "short", "closed"])
 def test_nothing_is_written_to_a_pipe_if_quiet_or_within_two_seconds(
     why: str, model: nn.Module, monkeypatch: pytest.MonkeyPatch, talks_at_once: None
 ) -> None:
     torch.compile(model, backend=remat.backend(budget=0.0, lower="eager"))(X)
     stream = io.StringIO() if why == "piped" else Terminal()
+    written = stream
+    if why == "closed":
+        stream = Terminal()
+        stream.close()
     if why == "quiet":
         monkeypatch.setenv(compile_progress.QUIET, "1")
     if why == "short":
@@ -172,7 +176,7 @@ def test_nothing_is_written_to_a_pipe_if_quiet_or_within_two_seconds(
         progress.stage("planning")
         progress._done.wait(0.05)
         progress.finish(remat.plans()[-1])
-    assert stream.getvalue() == ""
+    assert written.getvalue() == ""
 
 
 def test_a_failing_compilation_ends_its_thread(talks_at_once: None) -> None:

@@ -292,7 +292,10 @@ def spend_more(s: Split) -> Split:
     return replace(s, capacity=s.capacity - 1)
 
 
-WHOLE, GIVEN = "forward and backward must be whole", "backward must take just what forward hands over"
+WHOLE, GIVEN = (
+    "forward and backward must be whole",
+    "backward must take just what forward hands over",
+)
 SAVED, REPLAYED = {"budget": 1}, {"program": drops, "budget": 0}
 BREAKAGES: dict[Callable[[Split], Split | None], tuple[dict[str, Any], str, str]] = {
     read_too_early: (SAVED, WHOLE, "forward: Argument 'mm' of Node 'exp' was used before it has been defined"),

@@ -23,8 +23,10 @@ from remat.errors import RematError
 from remat.files import Form, read_record, write_atomic, write_record
 from remat.graph import ops, purity
 from remat.graph.joint import JointGraph
+from remat.graph.ops import attribute_of
 from remat.graph.storages import planned_sizes, sizes_at
 from remat.graph.text import parse_joint, print_joint
+from remat.graph.text.values import has_numbers
 from remat.integrations.compiled_memory import read_timeline
 from remat.planning.plan import Plan
 from remat.planning.planner import plan_graph
@@ -212,8 +214,12 @@ def _path(keys: Sequence[str]) -> Path:
 
 
 def text_of(joint: Any) -> str | None:
-    """The text of a joint graph; None if the text would be incomplete, for example without values of constants."""
-    if any(node.op == "get_attr" for node in joint.graph.nodes):
+    """Return the text of a joint graph; None if a plan's modules could not be built from the text alone.
+
+    The text gives the numbers of small constants. It does not give those of large ones.
+    """
+    fetched = joint.graph.find_nodes(op="get_attr")
+    if not all(has_numbers(attribute_of(joint.graph_module, node.target)) for node in fetched):
         return None
     try:
         return print_joint(joint)

@@ -78,9 +78,17 @@ def shown(plan: remat.Plan) -> list[str]:
     return [line for line in plan.explain().splitlines() if "decided by" not in line]
 
 
-def test_a_step_from_the_cache_has_its_plan(cache: Path) -> None:
+class Shifted(nn.Module):
+    """Adds a constant tensor, which the joint graph fetches."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x + torch.tensor([3, 5]).sum())
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, Shifted])
+def test_a_step_from_the_cache_has_its_plan(cache: Path, activation: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+    model = nn.Sequential(nn.Linear(32, 64), activation(), nn.Linear(64, 32), activation())
     x = torch.randn(16, 32)
     gradients, plan = step(model, x)
     assert hits() == 0

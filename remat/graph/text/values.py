@@ -389,12 +389,25 @@ class ValueReader:
             raise self._source.error(node, expected) from error
 
 
-def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
-    """The numbers of a constant as nested lists; None where they are many, or not there."""
-    real = getattr(tensor, "constant", None) if hasattr(tensor, "fake_mode") else tensor
+def has_numbers(value: object) -> bool:
+    """Whether a value is a constant whose numbers are written: a small dense tensor that holds them."""
+    return _real(value) is not None
+
+
+def _real(value: object) -> torch.Tensor | None:
+    """Return the tensor that holds a constant's numbers; None if they are many, or not there."""
+    real = getattr(value, "constant", None) if hasattr(value, "fake_mode") else value
     if not isinstance(real, torch.Tensor) or real.layout is not torch.strided:
         return None
     if real.device.type == "meta" or real.is_quantized or real.numel() > MAX_CONSTANT:
+        return None
+    return real
+
+
+def write_numbers(tensor: torch.Tensor, literals: ArgumentWriter) -> str | None:
+    """Write the numbers of a constant as nested lists; None if they are many, or not there."""
+    real = _real(tensor)
+    if real is None:
         return None
     # A graph may be printed while it is compiled, when every new tensor would be a fake one.
     with torch_compat.disable_current_modes():

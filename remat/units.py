@@ -31,7 +31,7 @@ _FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Peak:
     """A budget on the peak of the step: all bytes alive at once, weights included.
 
@@ -67,8 +67,19 @@ class Peak:
             self, "share", read.share if read.peak_share is None else read.peak_share
         )
 
+    def __repr__(self) -> str:
+        """Return the budget as code, to the byte."""
+        if self.nbytes is None:
+            return f"Peak({self.share})"
+        # The numbers 0 and 1 would be ratios.
+        return f"Peak({self.nbytes})" if self.nbytes > 1 else f"Peak('{self.nbytes}B')"
 
-@dataclass(frozen=True, slots=True, init=False)
+    def __str__(self) -> str:
+        """Return the budget for people. Bytes are rounded down, so that the text never allows more."""
+        return str(self.share) if self.nbytes is None else _rounded_down(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class Saved:
     """A budget on the bytes that forward saves for backward, whatever the peak of the step.
 
@@ -96,6 +107,14 @@ class Saved:
                 "activations is written as the number itself: budget=0.5"
             )
         object.__setattr__(self, "nbytes", nbytes)
+
+    def __repr__(self) -> str:
+        """Return the budget as code, to the byte."""
+        return f"Saved({self.nbytes})"
+
+    def __str__(self) -> str:
+        """Return the bytes for people, rounded down."""
+        return _rounded_down(self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +300,15 @@ def format_bytes(n: float) -> str:
             )
         size /= 1024
     return f"{size:.4g} TiB"
+
+
+def _rounded_down(nbytes: int) -> str:
+    """Format bytes as `parse_bytes` reads them, three digits of the largest unit, never more than there are."""
+    for unit, size in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            digits = max(0, 3 - len(str(nbytes // size)))
+            return f"{nbytes * 10**digits // size / 10**digits:g}{unit}"
+    return f"{nbytes}B"
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat.errors import BudgetError
-from remat.units import Budget, Peak, Saved, format_apart, format_bytes, format_cost
+from remat.units import (
+    Budget,
+    Peak,
+    Saved,
+    format_apart,
+    format_bytes,
+    format_cost,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +192,20 @@ def test_shares_of_peaks_that_can_be_read(written: Any, share: float) -> None:
     assert Budget.parse(str(read)) == read
     assert read.capacity(full=10, least=3) == 10
     assert not read.below(full=10, least=10)
+
+
+@given(st.integers(0, 2**50).map(lambda n: Peak(f"{n}B")) | st.floats(0, 1).map(Peak))
+def test_a_peak_is_shown_to_the_byte_as_code_and_rounded_down_for_people(peak: Peak) -> None:
+    assert eval(repr(peak), {"Peak": Peak}) == peak
+    if peak.nbytes is not None:
+        shown = parse_bytes(str(peak))
+        assert shown is not None
+        assert peak.nbytes * 0.98 < shown + 1 <= peak.nbytes + 1
+
+
+def test_a_peak_is_short_for_people() -> None:
+    assert (str(Peak(184_813_060)), str(Peak(0.3))) == ("176MiB", "0.3")
+    assert (repr(Saved("1KiB")), str(Saved(2**31 - 1))) == ("Saved(1024)", "1.99GiB")
 
 
 @pytest.mark.parametrize(

@@ -296,8 +296,8 @@ def guard_sizes(
     if watched and not look.unseen:
         return look
     warn(
-        f"'{made.graph}' holds its budget {budget.label} for {look.shown()}. Larger sizes, at which it takes more, are "
-        "known from the data alone, and nobody looks at them as it runs. Keep them smaller, or give a smaller budget",
+        f"'{made.graph}' holds its budget {budget.label} for {look.shown()}. The step exceeds the budget at larger sizes, "
+        "which depend on the data and are not checked as it runs. Keep them smaller, or give a smaller budget",
         BudgetWarning,
         stacklevel=4,
     )

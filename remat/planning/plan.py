@@ -295,8 +295,8 @@ class Plan(Record):
         self._complete()
         if self._modules is None:
             raise PlanError(
-                "this plan has no modules: it was read from a file, or nobody holds the compiled step any "
-                "more that it is of; give it its graph with remat.plan(joint, plan=plan)"
+                "this plan has no modules: it was read from a file, or its compiled step is deleted; build them from the "
+                "graph with remat.plan(joint, plan=plan)"
             )
         return self._modules
 

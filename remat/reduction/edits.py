@@ -304,7 +304,7 @@ EDITS = (
     GraphEdit(name="cut calls out", items=_results, apply=_cut_out),
     _of_nodes("leave out calls", lambda n: _bypass_to(n) is not None, _bypass),
     _of_nodes(
-        "erase what nobody reads",
+        "erase calls without readers",
         lambda n: n.op == "call_function" and not n.users,
         lambda n: n.graph.erase_node(n),
     ),

@@ -71,9 +71,10 @@ class BeforeAfter:
         if self.more is not None:
             without = format_cost(self.step_cost + self.without_recompute_cost, self.unit)
             text += f", {more_text(self.more)} than the {without} without remat"
-        text += f"; of the step with the plan, {self.recomputing:.1%} is recomputing"
+        else:
+            text += f", {self.recomputing:.1%} of it recomputing"
         if self.exposed_time:
-            text += f" and {self.exposed_time / whole:.1%} exposed transfer time"
+            text += f", {self.exposed_time / whole:.1%} of it exposed transfer time"
         return text
 
     def warn_if_not_lower(

@@ -44,7 +44,7 @@ def test_a_plan_has_its_modules_for_as_long_as_its_step_is_there(lower: str) -> 
     figures = remat.plans()[-1]
     shown = figures.explain().splitlines()
     assert shown == rows.splitlines()[: len(shown)]
-    with pytest.raises(PlanError, match="nobody holds the compiled step any more"):
+    with pytest.raises(PlanError, match="its compiled step is deleted"):
         _ = figures.forward
 
 

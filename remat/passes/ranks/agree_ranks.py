@@ -49,7 +49,7 @@ class AgreeRanks(Pass):
     def run(self, state: State) -> PassResult:
         ranks = other_ranks()
         if ranks is None or state.decision is None:
-            return PassResult(state=state, modified=False, detail="nobody to agree with")
+            return PassResult(state=state, modified=False, detail="no other rank")
         if state.decision.offloads:
             raise PlanError(
                 f"the plan for '{state.joint.name}' offloads values, on which ranks do not agree yet; "
@@ -114,8 +114,8 @@ def check_wait(wait_s: float) -> None:
     """
     if type(wait_s) not in (int, float) or not 0 <= wait_s < math.inf:
         raise ProblemError(
-            f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take what is decided "
-            "already, wait for nobody)"
+            f"the wait for rank 0 is {wait_s!r}; expected seconds, 0 or more (0: take a decision "
+            "that rank 0 has published already, without waiting)"
         )
 
 

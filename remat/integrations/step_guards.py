@@ -141,7 +141,7 @@ def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
 
 
 def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Return the sizes for which a step under a budget in bytes is planned in place of traced sizes.
+    """Return sizes for which a step under a budget in bytes is planned in place of traced sizes.
 
     A size with a declared range is planned for its largest value, because no guard may narrow that
     range. A size that was marked as dynamic and is traced at its least value is planned for one
@@ -187,7 +187,7 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """Function from sizes of a step to its bytes: the peak or the saved bytes, as its budget bounds.
+    """Function from sizes of a step to the bytes that its budget bounds: peak or saved bytes.
 
     Args:
         plan: the step's plan, with the figures of the compiled code if there are any.
@@ -299,8 +299,8 @@ def guard_sizes(
         watched: whether the returned callback will be called after each run.
 
     Returns:
-        A callback that checks the sizes that no guard can bound. None if the budget holds at every
-        size.
+        A callback that checks the sizes that no guard can bound. None if no such check is needed,
+        ``watched`` is False, or the step exceeds its budget already at the traced sizes.
 
     Raises:
         PlanError: a saved plan exceeds its budget in bytes at the traced sizes.

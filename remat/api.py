@@ -37,11 +37,11 @@ def solve(
     *,
     isolation: str | None = None,
 ) -> S:
-    """Solve a knapsack, graph or schedule problem, and check the solver's answer.
+    """Solve a knapsack, graph or step problem, and check the solver's answer.
 
     Args:
-        problem: a `remat.KnapsackProblem`, `remat.GraphProblem` or `remat.ScheduleProblem`, with
-            its capacity.
+        problem: a `remat.KnapsackProblem`, `remat.GraphProblem` or `remat.ScheduleProblem` (a step
+            problem), with its capacity.
         solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
         time_limit: seconds that the solver may take; None: no time limit.
         isolation: ``"process"``: run the solver in a separate process, with a hard deadline and a

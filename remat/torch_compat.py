@@ -124,7 +124,10 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
 
 def _homes() -> dict[str, tuple[str, ...]]:
-    """Return where PyTorch may define each name, as ``module:name``; the import above is first."""
+    """Return the places where PyTorch may define each name, as ``module:name``.
+
+    The first place is the one imported under ``TYPE_CHECKING``.
+    """
     # From the source, so that a name is written once, for type checkers and for `look_up`.
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
@@ -171,6 +174,7 @@ def look_up(homes: tuple[str, ...]) -> Any:
     for home in homes:
         module, _, name = home.partition(":")
         try:
+            # With ``fromlist``, `__import__` returns the submodule instead of the top-level package.
             return getattr(__import__(module, fromlist=[name]), name)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torch"):

@@ -156,7 +156,7 @@ class Budget:
             return cls(peak_bytes=value.nbytes, peak_share=value.share)
         if isinstance(value, Saved):
             return cls(nbytes=value.nbytes)
-        if isinstance(value, bool):
+        if isinstance(value, bool):  # an int to Python: True would mean budget 1
             raise BudgetError(f"budget is {value!r}; {_FORMS}")
         if isinstance(value, numbers.Integral):
             number = int(value)
@@ -270,7 +270,7 @@ def parse_bytes(text: str) -> int | None:
         return None
     number, unit = match.groups()
     scale = _UNITS.get(unit.lower() or "b")
-    if scale is None or (not unit and not number.isdigit()):
+    if scale is None or (not unit and not number.isdigit()):  # without a unit, "0.5" is a ratio
         return None
     # In integers, since a float is exact only up to 2**53.
     whole, _, fraction = number.partition(".")
@@ -307,6 +307,7 @@ def format_bytes(n: float) -> str:
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
+            # Three digits would show 1000 and above as 1e+03.
             return (
                 f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 999.5 else f"{size:.3g} {unit}"
             )

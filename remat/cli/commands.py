@@ -115,7 +115,9 @@ class _Group(click.Group):
     def _invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # hide warnings of libraries; `tell_refused_plugins` prints refused plugins
+                # Warnings of libraries are hidden; `tell_refused_plugins` prints refused plugins.
+                warnings.simplefilter("ignore")
+                # Shown nevertheless: a cache of measured costs that cannot be used, and peaks above expectation.
                 warnings.filterwarnings("default", message="the cache of measured costs")
                 warnings.simplefilter("default", PeakWarning)
                 warnings.showwarning = show_warning
@@ -288,8 +290,8 @@ def plan_request(**options: Any) -> PlanRequest:
     """Parse options as the user typed them into a request of the running command.
 
     Args:
-        options: arguments of `remat.planning.request.PlanRequest.of`; without ``budget``, of
-            ``without_budget``.
+        options: arguments of `remat.planning.request.PlanRequest.of`. If ``budget`` is missing,
+            arguments of ``PlanRequest.without_budget``.
 
     Raises:
         click.BadParameter: an option is invalid. The message names the option of the command.
@@ -302,10 +304,10 @@ def plan_request(**options: Any) -> PlanRequest:
 
 @contextlib.contextmanager
 def wrong_usage(option: str = "") -> Iterator[None]:
-    """Convert an error about an option, raised in the block, into wrong usage of the command.
+    """Convert a `RematError` of the block to a `click.BadParameter` of the running command.
 
     Args:
-        option: name of the option; if empty, the option that the error names.
+        option: name of the invalid option; if empty, the option that the error names.
 
     Raises:
         click.BadParameter: the block raised a `RematError`. The message names the option of the

@@ -116,11 +116,11 @@ def fit(
 ) -> None:
     """Find which batches of MODEL's whole training step fit a memory, and how fast they are.
 
-    Counted are parameters, gradients, activations under the best plan, and the optimizer's state,
-    for which the optimizer runs on fake parameters. With several ranks, buffers of collectives are
-    counted too. For an hf model, the batch size is known. A function of yours is called with the
-    batch size if it has an argument for it. Otherwise the first dimension of all tensors that it
-    returns is the batch.
+    The memory includes parameters, gradients, the optimizer's state, activations under the best
+    plan, and with several ranks the buffers of collectives. The optimizer runs on fake parameters,
+    which shows the size of its state. For an hf model the batch size is known. A function of yours
+    is called with the batch size if its first argument is required or is named batch. For any other
+    function, the first dimension of every tensor that it returns is the batch.
     """
     from remat.planning.fit import fit_calls
 
@@ -183,12 +183,14 @@ def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[
         def of_transformers(batch: int) -> Any:
             if batch not in built:
                 built[batch] = load(model, overrides, batch=batch, seq=seq)
+            # One model for all batches: only its inputs depend on the batch.
             first, example = next(iter(built.values())), built[batch]
             return first.model, example.args, example.kwargs
 
         return of_transformers
     if overrides or seq is not None:
-        load(model, overrides, seq=seq)  # says that they are for models of transformers
+        # Raises, since these options are for transformers models only.
+        load(model, overrides, seq=seq)
     function = function_of(model)
     if takes_batch(function):
 

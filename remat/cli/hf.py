@@ -118,7 +118,8 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
     if hasattr(config, "use_cache"):
         config.use_cache = False  # the cache serves generation, not training
     if getattr(config, "architectures", None) is None:
-        config.architectures = []  # for types with several classes of one kind, transformers then takes the first
+        # For types with several classes of one kind, transformers then takes the first.
+        config.architectures = []
     if getattr(config, "is_encoder_decoder", False):
         # The model shifts labels right with these tokens. Checkpoints set them, default configs may not.
         for key in ("pad_token_id", "decoder_start_token_id"):
@@ -158,7 +159,8 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
         first = error
     if device == "meta":
         fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        with contextlib.suppress(Exception), fakes:  # if this fails too, the first error is reported
+        # If this fails too, the first error is reported.
+        with contextlib.suppress(Exception), fakes:
             return _trainable(auto.from_config(config))
     reason = " ".join(str(first).split())
     raise CaptureError(

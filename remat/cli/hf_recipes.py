@@ -67,7 +67,7 @@ def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
         if like.is_floating_point():
             drawn[name] = torch.randn_like(like, device=device)
             continue
-        is_class = like.dim() == 1
+        is_class = like.dim() == 1  # labels of images; token ids have two dimensions
         # The first tokens of a vocabulary often mean padding or the end. Padding would require a mask.
         first = 0 if is_class else min(3, config.get_text_config().vocab_size - 1)
         end = config.num_labels if is_class else config.get_text_config().vocab_size

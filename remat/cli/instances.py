@@ -111,8 +111,8 @@ def solve(
 ) -> None:
     """Solve the problem in FILE, such as `remat capture` writes.
 
-    FILE may also be a schedule problem, or a published graph in networkx's node-link JSON. The
-    budget of such a problem is a peak. A ratio is a ratio of the peak of the graph's given order.
+    FILE may also be a step problem, or a published graph in networkx's node-link JSON. For these
+    the budget is a peak, and a ratio is a ratio of the peak of the graph's given order.
 
     The solver's answer is checked in integers, and a wrong answer is refused.
     """
@@ -154,8 +154,7 @@ def _solve(
 ) -> dict[str, Any]:
     """Solve an instance, and return the figures of the checked answer for ``--json``.
 
-    Bytes are of saved values or of the peak. Costs are of recomputed values; for a schedule
-    problem, of all runs.
+    Costs are of recomputed values; for a step problem, of all runs.
 
     Args:
         instance: the problem and its origin.

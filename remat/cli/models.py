@@ -202,6 +202,7 @@ def _import(name: str, spec: str) -> ModuleType:
             return importlib.import_module(name)
     except CaptureError as error:
         cause = error.__cause__
+        # The missing module is the named one or a package around it, not one that its code imports.
         if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
             raise click.UsageError(
                 f"MODEL is '{spec}', but there is no module '{cause.name}'; {FORMS}"

@@ -233,7 +233,8 @@ class _Watch:
             found.append(made.Printed(write=_note, only=options["print_after"]))
         if options["print_changed"]:
             found.append(made.PrintChanged(write=_note))
-        found += [statistics, timing]  # timing last, so that it does not count the work of the others
+        # Timing last, so that it does not count the work of the others.
+        found += [statistics, timing]
         return cls(
             instruments=[i for i in found if i is not None],
             timing=timing,

@@ -137,7 +137,8 @@ class PipelineType(ParamType):
             check_partitioned(made.passes)
             return made
         except RematError as error:
-            self.fail(str(error).partition("\n")[0], param, ctx)  # further lines point at the column, which one line cannot
+            # Further lines point at the column, which one line cannot.
+            self.fail(str(error).partition("\n")[0], param, ctx)
 
 
 class OutputFile(click.Path):

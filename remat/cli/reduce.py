@@ -183,7 +183,8 @@ def _command(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
                 run.wait()
-        if code in _NOT_RUN and not ran:  # after a first run, an error here would lose the reduction so far
+        # After a first run, an error here would lose the reduction so far.
+        if code in _NOT_RUN and not ran:
             raise click.UsageError(
                 f"--test '{command}' could not be run: the shell {_NOT_RUN[code]} (exit code {code}); "
                 f"expected a command that runs and says by its exit code whether {file.name} fails, "
@@ -215,6 +216,7 @@ def _write_folder(
     error = replay(joint.copy(), recorded)
     draft: Path | None = None
     try:
+        # Beside the target, since a rename is atomic only within one file system.
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
         kept = draft / "kept"
         shutil.copytree(source, kept, ignore=shutil.ignore_patterns(*_OUTDATED))

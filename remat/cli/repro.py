@@ -83,7 +83,7 @@ def replay(
             state = pipelines.initial_state(joint, in_place=True, count_outputs=False)
             checks = [VerifyEach(numbers=recorded.checks == "numbers")] if recorded.checks else []
             manager.run(state, in_place=True, instruments=checks)
-        else:  # no pass failed: the recorded failure came after the passes, when the plan was verified
+        else:  # the failure came after all passes, when the plan was verified
             plan_graph(joint, PlanRequest.of(pipeline=manager), in_place=True)
     except Exception as error:  # any exception may be the recorded failure
         return error

@@ -122,6 +122,7 @@ def sweep(
 
     for spec in models:  # a misspelt model is refused before hours of planning
         check(spec)
+    # Rows that are asked for twice are planned once.
     each = len(set(budgets)) * len(set(solvers)) * len(set(costs))
     order = list(dict.fromkeys(models))
     known: Counter[str] = Counter()

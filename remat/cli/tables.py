@@ -119,7 +119,8 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
     table.add_column("solver", overflow="fold")
     names = ["saved", "recompute", "gap", "peak", *(["step"] if wide else []), "time"]
     for name in names:
-        shown = f"{name}  " if name == "recompute" else name  # two blanks, as wide as " *" in the cells
+        # Two blanks, as wide as " *" in the cells.
+        shown = f"{name}  " if name == "recompute" else name
         table.add_column(shown, justify="right", no_wrap=True)
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):

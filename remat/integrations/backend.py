@@ -139,7 +139,7 @@ class Backend:
 
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         lower, partition = self._lower, copy.copy(self._partition)
-        partition.graphs = self._graphs
+        partition.graphs = self._graphs  # the copy lacks them; see `Partitioner.__getstate__`
         known = CompiledBudget()
         step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
         step.join(gm, example_inputs)

@@ -227,7 +227,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
             The compiled step.
         """
         settings: dict[str, Any] = {
-            # By default backward is compiled when it first runs. The memory of the whole step is needed here.
+            # PyTorch may compile backward only when it first runs. The memory of the whole step is needed here.
             "force_non_lazy_backward_lowering": True
         }
         if not self._keeps:
@@ -274,13 +274,15 @@ class Attempt(torch_compat.CustomPartitionerFn):
             parameters=parameters_of(joint),
             operators=plan_cache.operators_of(joint),
         )
+        # A later process repeats these warnings when it restores the plan.
         with record_warnings() as warned:
             graphs = self._step.split(joint)
         if record.joint:
             noted = tuple(
                 (kind.__module__, kind.__qualname__, message)
                 for message, kind in warned
-                if not issubclass(kind, (BudgetWarning, CostWarning))  # these concern this process only
+                # Budget and cost warnings concern this process only.
+                if not issubclass(kind, (BudgetWarning, CostWarning))
             )
             self.record = replace(record, warnings=noted)
         return graphs
@@ -296,6 +298,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self.is_new, self._traces = True, ""
         self._step.stage("compiling backward" if self._graphs else "compiling forward")
         graph = CompiledGraph.of(gm, example_inputs)
+        # Inductor changes the graph that it compiles; the plan keeps the original.
         gm = copy_module(gm)
         if self._whole and not self._graphs:
             self._masks = masks_to_bytes(gm.graph, graph.own)
@@ -414,9 +417,10 @@ class CompiledBudget:
             agree: the pass by which ranks agree on a decision; None if this rank decides alone.
 
         Raises:
-            BudgetError: no plan is within the budget, or no plan is expected to be once compiled.
+            BudgetError: no plan is within the budget, or every such plan exceeds it when compiled.
         """
-        if agree is not None and self.times:  # ranks must not take an earlier decision for this replan's
+        # Ranks must not take an earlier decision for this replan's.
+        if agree is not None and self.times:
             agree = replace(agree, asked=f"{agree.asked}, planned again {self.times} times")
         if _by_peak(request):
             return self._within_peak(joint, request, agree)
@@ -544,10 +548,10 @@ class CompiledBudget:
         return seeks and taken > limit
 
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
-        """Return the compiled bytes that the budget bounds, and the budget in bytes.
+        """Return the compiled bytes and the budget in bytes.
 
-        The bytes are the peak or the saved bytes, as the budget is. (0, 0) if there is no limit to
-        check.
+        Both are bytes of the peak under a budget on the peak, else saved bytes. Both are 0 if there
+        is no limit to check.
         """
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:

@@ -37,6 +37,7 @@ class CompileProgress:
         self._is_live = shown and is_open and self._stream.isatty()
         self._stage, self._started = "tracing forward and backward", time.monotonic()
         self._done = threading.Event()
+        # A daemon, so that the thread cannot keep the process alive.
         self._thread = threading.Thread(target=self._show, name="remat-progress", daemon=True)
         self._shown = False
 

@@ -95,6 +95,7 @@ def compiled_timeline(
     plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
         given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
+        # The code empties its list of arguments. Inputs of the step stay alive until its end.
         outputs = step.run(forward, [*given])
         if sizes is not None:
             sizes.learn(forward.values, outputs, step.nbytes)
@@ -107,6 +108,7 @@ def compiled_timeline(
             there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
+        # Otherwise these references would keep all saved activations alive until backward ends.
         del outputs, there
         gradients = step.run(backward, arguments)
         step.mark(gradients, StorageKind.GRADIENT)
@@ -243,6 +245,7 @@ def _numbers(value: Any) -> tuple[Any, ...]:
 @dataclass(slots=True)
 class _Life:
     """Mutable record of one storage. The fields are those of `remat.graph.liveness.Lifetime`."""
+
     node: str
     nbytes: int
     kind: StorageKind
@@ -310,6 +313,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
         """End forward: later program points belong to backward."""
+        # A graph without kernels counts as one program point, as in `Timeline`.
         if not self._moments:
             self._moments.append("")
         self._boundary = len(self._moments)
@@ -368,6 +372,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _gone(self, key: int) -> None:
         life = self._alive.pop(key)
+        # A storage that was freed before the next kernel still spans one program point.
         life.last = max(life.first, len(self._moments) - 1)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -439,7 +444,7 @@ def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
     Returns:
         The statement; None to remove it, if it only defines kernels or is not part of the step.
     """
-    if isinstance(statement, ast.If):
+    if isinstance(statement, ast.If):  # ``if __name__ == "__main__"``
         return None
     if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
         return None
@@ -465,7 +470,7 @@ class _Ticking(ast.NodeTransformer):
         if not isinstance(value, ast.Call):
             return statement
         name = ast.unparse(value.func)
-        if name.startswith("torch.cuda."):
+        if name.startswith("torch.cuda."):  # would need a GPU
             return None
         if name.startswith(_QUIET) or name == "args.clear":
             return statement

@@ -258,8 +258,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         included by default.
 
         Args:
-            graphs_only: whether only compiled forward and backward graphs are looked up. A user's
-                own solver or cost model is then described by its code and version, not by its
+            graphs_only: whether only compiled forward and backward graphs are looked up. A solver
+                or cost model of the user's is then described by code and version, not by its
                 identity in this process.
         """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
@@ -313,7 +313,8 @@ class StepPartition:
         self.beside = (0, 0)
         self.progress: CompileProgress | None = None
         self._plan_graph = plan_graph
-        self._kind: str | None = None  # code and parameters of the current graph; None before `meet`
+        # Code and parameters of the current graph; None before `meet`.
+        self._kind: str | None = None
         self._trains = False  # whether the code of the current graph was compiled before
 
     def stage(self, text: str) -> None:
@@ -399,12 +400,13 @@ class StepPartition:
         made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
         if asked.decides:
             self.count_graph(kind or made.fingerprint)
-        if not self.watched:  # else the backend does after compilation, when the compiled bytes are known
+        # If watched, the backend guards sizes after compilation, when the compiled bytes are known.
+        if not self.watched:
             guard_sizes(primals, made, saved=self.applies_saved, watched=False)
         self.log(made)
         if not self.watched:
             self.warn_if_over()
-        # AOTAutograd takes the backward graph apart after caching it. The plan keeps its own copy.
+        # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
         return made.forward, copy_module(made.backward)
 
     def take(self, made: Plan, kind: str) -> None:

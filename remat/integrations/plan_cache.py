@@ -73,7 +73,8 @@ class CachedPlan:
         """
         plan = replace(Plan.from_json(self.plan), _sizes=planned_sizes())
         again = partial(_made_again, plan, self.joint, request.hooks, request.reread_inputs)
-        with contextlib.suppress(ValueError, TypeError):  # without a valid timeline, the plan simulates one
+        # Without a valid timeline, the plan simulates one.
+        with contextlib.suppress(ValueError, TypeError):
             plan = replace(plan, _timeline=read_timeline(self.timeline))
         return replace(plan, graph=graph, _again=again)
 

@@ -50,15 +50,16 @@ class Size:
     """A symbolic size of a step, with its range.
 
     Attributes:
-        name: name of its symbol.
+        name: name of the size's symbol.
         number: the size that the step is planned for.
         least: smallest possible size.
         most: largest possible size; None if unknown.
         source: origin of the size in the user's code, for messages.
         value: the symbolic size itself, from an input; None if no input has this size.
-        place: position of that input, and the dimension. The dimension is None if the input is a
-            number. None if no input has this size.
-        declared: whether the user declared a range, which Dynamo refuses to narrow.
+        place: position of the input that has this size, and the dimension; None if no input has
+            this size. The dimension is None if the input is a number.
+        declared: whether no guard may narrow the range: the user declared it, or the size is
+            data-dependent.
         marked: whether the user marked the size as dynamic, so that Dynamo refuses to make it
             constant.
     """
@@ -96,6 +97,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
                 source=str(sources[0].name) if sources else symbol.name,
                 value=size,
                 place=(k, d if is_tensor else None),
+                # A guard on a size without a hint would fail too instead of recompiling.
                 declared=declared or not size.node.has_hint(),
                 marked=marked,
             )
@@ -103,7 +105,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
-    """Return the range of a symbol as the fields ``least`` and ``most`` of `Size`.
+    """Return a symbol's range as a dictionary with the keys ``least`` and ``most``, as in `Size`.
 
     Args:
         env: the shape environment of the symbol.
@@ -157,6 +159,7 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
     for name, size in sizes_of(example_inputs).items():
         if size.declared and size.most is not None:
             found[name] = replace(size, number=size.most)
+        # Symbolic sizes are at least 2, because Dynamo makes 0 and 1 constants.
         elif size.marked and not size.declared and size.number <= max(2, size.least):
             found[name] = replace(size, number=size.number + 1)
     return found
@@ -164,21 +167,21 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 @contextlib.contextmanager
 def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Iterator[None]:
-    """Plan within the block for the sizes of `largest_declared`, if a budget in bytes applies.
+    """Make planning in the block use the sizes of `largest_declared`, under a budget in bytes.
 
     Args:
         example_inputs: example inputs of the step.
         in_bytes: whether a budget in bytes applies; if not, sizes stay as traced.
 
     Raises:
-        BudgetError: the block raised it. The sizes are added to the message.
+        BudgetError: the block raised this error. The sizes are added to its message.
     """
     largest = largest_declared(example_inputs) if in_bytes else {}
     try:
         with sizes_at({**planned_sizes(), **{n: size.number for n, size in largest.items()}}):
             yield
     except BudgetError as error:
-        if not largest or _DECLARED in str(error):
+        if not largest or _DECLARED in str(error):  # an inner block has added the sizes already
             raise
         named = ", ".join(f"{size.source} = {size.number}" for size in largest.values())
         raise BudgetError(
@@ -199,7 +202,8 @@ class SizedBytes:
 
     def __init__(self, plan: Plan) -> None:
         timeline = plan.timeline
-        if all(x.size is None for x in timeline.lifetimes):  # compiled bytes are known at one size only
+        # Compiled bytes are known at one size only.
+        if all(x.size is None for x in timeline.lifetimes):
             timeline = plan.simulated
         peak = plan.asked.peak_bytes is not None
         self.taken = plan.peak_bytes if peak else plan.saved_bytes
@@ -232,8 +236,8 @@ class SizedBytes:
         """Return the most bytes alive at one program point.
 
         Args:
-            bounds: bytes by expression; a storage whose expression is missing has its planned
-                bytes.
+            bounds: bytes of storages by their symbolic expression. A storage whose expression is
+                missing counts its planned bytes.
         """
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
@@ -425,7 +429,8 @@ class _SizeCheck:
         seen = self._seen(arguments, step)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
-        for times in (2, 1):  # if twice these sizes are within the budget, most later runs skip the sum
+        # If twice these sizes are within the budget, most later runs skip the sum.
+        for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
             within = {n: (self._sizes[n].least, k) for n, k in upto.items()}
             if self._bytes_at(within) <= self._limit:
@@ -587,6 +592,7 @@ def _watch(
     marks = []
     for k in places:
         value = outputs[k]
+        # Inference tensors have no version.
         if not isinstance(value, torch.Tensor) or value.is_inference():
             continue
         mark = value.detach()  # shares the version counter; the next line makes it hold no memory
@@ -603,7 +609,8 @@ def _step_of(value: Any) -> Any:
     None if the value has no such node.
     """
     todo = [getattr(value, "grad_fn", None)]
-    for node in islice(iter(todo), 8):  # an output that is a view has view nodes before the step's node
+    # If an output is a view of a returned value, view nodes come before the step's node.
+    for node in islice(iter(todo), 8):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return node
         todo += [n for n, _ in getattr(node, "next_functions", ())]

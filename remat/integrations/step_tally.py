@@ -123,7 +123,7 @@ class GraphMemory:
 
 
 def _highest(made: Plan) -> tuple[int, int]:
-    """Return the most bytes alive in forward and in backward.
+    """Return the most bytes alive at one time in forward, and the same number for backward.
 
     Inputs are left out of both numbers, and outputs are left out of backward's.
     """
@@ -191,7 +191,8 @@ class _Run:
         self.tally, self.name, self.parameters = tally, graph.name, parameters
         self.held = int(graph.held_bytes * factor)
         self.backward_bytes = int(graph.backward_bytes * factor)
-        self.keys: list[int] | None = None  # ids of storages kept for backward; None if the run keeps nothing
+        # Ids of storages kept for backward; None if the run keeps nothing.
+        self.keys: list[int] | None = None
 
     def begin_backward(self, _: Any) -> None:
         """Count the backward of this run; autograd calls this just before backward."""
@@ -213,10 +214,12 @@ class StepTally:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.RLock()  # re-entrant, since garbage collection may release a run at any time
+        # Re-entrant, since garbage collection may release a run at any time.
+        self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
         self._warned: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        self._values: dict[int, list[int]] = {}  # by storage id: its bytes, and its number of holders
+        # By storage id: its bytes, and its number of holders.
+        self._values: dict[int, list[int]] = {}
         self._bytes = 0  # of those storages, gradients, and saved values of runs
         self._held = 0  # saved by runs for backward, beyond inputs and outputs
         self._waiting = 0  # runs that wait for their backward
@@ -286,7 +289,8 @@ class StepTally:
         # DDP's graph splitting also runs each graph on fake tensors.
         if any(isinstance(value, torch_compat.FakeTensor) for value in outputs):
             return
-        if torch_compat.saved_tensor_hooks(False) is not None:  # hooks may keep other tensors instead
+        # Hooks may keep other tensors instead.
+        if torch_compat.saved_tensor_hooks(False) is not None:
             return
         with self._lock:
             if not self._waiting:
@@ -304,7 +308,7 @@ class StepTally:
                 # An input without autograd history belongs to the user, who keeps it alive.
                 kept = k in graph.read or value.grad_fn is None
                 self._hold(*_storage(value), keys if kept else passing)
-            if self._waiting:
+            if self._waiting:  # a graph alone is planned within the budget
                 taken = int(graph.forward_bytes * factor) + parameters.fleeting_bytes
                 self._note(taken, run, self._held, self._waiting)
             for key in passing:

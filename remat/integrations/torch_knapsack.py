@@ -78,6 +78,7 @@ def _in_bytes(
         Size of each candidate, and the capacity; both in bytes, or both unchanged.
     """
     sizes = [torch_compat.size_of(n) for n in nodes]
+    # The largest candidate gives the span with the smallest relative rounding error.
     whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
     if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
         return memory, max_memory
@@ -98,7 +99,7 @@ def _runtime(node: fx.Node) -> float:
     from remat.torch_compat import functorch_config as config
 
     if config.activation_memory_budget_runtime_estimator == "flops":
-        return float(max(1, count_flops(node)))
+        return float(max(1, count_flops(node)))  # at least 1, as PyTorch's estimator gives
     return float(estimate_runtime(node))
 
 

@@ -82,7 +82,8 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
             continue
         for given in node.all_input_nodes:
             value = given.meta.get("val")
-            if not isinstance(value, torch.Tensor) or value.dim() < 2:  # with fewer dimensions there is one layout
+            # Random states, and tensors with fewer than two dimensions, are left out: they have one layout.
+            if not isinstance(value, torch.Tensor) or value.dim() < 2:
                 continue
             with graph.inserting_before(node):
                 laid_out = graph.call_function(
@@ -354,6 +355,7 @@ class _ForThread:
                     setattr(self._owner, self._name, self._theirs)
 
 
+#: One instance per method, so that all threads share its patch.
 _for_thread = functools.cache(_ForThread)
 
 
@@ -468,6 +470,7 @@ def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
             return code(arguments)
 
         backward.current_callable = run  # type: ignore[union-attr]
+    # PyTorch raises for a retained graph if this list is not empty, although `run` now copies these values.
     owner.metadata.bw_donated_idxs = []
 
 

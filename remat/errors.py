@@ -25,15 +25,15 @@ class RematError(Exception):
 
 
 class ProblemError(RematError, ValueError):
-    """A problem, budget or option is invalid: it has a wrong type, sign or range."""
+    """Raised if a problem, budget or option is invalid: it has a wrong type, sign or range."""
 
 
 class BudgetError(ProblemError):
-    """A budget cannot be parsed, or no plan meets it."""
+    """Raised if a budget cannot be parsed, or if no plan meets it."""
 
 
 class SolverError(RematError):
-    """A solver is unknown, cannot run here, refused the problem, or answered wrongly.
+    """Raised if a solver is unknown, cannot run here, refuses the problem, or answers wrongly.
 
     Attributes:
         solver: registered name of the solver.
@@ -48,19 +48,19 @@ class SolverError(RematError):
 
 
 class RefusalError(SolverError):
-    """A solver refused a problem because the problem is too large for that solver."""
+    """Raised if a solver refuses a problem that is too large for that solver."""
 
 
 class PluginError(RematError):
-    """A plugin cannot be loaded, or registers an unusable object."""
+    """Raised if a plugin cannot be loaded, or registers an unusable object."""
 
 
 class TorchVersionError(RematError):
-    """The installed PyTorch lacks a private name that remat needs."""
+    """Raised if the installed PyTorch lacks a private name that remat needs."""
 
 
 class CaptureError(RematError):
-    """The training step of a model cannot be captured as joint graphs.
+    """Raised if the training step of a model cannot be captured as joint graphs.
 
     Attributes:
         reason: the message without advice.
@@ -74,23 +74,23 @@ class CaptureError(RematError):
 
 
 class PlanError(RematError):
-    """A plan does not fit the graph to which it is applied, or a graph cannot be partitioned."""
+    """Raised if a plan does not fit its graph, or if a graph cannot be partitioned."""
 
 
 class PolicyError(RematError):
-    """A checkpointing policy raised, answered wrongly, or cannot be followed safely."""
+    """Raised if a checkpointing policy raises, answers wrongly, or cannot be followed safely."""
 
 
 class RereadError(RematError, RuntimeError):
-    """An output of a step that backward reads was written to before backward ran."""
+    """Raised if an output of a step was written to before backward, which reads that output."""
 
 
 class VerifyError(PlanError):
-    """Forward or backward breaks a rule of the verifier. A pass is at fault, not the user."""
+    """Raised if forward or backward breaks a rule of the verifier, which is the fault of a pass."""
 
 
 class PassError(RematError):
-    """A pass failed.
+    """Raised if a pass fails.
 
     Attributes:
         pass_name: name of the failed pass.
@@ -112,11 +112,11 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """A budget has an effect that may surprise the user."""
+    """Warning about a budget whose effect may surprise the user."""
 
 
 class PeakWarning(UserWarning):
-    """The peak of a step differs from the expected effect of the plan.
+    """Warning about a step whose peak differs from the expected effect of its plan.
 
     Either a plan under a budget on saved bytes has a higher peak than the plan at budget 1, or some
     memory is not counted.

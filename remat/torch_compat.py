@@ -26,7 +26,7 @@ TESTED = ("2.13", "2.14", "2.15")
 
 
 class TorchVersionWarning(UserWarning):
-    """The installed PyTorch is newer than the versions that remat is tested with."""
+    """Warning about a PyTorch that is newer than the versions remat is tested with."""
 
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def storage_id(storage: Any) -> int:
 
 
 def version(tensor: Any) -> int:
-    """Return the version counter of a tensor, which each in-place write raises."""
+    """Return the version counter of a tensor; each in-place write increments the counter."""
     return tensor._version  # type: ignore[no-any-return]
 
 

@@ -139,9 +139,10 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return notes for below a comparison: reasons for missing plans and special plans.
+    """Return the notes to print below a comparison.
 
-    A special plan is a cheaper minimum cut, or the plan of a solver that searched only briefly.
+    The notes give the reasons for missing plans and the rows in which a minimum cut costs less than
+    the solver's plan. They also name the solvers that searched with less work than usual.
     """
 
     notes: dict[str, list[str]] = {}

@@ -417,7 +417,8 @@ class CompiledBudget:
             agree: the pass by which ranks agree on a decision; None if this rank decides alone.
 
         Raises:
-            BudgetError: no plan is within the budget, or every such plan exceeds it when compiled.
+            BudgetError: no plan is within the budget, or none is within the budget minus the excess
+                of the compiled step.
         """
         # Ranks must not take an earlier decision for this replan's.
         if agree is not None and self.times:

@@ -21,12 +21,12 @@ class NearFusions(InductorChoices):
 
     Two kernels that read the same value are not fused if the second depends on extern operators far
     behind the first. In a backward that recomputes layers, such a fusion moves whole layers ahead.
-    A GPT-2 that recomputes its attention took 9 % more memory.
+    With such fusions, a GPT-2 that recomputes its attention took 9 % more memory.
 
     A reduction is not fused with its reader if that reader depends on extern operators far behind
     the reduction. The result of the reduction is small, but its inputs would stay alive until then.
-    Gradients of weights that several layers or time steps share are sums of such reductions. A
-    network that uses two layers six times took 1.9 times as much memory.
+    Gradients of weights that several layers or time steps share are sums of such reductions. With
+    such fusions, a network that uses two layers six times took 1.9 times as much memory.
     """
 
     def __init__(self) -> None:

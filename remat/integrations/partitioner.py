@@ -185,7 +185,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
-        """Return the largest value of ``number`` on all ranks that run the newest plan."""
+        """Return the largest ``number`` that any rank with the newest plan gives to this method."""
         ranks = None if self.agree is None else other_ranks()
         if ranks is None or self.agree is None:
             return number
@@ -278,7 +278,8 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def keeps_steps(self) -> bool:
         """Whether a whole compiled step may come from a cache with its plan, without planning.
 
-        False if code outside remat takes part in the decision, or if ranks must agree on it.
+        False if a pipeline, a hook without a cache key, or code from outside remat takes part in
+        the decision. False also if ranks must agree on the decision.
         """
         if not self.cacheable or self.request.pipeline is not None:
             return False
@@ -747,9 +748,9 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
 def _by_pipeline(
     joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
 ) -> Plan:
-    """Plan with a pipeline, and return copies of outputs that backward reads.
+    """Plan with a pipeline, and make the step return copies of outputs that backward reads.
 
-    A trial run of the whole pipeline finds these outputs.
+    Only a trial run of the whole pipeline shows which outputs backward reads.
 
     Args:
         joint: the joint graph; it is changed.

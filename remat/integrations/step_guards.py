@@ -147,7 +147,7 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
     A size with a declared range is planned for its largest value, because no guard may narrow that
     range. A size that was marked as dynamic and is traced at its least value is planned for one
-    more, because a guard that allows a single value would make the size constant.
+    more. A guard that allows a single value would make the size constant.
 
     Args:
         example_inputs: example inputs of the step.

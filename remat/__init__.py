@@ -1,7 +1,7 @@
-"""remat: what should a training step keep in memory, and what should it compute again?
+"""Decide what a PyTorch training step saves for backward and what it recomputes.
 
-Everything here is loaded on first use, so that ``import remat`` imports neither torch nor a
-solver back end.
+Every public name is imported on first use. ``import remat`` therefore imports neither torch nor a
+solver library.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from remat.units import Peak as Peak
     from remat.units import Saved as Saved
 
+#: The module from which each public name is imported.
 _HOME = {
     "PassManager": "remat.planning.pipelines",
     "default_pipeline": "remat.api",
@@ -111,19 +112,25 @@ _HOME = {
     "Status": "remat.solvers.solution",
 }
 
-#: Modules that are used by their names: ``remat.sac.apply``.
+#: Public submodules, used as ``remat.sac.apply``. They are imported on first use too.
 _MODULES = ("checkpointing", "sac")
 
 __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name on first use.
+
+    Raises:
+        AttributeError: remat has no public name ``name``.
+    """
     if name in _MODULES:
         return importlib.import_module(f"remat.{name}")
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module 'remat' has no attribute {name!r}", name=name)
     value = getattr(importlib.import_module(home), name)
+    # A module-level ``__getattr__`` runs only for missing names: the next access skips this function.
     globals()[name] = value
     return value
 

@@ -1,13 +1,15 @@
-"""``python -m remat`` is the command ``remat``."""
+"""Run the command line of remat: ``python -m remat`` is the command ``remat``."""
 
 import os
 import sys
 
 
 def _drop_working_directory() -> None:
-    """Takes away what ``python -m`` puts first on the path: ``torch.py`` there would be PyTorch.
+    """Remove the working directory from the front of ``sys.path``, where ``python -m`` puts it.
 
-    It becomes the last where remat itself lies there, so that processes of its own find it too.
+    Otherwise a file ``torch.py`` in the working directory would be imported instead of PyTorch. If
+    remat itself is imported from the working directory, the directory moves to the end of
+    ``sys.path``. Subprocesses then still find remat.
     """
     if not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:
         here = sys.path.pop(0)

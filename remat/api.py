@@ -37,37 +37,49 @@ def solve(
     *,
     isolation: str | None = None,
 ) -> S:
-    """Solves a bare problem and checks the answer: a knapsack, a graph problem, or a step problem.
+    """Solve a knapsack, graph or step problem, and check the solver's answer.
 
     Args:
-        problem: what to solve, in plain ints: weights, values and capacity; or a graph.
-        solver: a registered name, ``"module:Class"``, or an instance.
-        time_limit: seconds; None: no clock.
-        isolation: ``"process"``: the solver runs in a process of its own, with a hard deadline and
-            a memory limit.
+        problem: a `remat.KnapsackProblem`, `remat.GraphProblem` or `remat.ScheduleProblem` (a step
+            problem), with its capacity.
+        solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
+        time_limit: seconds that the solver may take; None: no time limit.
+        isolation: ``"process"``: run the solver in a separate process, with a hard deadline and a
+            memory limit. None: run it in this process.
+
+    Returns:
+        The checked `remat.Solution`; for a `remat.ScheduleProblem` a `remat.Schedule`.
 
     Raises:
-        BudgetError: no answer keeps to the capacity, or none was found; the message says which.
-        SolverError: unknown or unavailable solver, or one that refuses, raises or answers wrongly.
-        ProblemError: an argument is not what it must be.
+        BudgetError: no answer is within the capacity, or the solver found none. The message says
+            which.
+        SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
+            wrongly.
+        ProblemError: an argument has a wrong type or value.
     """
     decider = registry().solver(solver, isolation=isolation)
     return run(decider, problem, time_limit=time_limit)
 
 
 def solver_names() -> tuple[str, ...]:
-    """The names of the solvers that can be used here and now."""
+    """Return the names of the registered solvers that can run in this environment."""
     return registry().solver_names()
 
 
 def knapsack_fn(
     solver: str | Solver,
 ) -> Callable[[Sequence[float], Sequence[float], float], tuple[float, list[int], list[int]]]:
-    """A solver in the float signature that PyTorch uses.
+    """Wrap a solver in the float signature of PyTorch's knapsack functions.
+
+    Args:
+        solver: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
 
     Returns:
         A function ``(memory, runtimes, max_memory) -> (runtime saved, indices to save, indices to
-        allow recomputing)``.
+        allow recomputing)``. The runtime saved is the total runtime of the items to save.
+
+    Raises:
+        SolverError: the solver is unknown or unavailable.
     """
     from remat.solvers.float_bridge import knapsack_fn as bridge
 
@@ -121,44 +133,57 @@ def plan(
     isolation: str | None = None,
     offload: OffloadOption = None,
 ) -> Plan | PlanSet:
-    """Decides what one training step keeps and what it computes again.
+    """Decide which values of one training step are saved for backward and which are recomputed.
 
     Args:
-        joint: the captured step; it is not changed. A list of graphs (a model with graph breaks,
-            ``remat.capture(…, fullgraph=False)``) is planned under one budget that they share, and
-            a `PlanSet` is returned.
-        budget: the peak of the step in bytes, as an int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")``;
-            ``Peak(0.5)``: the point between the least peak found, 0, and the peak of budget 1's plan, 1;
-            ``Saved("8GiB")``, as text ``"saved:8GiB"``: bytes of saved activations; or a number from 0 to 1: the
-            ratio of the bytes that the runtime-optimal partition saves. The default is 1. A ratio below the least
-            that any plan saves is raised to it; ``Saved`` bytes below it are an error. `Saved` and ratios bound no
-            peak: a `remat.PeakWarning` tells if such a plan does not lower it.
-        solver: who decides: on the whole graph if it can, else by a knapsack. A named solver decides alone; ``"auto"``
-            takes the best of what several propose.
-        cost: cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, a plugin's.
-        time_limit: seconds for the solver; None: no clock.
-        plan: a saved plan to apply to this graph instead of deciding anew: a `Plan`, its JSON text, or a
-            path to it. Given beside it, a budget is for a graph that the plan was not made for.
-        pipeline: passes to run instead of the default ones, as text or as a pipeline: see
-            `remat.default_pipeline`. Its passes carry the budget, the solver and the cost model.
-        count_outputs: count forward's outputs as saved bytes instead of as free.
-        hooks: what saved tensors pass through on their way to backward: ``"bf16"``, ``"float8"``,
-            ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``, or `remat.SavedTensorHooks`.
-            What is saved is decided on bytes before packing; ``saved_bytes`` are those after it, and
-            a budget on the peak is held by the packed step.
-        reread_inputs: whether backward may read the inputs of the step again. With False it reads
-            parameters and buffers, and what eager autograd would have saved too; any other input
-            may be refilled between forward and backward, as in eager PyTorch, and outputs of the step
-            written to. A saved plan carries the option.
-        isolation: ``"process"``: the solver runs in a process of its own.
-        offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``, ``"pcie5"``,
-            ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may then go to the host's
-            memory where that costs less time than keeping to the peak otherwise. `Plan.offloaded` names them.
+        joint: the captured step; it is not changed. A list of joint graphs, from ``remat.capture(…,
+            fullgraph=False)`` of a model with graph breaks, is planned under one shared budget.
+        budget: a limit on the peak or on the saved bytes; see `remat.Peak` and `remat.Saved`. An
+            int above 1, text such as ``"40GiB"``, or ``Peak("40GiB")``: the peak of the step in
+            bytes. ``Peak(0.5)``: a ratio between the least peak found, 0, and the peak of budget
+            1's plan, 1. ``Saved("8GiB")``, or ``"saved:8GiB"``: bytes of saved activations. A
+            number from 0 to 1, by default 1: a ratio of the bytes that the runtime-optimal
+            partition saves. A ratio below the fewest bytes that any plan saves is raised to those
+            bytes; ``Saved`` bytes below them raise an error. `remat.Saved` and plain ratios do not
+            bound the peak. A `remat.PeakWarning` tells if such a plan does not lower the peak.
+        solver: the solver that decides: on the whole graph if it can, else on knapsack problems. A
+            named solver decides alone; ``"auto"`` takes the best plan that several solvers propose.
+        cost: the cost model: ``"roofline"``, ``"roofline:a100"``, ``"flops"``, ``"unit"``, or the
+            name of a plugin's model.
+        time_limit: seconds for the solver; None: no time limit.
+        plan: a saved plan to apply to this graph instead of deciding again: a `Plan`, its JSON
+            text, or a path to the JSON file. If ``budget`` is given too, a graph for which no saved
+            plan was made is planned under that budget.
+        pipeline: passes to run instead of the default ones, as text or as a pipeline; see
+            `remat.default_pipeline`. These passes contain the budget, the solver and the cost
+            model.
+        count_outputs: count forward's outputs as saved bytes; by default they count as free.
+        hooks: saved-tensor hooks that pack saved values after forward and unpack them in backward:
+            ``"bf16"``, ``"float8"``, ``"int8"``, ``"cpu-offload"``, functions ``(pack, unpack)``,
+            or `remat.SavedTensorHooks`. The decision counts bytes before packing, and
+            ``saved_bytes`` counts bytes after packing. A budget on the peak bounds the step with
+            packed values.
+        reread_inputs: whether backward may read the inputs of the step again. If False, backward
+            reads only parameters, buffers, and inputs that eager autograd would have saved too.
+            Other inputs may then be overwritten between forward and backward, as in eager PyTorch,
+            and so may the outputs of the step. A saved plan contains this option.
+        isolation: ``"process"``: run the solver in a separate process. None: run it in this
+            process.
+        offload: the link to the host: bytes per second such as ``"25GB/s"``, or ``"pcie4"``,
+            ``"pcie5"``, ``"nvlink-c2c"``. Under a budget on the peak of one graph, saved values may
+            then be copied to host memory. They are if that costs less time than other ways to meet
+            the peak. `Plan.offloaded` names them.
+
+    Returns:
+        A `Plan` for one joint graph; a `PlanSet` for a list of joint graphs.
 
     Raises:
-        BudgetError: a budget that cannot be read, or below the least possible (which is named).
-        PlanError: nothing to differentiate, conflicting tags, or a plan for another graph.
-        SolverError: the solver is unknown, unavailable, refuses, raises, or answers wrongly.
+        BudgetError: the budget cannot be parsed, or is below the least possible, which the message
+            names.
+        PlanError: the step has nothing to differentiate, its checkpointing tags conflict, or the
+            saved plan is for another graph.
+        SolverError: the solver is unknown or unavailable, refuses the problem, raises, or answers
+            wrongly.
     """
     from remat.planning.plan_set import plan_graphs
     from remat.planning.planner import plan_graph
@@ -188,16 +213,18 @@ def default_pipeline(
     cost: CostOption = COST,
     time_limit: float | None = None,
 ) -> Pipeline:
-    """The pipeline that `remat.plan` runs, to be printed, edited and handed back to it.
+    """Return the pipeline of passes that `remat.plan` runs by default.
+
+    The pipeline can be printed, edited, and passed to `remat.plan` as ``pipeline``.
 
     Args:
-        budget: as in `remat.plan`, but no peak.
+        budget: as in `remat.plan`, except a budget on the peak.
         solver: as in `remat.plan`.
         cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
 
     Raises:
-        RematError: an argument that cannot be meant.
+        RematError: an argument is invalid, or the budget is on the peak.
     """
     from remat.planning.request import PlanRequest
 
@@ -218,25 +245,30 @@ def frontier(
     executor: AnyExecutor = None,
     on_step: Callable[[str], None] | None = None,
 ) -> Frontier:
-    """The best plans over all budgets.
+    """Compute the Pareto frontier of plans: the least recompute cost at every number of bytes.
 
     Args:
         joint: the captured step; it is not changed.
-        solver: as in `plan`; by peak, it is asked for budget 1's plan, and a few around the least peak.
+        solver: as in `plan`. With ``by="peak"`` the solver decides only at budget 1 and near the
+            least peak.
         cost: as in `plan`.
-        time_limit: seconds for the solver at each budget; None: no clock.
-        by: ``"saved"``: less cost for more saved bytes (``"bytes"`` is an alias); ``"peak"``: less cost for a higher peak of the step.
+        time_limit: seconds for the solver at each budget; None: no time limit.
+        by: the bytes that are traded against cost. ``"saved"``, or its alias ``"bytes"``: saved
+            bytes. ``"peak"``: bytes of the step's peak.
         reread_inputs: as in `plan`.
-        offload: as in `plan`, by peak only: offloading is tried at some of the peaks, and below the lowest.
-        executor: what decides at the budgets, some to each worker: any `concurrent.futures.Executor`, a number of
-            processes, or None for this process. By peak it is not used: that is one search, each step of which
-            builds on those before. Solver and cost model are given by name.
+        offload: as in `plan`, with ``by="peak"`` only. Offloading is tried at some of the peaks,
+            and below the lowest peak without offloading.
+        executor: decides at the budgets in parallel: any `concurrent.futures.Executor`, or a number
+            of processes. None: this process. With ``by="peak"`` the executor is not used, because
+            each step of that search depends on earlier steps. With an executor, solver and cost
+            model must be given by name.
         on_step: called with a line of text before each step.
 
     Raises:
-        PlanError: nothing to differentiate, or conflicting tags.
-        ProblemError: ``by`` is something else, not ``"peak"`` beside ``offload``, or the executor cannot be used.
-        SolverError: as from `plan`.
+        PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.
+        ProblemError: ``by`` is none of these names, ``offload`` is given without ``by="peak"``, or
+            the executor cannot be used.
+        SolverError: as in `plan`.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner
@@ -252,7 +284,7 @@ def frontier(
         offload=offload,
     )
     check_executor(executor)
-    if executor is not None:
+    if executor is not None:  # workers look both up by name
         name_to_send(value_of(cost), "cost model")
         name_to_send(value_of(solver), "solver")
     planner = Planner.of(joint, request, on_step=on_step)
@@ -267,18 +299,20 @@ def instance(
     source: str = "",
     reread_inputs: bool = True,
 ) -> Instance:
-    """The graph problem that planning a captured step comes down to, ready to be saved as a file.
+    """Build the graph problem that a solver decides when a captured step is planned.
+
+    `remat.save_instance` writes the result to a file.
 
     Args:
         joint: the captured step; it is not changed.
-        cost: cost model behind the costs.
-        name: what to call the instance; the name of the joint graph where None.
-        source: what it was made from, for people.
+        cost: the cost model that prices recomputation, as in `plan`.
+        name: name of the instance; None: the name of the joint graph.
+        source: a description of the step's origin, for human readers.
         reread_inputs: as in `plan`.
 
     Raises:
-        PlanError: nothing to differentiate, or conflicting tags.
-        ProblemError: an argument is not what it must be.
+        PlanError: the step has nothing to differentiate, or its checkpointing tags conflict.
+        ProblemError: an argument has a wrong type or value.
     """
     from remat.planning.planner import Planner
     from remat.planning.request import PlanRequest

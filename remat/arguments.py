@@ -1,4 +1,4 @@
-"""Arguments of public functions: defaults and lists."""
+"""Defaults of public functions, and checks of list arguments."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Unset(Generic[T]):
-    """The default of an argument. Its type shows that the caller gave none.
+    """Default value of an argument, distinguishable from the same value given by the caller.
 
-    It prints as the value that it stands for, so that ``help(remat.plan)`` reads as usual.
+    ``repr`` shows the plain value, so ``help(remat.plan)`` shows ``budget=1.0``.
+
+    Attributes:
+        value: the value that the function uses.
     """
 
     value: T
@@ -24,27 +27,28 @@ class Unset(Generic[T]):
         return repr(self.value)
 
 
-#: What a plan is made for and by, where nothing else is said.
+#: Defaults of `remat.plan` and of the functions that share its options.
 BUDGET = Unset(1.0)
 SOLVER = Unset("auto")
 COST = Unset("auto")
 
 
 def value_of(given: Any) -> Any:
-    """The value of an argument, or of its default."""
+    """Return the value of an argument; for an `Unset` default, the value that it wraps."""
     return given.value if isinstance(given, Unset) else given
 
 
 def as_list(name: str, value: Any, one: tuple[type, ...]) -> list[Any]:
-    """The items of an argument: one thing by itself is a list of one, and text is no list of letters.
+    """Convert a list argument to a list; a single item becomes a list of one.
 
     Args:
-        name: of the argument, for the message.
-        value: an iterable of items, or a single one.
-        one: the types of a single item.
+        name: the argument's name, for the error message.
+        value: an iterable of items, or a single item.
+        one: the types of a single item. With ``str`` among them, text is one item, not a list of
+            letters.
 
     Raises:
-        ProblemError: it is neither, or empty.
+        ProblemError: ``value`` is neither an item nor an iterable, or is empty.
     """
     if isinstance(value, one):
         return [value]

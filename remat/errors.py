@@ -1,6 +1,7 @@
-"""The errors that remat raises. One root, few leaves; every message says what, got, expected, what to do.
+"""Errors and warnings of remat.
 
-And the one way in which it warns.
+All errors derive from `RematError`. Every message names the argument, its value, the expected
+values, and a remedy. All warnings are given through `warn`.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ class RematError(Exception):
     """Root of all errors that remat raises on purpose.
 
     Attributes:
-        option: the option that cannot be meant, where the error was raised as options were read.
+        option: name of the invalid option, if the error was raised while options were parsed; else
+            empty.
     """
 
     option: str = ""
 
 
 class ProblemError(RematError, ValueError):
-    """A problem, budget or option that cannot be meant: wrong type, sign or range."""
+    """Raised if a problem, budget or option is invalid: it has a wrong type, sign or range."""
 
 
 class BudgetError(ProblemError):
-    """A budget that cannot be read, or that no plan can meet."""
+    """Raised if a budget cannot be parsed, or if no plan meets it."""
 
 
 class SolverError(RematError):
-    """A solver that is unknown, cannot run here, refused the problem, or answered wrongly.
+    """Raised if a solver is unknown, cannot run here, refuses the problem, or answers wrongly.
 
     Attributes:
-        solver: name of the solver, as registered.
-        problem: the problem at which it crashed or that it answered wrongly; None where it was not
-            run.
+        solver: registered name of the solver.
+        problem: the problem at which the solver crashed, or which it answered wrongly; None if the
+            solver did not run.
     """
 
     def __init__(self, solver: str, message: str, problem: object = None) -> None:
@@ -46,23 +48,23 @@ class SolverError(RematError):
 
 
 class RefusalError(SolverError):
-    """A solver does not take a problem: it has too many nodes for it, or larger sums than it can hold."""
+    """Raised if a solver refuses a problem that is too large for that solver."""
 
 
 class PluginError(RematError):
-    """A plugin that cannot be loaded, or that registers something unusable."""
+    """Raised if a plugin cannot be loaded, or registers an unusable object."""
 
 
 class TorchVersionError(RematError):
-    """A version of PyTorch that lacks something private that remat needs."""
+    """Raised if the installed PyTorch lacks a private name that remat needs."""
 
 
 class CaptureError(RematError):
-    """A model whose training step cannot be captured as joint graphs.
+    """Raised if the training step of a model cannot be captured as joint graphs.
 
     Attributes:
-        reason: the message without the advice to call `remat.capture` in another way.
-        remedies: the arguments of `remat.capture` that the advice is about, such as ``"run=True"``.
+        reason: the message without advice.
+        remedies: arguments of `remat.capture` that the advice suggests, such as ``"run=True"``.
     """
 
     def __init__(self, reason: str, advice: str = "", remedies: Sequence[str] = ()) -> None:
@@ -72,28 +74,29 @@ class CaptureError(RematError):
 
 
 class PlanError(RematError):
-    """A plan that does not fit the graph it is applied to, or a graph that cannot be partitioned."""
+    """Raised if a plan does not fit its graph, or if a graph cannot be partitioned."""
 
 
 class PolicyError(RematError):
-    """A checkpointing policy that raised, answered wrongly, or cannot be followed safely."""
+    """Raised if a checkpointing policy raises, answers wrongly, or cannot be followed safely."""
 
 
 class RereadError(RematError, RuntimeError):
-    """An output of a step was written to before backward, which reads it again."""
+    """Raised if an output of a step was written to before backward, which reads that output."""
 
 
 class VerifyError(PlanError):
-    """Forward and backward break a rule of the verifier: a pass is at fault, not the user."""
+    """Raised if forward or backward breaks a rule of the verifier, which is the fault of a pass."""
 
 
 class PassError(RematError):
-    """A pass that failed.
+    """Raised if a pass fails.
 
     Attributes:
-        pass_name: the pass that failed.
-        completed: names of the passes that had run before it, in order.
-        found_by: what an instrument was checking that found it; empty where it failed by itself.
+        pass_name: name of the failed pass.
+        completed: names of the passes that ran before the failed pass, in order.
+        found_by: the check of an instrument that found the failure; empty if the pass itself
+            raised.
     """
 
     def __init__(
@@ -109,60 +112,72 @@ class PassError(RematError):
 
 
 class BudgetWarning(UserWarning):
-    """A budget whose meaning may surprise the user."""
+    """Warning about a budget whose effect may surprise the user."""
 
 
 class PeakWarning(UserWarning):
-    """A peak differs from the expected effect of a plan.
+    """Warning about a step whose peak differs from the expected effect of its plan.
 
-    A plan under a budget on what is saved peaks higher than the one that may save everything, or memory is not counted.
+    Either a plan under a budget on saved bytes has a higher peak than the plan at budget 1, or some
+    memory is not counted.
     """
 
 
 def append_message(error: BaseException, text: str) -> None:
-    """Adds a sentence to the message of an error, so that it is seen wherever that is shown."""
+    """Append a line to the message of an error."""
     if error.args and isinstance(error.args[0], str):
         error.args = (f"{error.args[0]}\n{text}", *error.args[1:])
-    else:
+    else:  # no text to append to; tracebacks show notes
         error.add_note(text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class if the message is empty."""
+    """Return the first line of an error's message, or the class name if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def summary(error: BaseException) -> str:
-    """The class of an error, and the first line of its message where there is one."""
+    """Return the class of an error and, after a colon, the first line of its message if any."""
     kind, first = type(error).__name__, first_line(error).rstrip(".")
     return kind if first == kind else f"{kind}: {first}"
 
 
 def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
-    """``; did you mean 'adam'?`` with the known name that is nearest to a mistyped one; empty if none is near.
+    """Return ``; did you mean 'adam'?`` with the known name nearest to a misspelt one.
 
     Args:
-        name: what was typed.
-        known: the names that there are.
-        prefix: what stands before a name where it is typed.
+        name: the misspelt name.
+        known: all valid names.
+        prefix: text to put before the suggested name, such as ``"hf:"``.
+
+    Returns:
+        The suggestion; empty text if no known name is near.
     """
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean '{prefix}{near[0]}'?" if near else ""
 
 
-#: A warning as it was given: its text and its class.
+#: Text and class of a warning.
 Warned = tuple[str, type[Warning]]
-#: The lists that warnings are noted in, innermost last; each thread and each task has its own.
+#: The lists that `record_warnings` yielded and that `warn` appends to, innermost last.
+#: As a context variable it is separate for each thread and each asyncio task.
 _RECORDED: ContextVar[tuple[list[Warned], ...]] = ContextVar("_RECORDED", default=())
 
-#: Whether `warn` says nothing.
+#: Whether `warn` does nothing; see `suppress_warnings`.
 _SUPPRESSED: ContextVar[bool] = ContextVar("_SUPPRESSED", default=False)
 
 
 def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
-    """Warns as `warnings.warn` does, and notes it for who is `record_warnings`, shown or not."""
+    """Warn with `warnings.warn`, and append the warning to the lists of `record_warnings`.
+
+    Args:
+        text: the message.
+        category: class of the warning.
+        stacklevel: as in `warnings.warn`; 1 names the caller of this function.
+    """
     if _SUPPRESSED.get():
         return
+    # Recorded first: under the filter "error" `warnings.warn` raises.
     for noted in _RECORDED.get():
         noted.append((text, category))
     warnings.warn(text, category, stacklevel=stacklevel + 1)
@@ -170,7 +185,11 @@ def warn(text: str, category: type[Warning], *, stacklevel: int = 1) -> None:
 
 @contextlib.contextmanager
 def record_warnings() -> Iterator[list[Warned]]:
-    """Record the warnings of `warn` in this thread, regardless of warning filters."""
+    """Record all warnings that `warn` gives in this thread, even if filters hide them.
+
+    Yields:
+        A list to which `warn` appends text and class of each warning.
+    """
     noted: list[Warned] = []
     token = _RECORDED.set((*_RECORDED.get(), noted))
     try:
@@ -181,7 +200,7 @@ def record_warnings() -> Iterator[list[Warned]]:
 
 @contextlib.contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppress `warn` in this thread, for trial plans that may be discarded."""
+    """Make `warn` do nothing in this thread, for trial plans that may be discarded."""
     token = _SUPPRESSED.set(True)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read with one line for whatever is wrong; and records as JSON."""
+"""Write files atomically, read files with one-line errors, and store dataclasses as JSON."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ from remat.errors import PlanError, ProblemError, RematError
 
 T = TypeVar("T")
 
-#: Bytes of a saved record beyond which it is not read.
+#: `load_record` refuses larger files.
 MAX_RECORD_BYTES = 2**30
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: under another name first, then renamed. Text is written as UTF-8.
+    """Write a file atomically: write a temporary file in the same folder, then rename it.
+
+    Args:
+        path: the file. A pipe or a terminal is written to directly.
+        content: bytes, or text to encode as UTF-8.
 
     Raises:
-        OSError: it cannot be written; what was there before is as it was.
+        OSError: the file cannot be written. The previous content is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():  # a pipe or a terminal
@@ -55,16 +59,16 @@ def writing(
     what: str = "",
     error: type[RematError] = ProblemError,
 ) -> Iterator[None]:
-    """Say in one line that a file cannot be written.
+    """Convert an OSError raised in the block into a one-line error that names the file.
 
     Args:
-        path: the file.
-        hint: what to do, for the end of the message.
-        what: what it holds, for its beginning.
-        error: what to raise.
+        path: the file that the block writes.
+        hint: advice to append to the message.
+        what: kind of content, such as ``"plan"``, put before the path.
+        error: class of the error to raise.
 
     Raises:
-        RematError: of the class ``error``, for an OSError.
+        RematError: of class ``error``, if the block raised an OSError.
     """
     try:
         yield
@@ -74,10 +78,10 @@ def writing(
 
 
 def resolved(path: Path) -> Path:
-    """A path without links and dots.
+    """Return the absolute path without symbolic links and dots.
 
     Raises:
-        OSError: its links lead in a circle.
+        OSError: the symbolic links form a cycle.
     """
     try:
         return path.resolve()
@@ -88,19 +92,22 @@ def resolved(path: Path) -> Path:
 def read_as(
     what: str, path: str | os.PathLike[str], parse: Callable[[str], T], max_bytes: int
 ) -> T:
-    """What a file of text in UTF-8 holds.
+    """Read a UTF-8 text file and return its parsed content.
 
     Args:
-        what: what it should hold, for the message.
+        what: kind of content, such as ``"plan"``, for the error message.
         path: the file.
-        parse: makes it of the text; raises a ``ValueError``, such as a `ProblemError`, where it cannot.
-        max_bytes: more are refused.
+        parse: converts the text to the result. It raises a ``ValueError``, such as a
+            `ProblemError`, if the text is invalid.
+        max_bytes: a larger file is refused.
 
     Raises:
-        ProblemError: there is no such file, or it holds something else; one line says why.
+        ProblemError: the file is missing, unreadable, too large, not UTF-8, or has invalid content.
+            The message has one line.
     """
     try:
         with Path(path).open("rb") as file:
+            # Not by the size on disk: a pipe has none.
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise ProblemError(f"it is larger than the {max_bytes} bytes that are read")
@@ -116,15 +123,15 @@ def read_as(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a record: a dataclass has it as its ``form``.
+    """Kind and version of a JSON record, given by a dataclass in its class attribute ``form``.
 
     Attributes:
-        what: what it is, for messages: "plan".
-        key: the key of the JSON object under which the version stands.
-        version: version of the fields; another one is refused.
-        dropped: fields of earlier versions, of the record or of a part of it, each with the reason why a file
-            that uses one is refused.
-        ignored: fields of earlier versions that are read over.
+        what: kind of the record, for messages, such as ``"plan"``.
+        key: key of the JSON object that holds the version.
+        version: version of the fields; a file of any other version is refused.
+        dropped: fields of earlier versions, as (name, reason). A file in which such a field is not
+            empty is refused with that reason.
+        ignored: fields of earlier versions that are skipped.
     """
 
     what: str
@@ -135,27 +142,28 @@ class Form:
 
 
 def write_record(record: Any) -> str:
-    """The JSON of a dataclass with a ``form``: its public fields; `read_record` reads it."""
+    """Serialise the public fields of a dataclass with a ``form`` as JSON for `read_record`."""
     return json.dumps(_plain(record), indent=2) + "\n"
 
 
 def read_record(
     kind: type[T], text: Any, *, error: type[RematError] = ProblemError, **known: Any
 ) -> T:
-    """Reads what `write_record` wrote, strictly: the version, each field of its declared type, no other.
+    """Parse the JSON of `write_record` strictly.
 
-    A field with a default may be missing, as in files from before it was added.
+    The version must match, each field must have its declared type, and unknown fields are refused.
+    A field with a default may be missing, since older files lack newer fields.
 
     Args:
-        kind: the dataclass. Its fields are bools, ints, floats, texts, tuples and mappings of those, and
-            dataclasses of such fields.
+        kind: the dataclass. Its fields are bools, ints, floats, texts, tuples and mappings of
+            these, or dataclasses of such fields.
         text: the JSON.
-        error: what to raise.
-        known: fields that are not in the file.
+        error: class of the error to raise.
+        known: values of fields that are not in the JSON.
 
     Raises:
-        RematError: of the class ``error``; the text is no such record, cut off, of another version, or
-            has wrong fields.
+        RematError: of class ``error``, if the text is not such a record, is cut off, has another
+            version, or has wrong fields.
     """
     form: Form = kind.form  # type: ignore[attr-defined]
     try:
@@ -171,10 +179,11 @@ def read_record(
 def save_record(
     record: Any, path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
 ) -> None:
-    """Writes the JSON of a dataclass with a ``form`` to a file, whole or not at all.
+    """Write the JSON of a dataclass with a ``form`` to a file atomically.
 
     Raises:
-        RematError: of the class ``error``; the file cannot be written, and what was there is as it was.
+        RematError: of class ``error``, if the file cannot be written. The previous content is
+            unchanged.
     """
     with writing(path, what=record.form.what, error=error):
         write_atomic(Path(path), write_record(record))
@@ -183,10 +192,11 @@ def save_record(
 def load_record(
     kind: type[T], path: str | os.PathLike[str], *, error: type[RematError] = ProblemError
 ) -> T:
-    """Read a file of `save_record`.
+    """Read a record from a file that `save_record` wrote.
 
     Raises:
-        RematError: of the class ``error``; there is no such file, or it holds something else.
+        RematError: of class ``error``, if the file is missing or does not hold a record of class
+            ``kind``.
     """
     form: Form = kind.form  # type: ignore[attr-defined]
     try:
@@ -196,13 +206,13 @@ def load_record(
 
 
 class Record:
-    """A plan that can be kept in a file: a dataclass with a ``form``."""
+    """Base of dataclasses with a ``form`` that can be saved as JSON files, such as plans."""
 
     __slots__ = ()
     form: ClassVar[Form]
 
     def to_json(self) -> str:
-        """The plan as JSON, without modules of graphs."""
+        """Return the public fields as JSON. A plan's graph modules are not part of the JSON."""
         return write_record(self)
 
     @classmethod
@@ -210,36 +220,38 @@ class Record:
         """Parse the result of `to_json`.
 
         Raises:
-            PlanError: the text is no such plan, cut off, of another version, or has wrong fields.
+            PlanError: the text is not such JSON, is cut off, has another version, or has wrong
+                fields.
         """
         return read_record(cls, text, error=PlanError)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes `to_json` to a file, whole or not at all.
+        """Write the result of `to_json` to a file atomically.
 
         Raises:
-            PlanError: the file cannot be written; what was there before is as it was.
+            PlanError: the file cannot be written. The previous content is unchanged.
         """
         save_record(self, path, error=PlanError)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads the file that `save` wrote.
+        """Read a file that `save` wrote.
 
         Raises:
-            PlanError: there is no such file, or it holds something else.
+            PlanError: the file is missing, or its content is not of this class.
         """
         return load_record(cls, path, error=PlanError)
 
 
 def as_tuples(value: Any) -> Any:
-    """Turn lists into tuples, recursively, also in dictionaries."""
+    """Convert lists to tuples recursively, also inside dictionaries."""
     if isinstance(value, dict):
         return {key: as_tuples(v) for key, v in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
+    """Convert a dataclass to dictionaries and lists for JSON, with the version of its form."""
     if isinstance(value, tuple):
         return [_plain(v) for v in value]
     if not is_dataclass(value):
@@ -251,7 +263,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """The public fields of a dataclass: the type of each, and whether it may be missing."""
+    """Return each public field of a dataclass with its type and whether it may be missing."""
     hints = get_type_hints(kind)
     return {
         f.name: (hints[f.name], f.default is not MISSING)
@@ -261,7 +273,17 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
-    """A dataclass from an object of JSON; ``whole`` is the form of what it is or is a part of."""
+    """Build a dataclass from a JSON object.
+
+    Args:
+        kind: the dataclass.
+        data: the parsed JSON.
+        whole: form of the outermost record, used for messages if ``kind`` has no form.
+        known: values of fields that are not in ``data``.
+
+    Raises:
+        ValueError: the data does not match the dataclass. The message names the field.
+    """
     form: Form | None = getattr(kind, "form", None)
     what = f"saved {(form or whole).what}"
     data = dict(data) if isinstance(data, dict) else {}
@@ -276,6 +298,7 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
     for name in (form or whole).ignored:
         data.pop(name, None)
     for name, reason in (form or whole).dropped:
+        # An empty field loses nothing if it is dropped.
         if data.pop(name, None):
             raise ValueError(f"{what}: field '{name}' {reason}")
     wanted = {name: of for name, of in _fields(kind).items() if name not in known}
@@ -291,7 +314,19 @@ def _record(kind: Any, data: Any, whole: Form, known: Mapping[str, Any]) -> Any:
 
 
 def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
-    """A value of JSON as a declared type has it; a bool is no int."""
+    """Convert a JSON value to a declared type.
+
+    An int is accepted for a float; a bool is not accepted for an int.
+
+    Args:
+        wanted: the declared type.
+        value: the parsed JSON.
+        whole: form of the outermost record.
+        where: name of the field, for the error message.
+
+    Raises:
+        ValueError: the value has another type.
+    """
     kinds = get_args(wanted)
     if is_dataclass(wanted):
         return _record(wanted, value, whole, {})
@@ -301,6 +336,7 @@ def _value(wanted: Any, value: Any, whole: Form, where: str) -> Any:
             return tuple(_value(k, v, whole, where) for k, v in zip(every, value, strict=True))
     if get_origin(wanted) is Mapping and type(value) is dict:
         return {key: _value(kinds[1], v, whole, where) for key, v in value.items()}
+    # From 2**1024 on, an int does not fit in a float.
     if wanted is float and type(value) is int and abs(value) < 2**1023:
         return float(value)
     if type(value) is wanted:

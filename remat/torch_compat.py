@@ -1,10 +1,12 @@
-"""Every private name of PyTorch that remat uses, each looked up when it is first needed.
+"""All private names of PyTorch that remat uses, each imported on first use.
 
-PyTorch moves and renames its private parts without notice. Here they stand in one place, so that a
-new version is one file to go through, and what a version lacks harms only what needs it: an
-unknown version runs until something is asked for that is not there, and the error then names it.
-Nothing of PyTorch is imported with this module: the imports below are for type checkers, and say where
-to look. Attributes that PyTorch's objects keep to themselves stand behind small functions at the end.
+PyTorch moves and renames private names without notice. A new PyTorch version is supported by
+changing this file. A name that a version lacks raises an error only when that name is used, so
+unknown versions run as far as they can.
+
+The imports under ``TYPE_CHECKING`` never run. They tell type checkers the names, and tell `look_up`
+where PyTorch defines each name. Small functions at the end of this file read or write private
+attributes of PyTorch's objects.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from remat.errors import TorchVersionError
 
-#: The minor versions of PyTorch that the whole suite of tests passes on, oldest first.
+#: The minor versions of PyTorch on which the whole test suite passes, oldest first.
 TESTED = ("2.13", "2.14", "2.15")
 
 
 class TorchVersionWarning(UserWarning):
-    """PyTorch is newer than the versions that remat is tested with."""
+    """Warning about a PyTorch that is newer than the versions remat is tested with."""
 
 
 if TYPE_CHECKING:
@@ -117,13 +119,16 @@ if TYPE_CHECKING:
     from torch.utils._traceback import CapturedTraceback
     from torch.xpu import _is_compiled as xpu_is_compiled
 
-#: Where else a name stands, as ``module:name``, newest version first, with a comment that says which
-#: version has which.
+#: Further places of a name, as ``module:name``, newest PyTorch version first. A comment says which version has which.
 ELSEWHERE: dict[str, tuple[str, ...]] = {}
 
 
 def _homes() -> dict[str, tuple[str, ...]]:
-    """The homes of each name, the first of which is what the imports above say."""
+    """Return the places where PyTorch may define each name, as ``module:name``.
+
+    The first place is the one imported under ``TYPE_CHECKING``.
+    """
+    # From the source, so that a name is written once, for type checkers and for `look_up`.
     tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     return {
@@ -135,9 +140,10 @@ def _homes() -> dict[str, tuple[str, ...]]:
     }
 
 
+#: For each private name, the places where PyTorch may define it.
 HOMES = _homes()
 
-#: Parts of PyTorch that register operators when they are imported, by namespace.
+#: By namespace of operators: the modules of PyTorch that register these operators when they are imported.
 REGISTERED_BY = {
     "prims": ("torch._prims", "torch._inductor.inductor_prims"),
     "higher_order": (
@@ -157,18 +163,22 @@ if not TYPE_CHECKING:  # mypy knows the names by the imports above, and no other
 
 
 def look_up(homes: tuple[str, ...]) -> Any:
-    """What stands at the first of some homes that this PyTorch has.
+    """Import a private name of PyTorch from the first place that this PyTorch version has.
+
+    Args:
+        homes: possible places of the name, as ``module:name``.
 
     Raises:
-        TorchVersionError: it has none of them.
+        TorchVersionError: this version has none of the places.
     """
     for home in homes:
         module, _, name = home.partition(":")
         try:
+            # With ``fromlist``, `__import__` returns the submodule instead of the top-level package.
             return getattr(__import__(module, fromlist=[name]), name)
         except ModuleNotFoundError as error:
             if not (error.name or "").startswith("torch"):
-                raise  # a library that PyTorch itself needs: not a matter of its version
+                raise  # a dependency of PyTorch is missing, which another version would not change
         except AttributeError:
             pass
     import torch
@@ -181,7 +191,7 @@ def look_up(homes: tuple[str, ...]) -> Any:
 
 
 def is_tested() -> bool:
-    """Whether the whole suite of tests passes on this minor version of PyTorch."""
+    """Return whether the whole test suite passes on the installed minor version of PyTorch."""
     import torch
 
     return _minor(torch.__version__) in map(_minor, TESTED)
@@ -189,9 +199,9 @@ def is_tested() -> bool:
 
 @functools.cache
 def check_version() -> None:
-    """Warns, once in a process, of a PyTorch that is newer than those tested.
+    """Warn once per process if the installed PyTorch is newer than all tested versions.
 
-    Capturing, partitioning and compiling begin with it; importing remat does not.
+    Capturing, partitioning and compiling call this function; importing remat does not.
     """
     import torch
 
@@ -207,30 +217,30 @@ def check_version() -> None:
 
 
 def _minor(release: str) -> tuple[int, ...]:
-    """``(2, 13)`` for ``2.13.0+cpu``."""
+    """Return major and minor version as numbers: ``(2, 13)`` for ``"2.13.0+cpu"``."""
     return tuple(int(n) for n in re.findall(r"\d+", release)[:2])
 
 
 def is_before(minor: str) -> bool:
-    """Whether this PyTorch is older than a minor version, such as ``"2.16"``."""
+    """Return whether the installed PyTorch is older than a minor version, such as ``"2.16"``."""
     import torch
 
     return _minor(torch.__version__) < _minor(minor)
 
 
 def schema(op: Any) -> Any:
-    """The schema of an operator overload."""
+    """Return the schema of an operator overload."""
     return op._schema
 
 
 def cache_key(compiled: Any) -> str | None:
-    """The key under which Inductor's cache keeps a compiled graph, if it does."""
+    """Return the key of a compiled graph in Inductor's cache; None if it is not cached."""
     key = getattr(compiled, "_fx_graph_cache_key", None)
     return key if isinstance(key, str) else None
 
 
 def registered_at(op: Any) -> str:
-    """The source file of PyTorch's, or of anybody's, in which an operator overload was registered."""
+    """Return the source file that registered an operator overload; empty if unknown."""
     from torch import _C
 
     found = schema(op)
@@ -242,52 +252,64 @@ def registered_at(op: Any) -> str:
 
 
 def overload_name(op: Any) -> str:
-    """Which overload of an operator it is; ``default`` for one without a name."""
+    """Return the overload's name without the operator's; ``default`` for the unnamed overload."""
     return str(op._overloadname)
 
 
 def qualified_name(packet: Any) -> str:
-    """The name of an operator packet: ``namespace::name``."""
+    """Return the name of an operator packet as ``namespace::name``."""
     return str(packet._qualified_op_name)
 
 
 def overload_of(definition: Any) -> Any:
-    """The overload behind what ``torch.library.custom_op`` returned."""
+    """Return the operator overload of a ``torch.library.custom_op`` definition."""
     return definition._opoverload
 
 
 def function_of(definition: Any) -> Any:
-    """The function that ``torch.library.custom_op`` was given."""
+    """Return the user's function that ``torch.library.custom_op`` turned into a definition."""
     return definition._init_fn
 
 
 def autograd_function(node: Any) -> Any:
-    """The autograd function that a node of autograd's graph is one call of; None where it is none of Python's."""
+    """Return the ``autograd.Function`` class that created a node of autograd's graph.
+
+    None if the node was not created by a Python function.
+    """
     return getattr(node, "_forward_cls", None)
 
 
 def handed_numbers(step: Any) -> tuple[Any, ...]:
-    """The numbers that the forward of a compiled step has handed to its backward."""
+    """Return the numbers, such as symbolic sizes, that a compiled forward saved for its backward.
+
+    Args:
+        step: the node of autograd's graph that runs the compiled backward.
+    """
     return tuple(getattr(step, "symints", None) or ())
 
 
 def storage_id(storage: Any) -> int:
-    """Identity of a storage among all live ones, including storages of fake tensors."""
+    """Return a number that identifies a storage among all live ones, fake tensors included."""
     return storage._cdata  # type: ignore[no-any-return]
 
 
 def version(tensor: Any) -> int:
-    """How often a tensor was written to in place."""
+    """Return the version counter of a tensor; each in-place write increments the counter."""
     return tensor._version  # type: ignore[no-any-return]
 
 
 def has_symbolic_sizes(tensor: Any) -> bool:
-    """Whether any size or stride of a tensor is a symbol."""
+    """Return whether any size or stride of a tensor is symbolic."""
     return tensor._has_symbolic_sizes_strides  # type: ignore[no-any-return]
 
 
 def mark_alike(tensor: Any, like: Any) -> None:
-    """Marks sizes of a tensor as those of another one are marked (``torch._dynamo.mark_dynamic`` and the like)."""
+    """Copy marks of dynamic sizes, which ``torch._dynamo.mark_dynamic`` sets, to another tensor.
+
+    Args:
+        tensor: the tensor to mark.
+        like: the tensor whose marks are copied.
+    """
     kinds = ("_indices", "_range", "_bounds", "_overrides", "_ids")
     for name, value in vars(like).items():
         marks = name.startswith("_dynamo_") and name.endswith(kinds)
@@ -296,58 +318,67 @@ def mark_alike(tensor: Any, like: Any) -> None:
 
 
 def parameters_of(module: Any) -> dict[str, Any]:
-    """The parameters that a module itself holds, by name, to be put in and taken out."""
+    """Return the dictionary of a module's own parameters; writing to it changes the module."""
     return module._parameters  # type: ignore[no-any-return]
 
 
 def buffers_of(module: Any) -> dict[str, Any]:
-    """The buffers that a module itself holds, by name, to be put in and taken out."""
+    """Return the dictionary of a module's own buffers; writing to it changes the module."""
     return module._buffers  # type: ignore[no-any-return]
 
 
 def rename(node: fx.Node, name: str) -> None:
-    """Gives a node another name, or one like it if the name is taken."""
+    """Rename a node; if the name is taken, the graph adds a suffix."""
     node._rename(name)
 
 
 def used_names(graph: fx.Graph) -> set[str]:
-    """The names that a graph has given out."""
+    """Return the set of node names that a graph has used."""
     return graph._graph_namespace._used_names
 
 
 def codegen_of(graph: fx.Graph) -> Any:
-    """The code generator of a graph."""
+    """Return the code generator of a graph."""
     return graph._codegen
 
 
 def schedule(lowering: Any) -> list[Any]:
-    """The kernels that Inductor's scheduler forms of a graph that has been lowered, in order."""
+    """Return Inductor's scheduler nodes for a lowered graph, in the order in which they run.
+
+    Args:
+        lowering: the lowered graph, a ``torch._inductor.graph.GraphLowering``.
+    """
     lowering._update_scheduler()
     return list(lowering.scheduler.nodes)
 
 
 def mark_boxed(function: Any) -> None:
-    """Says that a compiled function takes one list of arguments and empties it."""
+    """Mark a compiled function as boxed: it takes one list of arguments and empties that list."""
     function._boxed_call = True
 
 
 def quick_copier(graph: fx.Graph, source: fx.Graph) -> Callable[..., None]:
-    """A function that appends copies of nodes, or placeholders for them, from their parts.
+    """Return a function that appends copies of nodes to a graph, faster than ``Graph.node_copy``.
 
-    It is called with nodes of ``source``, a function that finds what a copy reads in the place of a
-    node, the copies so far, to which it adds, and ``taken``: whether to make placeholders.
+    The copier takes nodes of ``source`` and three more arguments. ``find`` maps each node that a
+    copy reads to its replacement. ``copies`` maps nodes to copies and is extended. If ``taken`` is
+    True, the copier appends a placeholder of the same name for each node instead of a copy.
+
+    Args:
+        graph: the graph that receives the copies.
+        source: the graph of the nodes to copy.
     """
     from torch import _C, fx
 
     make, initialise = fx.Node.__new__, _C._NodeBase.__init__
-    # Nodes watch over what is set on them, as their table must be kept; metadata are not in it.
+    # ``Node.__setattr__`` keeps the graph's lookup table up to date on every write. Metadata are not in that table.
     set_meta = _C._NodeBase.meta.__set__  # type: ignore[attr-defined]
     map_arg, append = _C._fx_map_arg, graph._root._prepend
     namespace = graph._graph_namespace
     names, used = namespace._obj_to_name, namespace._used_names
     namespace._base_count.update(source._graph_namespace._base_count)
     table = graph._find_nodes_lookup_table.table
-    calls: dict[int, dict[fx.Node, None]] = {}  # by identity: hashing an overload takes longer
+    calls: dict[int, dict[fx.Node, None]] = {}  # by id, since hashing an operator overload is slow
 
     def run(
         nodes: Iterable[fx.Node],

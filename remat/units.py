@@ -1,4 +1,4 @@
-"""Budgets as people write them, and bytes, costs and shares as they read them."""
+"""Budgets, and text for bytes, costs and ratios."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _UNITS: dict[str, int] = {
     **{f"{p}b": 1000**k for k, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**k for k, p in enumerate("kmgt", 1)},
 }  # fmt: skip
-#: As many digits as the smallest float has; Python refuses to read thousands.
+#: A number, then letters. 1,100 digits are enough for every float; Python refuses to convert several thousand digits.
 _NUMBER = re.compile(r"\s*([0-9]{1,1100}(?:\.[0-9]{0,1100})?|\.[0-9]{1,1100})\s*([A-Za-z]*)\s*")
+#: Names of time units, each with its picoseconds, largest first.
 _PS = (("s", 10**12), ("ms", 10**9), ("µs", 10**6), ("ns", 10**3), ("ps", 1))
+#: Prefixes of all other units, each with its factor, largest first.
 _COUNTS = (("T", 10**12), ("G", 10**9), ("M", 10**6), ("k", 10**3), ("", 1))
-#: Units that carry a prefix of their own.
+#: Units that may not get a second prefix: a cost model may count in pJ or Wh.
 _PREFIXED = re.compile("[fpnuµmkMGT](J|s|W|Wh|Ws|g|B|FLOP|op)")
 _FORMS = (
     "expected bytes of the step's peak: an int above 1, or text like '40GiB' or '512MB'; remat.Peak(0.5) or "
@@ -33,23 +35,28 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Peak:
-    """A budget on the peak of the step: all bytes alive at once, weights included.
+    """A budget on the peak of the step: the most bytes alive at one time, weights included.
 
-    The peak is the simulated one. If Inductor compiles the step, it is that of the compiled code.
+    The peak is simulated. If Inductor compiles the step, the compiled code is simulated.
 
     Attributes:
-        nbytes: bytes; None for a ratio.
-        share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan; None for bytes.
+        nbytes: bytes of the peak; None if the budget is a ratio.
+        share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan; None if the
+            budget is in bytes.
     """
 
     nbytes: int | None
     share: float | None
 
     def __init__(self, value: float | int | str) -> None:
-        """Read a budget on the peak: a number from 0 to 1 is a ratio, anything else bytes such as ``"40GiB"``.
+        """Parse a budget on the peak.
+
+        Args:
+            value: a number from 0 to 1 is a ratio. An int above 1, or text such as ``"40GiB"``, is
+                bytes.
 
         Raises:
-            BudgetError: it is neither.
+            BudgetError: ``value`` is neither a ratio nor bytes.
         """
         given: object = value
         try:
@@ -81,7 +88,7 @@ class Peak:
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
 class Saved:
-    """A budget on the bytes that forward saves for backward, whatever the peak of the step.
+    """A budget on the bytes that forward saves for backward; the peak of the step is not bounded.
 
     Attributes:
         nbytes: bytes.
@@ -90,15 +97,20 @@ class Saved:
     nbytes: int
 
     def __init__(self, value: int | str) -> None:
-        """Read a number of bytes, such as ``"8GiB"``.
+        """Parse a number of bytes.
+
+        Args:
+            value: an int, or text such as ``"8GiB"``.
 
         Raises:
-            BudgetError: it is none; a ratio is written as the number itself.
+            BudgetError: ``value`` is not a number of bytes. A ratio is given as a plain number,
+                without `Saved`.
         """
         given: Any = value
         nbytes: int | None = None
         if isinstance(given, str):
             nbytes = parse_bytes(given)
+        # A bool is an integral number to Python.
         elif isinstance(given, numbers.Integral) and given is not True and given is not False:
             nbytes = int(given)
         if nbytes is None or nbytes < 0:
@@ -119,16 +131,18 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A budget on the peak of the step, or on the bytes that forward saves for backward; exactly one is set.
+    """A budget on the peak of the step, or on the bytes that forward saves for backward.
+
+    Exactly one attribute is set; the others are None.
 
     Attributes:
-        share: ratio of the bytes that the runtime-optimal partition saves, 0 to 1.
-        nbytes: bytes saved.
+        share: ratio of the bytes that the runtime-optimal partition saves, from 0 to 1.
+        nbytes: bytes saved for backward.
         peak_bytes: bytes of the step's peak.
         peak_share: ratio from 0, the least peak found, to 1, the peak of budget 1's plan.
 
     Raises:
-        BudgetError: none of them is set, or several are.
+        BudgetError: no attribute is set, or several are.
     """
 
     share: float | None = None
@@ -147,10 +161,13 @@ class Budget:
 
     @classmethod
     def parse(cls, value: object) -> Budget:
-        """Read a budget as users write it.
+        """Parse a budget as users write it.
+
+        Args:
+            value: a `Budget`, `Peak` or `Saved`; an int, float or text as in `remat.plan`.
 
         Raises:
-            BudgetError: the value is no budget; the message names all forms.
+            BudgetError: ``value`` is not a budget. The message lists all forms.
         """
         if isinstance(value, Budget):
             return value
@@ -158,7 +175,7 @@ class Budget:
             return cls(peak_bytes=value.nbytes, peak_share=value.share)
         if isinstance(value, Saved):
             return cls(nbytes=value.nbytes)
-        if isinstance(value, bool):
+        if isinstance(value, bool):  # an int to Python: True would mean budget 1
             raise BudgetError(f"budget is {value!r}; {_FORMS}")
         if isinstance(value, numbers.Integral):
             number = int(value)
@@ -195,17 +212,20 @@ class Budget:
         return cls(peak_bytes=nbytes)
 
     def capacity(self, *, full: int, least: int, why: tuple[str, str] = ("", "")) -> int:
-        """The budget in bytes for one graph; a budget on the peak limits none of them.
+        """Return the number of bytes that the plan of one graph may save under this budget.
 
-        A share of less than ``least`` is raised to it: it asks for little, not for a number.
+        A ratio that allows fewer than ``least`` bytes gives ``least``, because a ratio asks for few
+        bytes, not for an exact number. A budget on the peak does not bound the saved bytes, so the
+        result is the larger of ``full`` and ``least``.
 
         Args:
             full: bytes that the runtime-optimal partition saves.
-            least: the least that any plan saves.
-            why: why that is the least, and what would lower it, where that is known.
+            least: the fewest bytes that any plan saves.
+            why: for the error message: why no plan saves fewer bytes, and how to lower them. Empty
+                texts if unknown.
 
         Raises:
-            BudgetError: a byte budget below ``least``, which the message names.
+            BudgetError: the budget is in bytes and below ``least``. The message names ``least``.
         """
         if self.on_peak:
             return max(full, least)
@@ -222,7 +242,12 @@ class Budget:
         return self.nbytes
 
     def below(self, *, full: int, least: int) -> bool:
-        """Whether the budget asks for less than ``least``, the least that any plan saves."""
+        """Return whether the budget allows fewer saved bytes than ``least``.
+
+        Args:
+            full: bytes that the runtime-optimal partition saves.
+            least: the fewest bytes that any plan saves.
+        """
         if self.on_peak:
             return False
         asked = bytes_of_share(self.share or 0.0, full) if self.nbytes is None else self.nbytes
@@ -230,57 +255,63 @@ class Budget:
 
     @property
     def on_peak(self) -> bool:
-        """Whether it is one on the step's peak."""
+        """Whether the budget bounds the step's peak, in bytes or as a ratio."""
         return self.peak_bytes is not None or self.peak_share is not None
 
     @property
     def label(self) -> str:
-        """The budget as text; it may be rounded."""
+        """The budget as text for human readers; bytes are rounded."""
         if self.on_peak:
             return f"peak {_format_ratio(self.peak_share) or format_bytes(self.peak_bytes or 0)}"
         return _format_ratio(self.share) or f"{format_bytes(self.nbytes or 0)} saved"
 
     def __str__(self) -> str:
-        """The budget as `parse` reads it, exactly."""
+        """Return the budget as exact text, which `parse` turns back into an equal budget."""
         if self.on_peak:
             return f"peak:{_format_ratio(self.peak_share) or f'{self.peak_bytes}B'}"
         return _format_ratio(self.share) or f"saved:{self.nbytes}B"
 
 
-#: A budget as users give it.
+#: Types that `Budget.parse` accepts.
 AnyBudget = float | int | str | Budget | Peak | Saved
-#: What text before a colon says of the budget behind it.
+#: The class of a budget for each prefix of its text: ``peak:0.5``, ``saved:8GiB``.
 _KINDS: dict[str, Callable[[str], Peak | Saved]] = {"peak": Peak, "saved": Saved}
 
 
 def parse_bytes(text: str) -> int | None:
-    """Bytes of text such as ``"8GiB"`` or ``"8192"``, rounded down; None if it is no number of bytes."""
+    """Parse text such as ``"8GiB"`` or ``"8192"`` into bytes, rounded down.
+
+    Returns:
+        The bytes; None if ``text`` is not a number of bytes.
+    """
     match = _NUMBER.fullmatch(text)
     if match is None:
         return None
     number, unit = match.groups()
     scale = _UNITS.get(unit.lower() or "b")
-    if scale is None or (not unit and not number.isdigit()):
+    if scale is None or (not unit and not number.isdigit()):  # without a unit, "0.5" is a ratio
         return None
+    # In integers, since a float is exact only up to 2**53.
     whole, _, fraction = number.partition(".")
     digits: int = 10 ** len(fraction)
     return int(whole or 0) * scale + int(fraction or 0) * scale // digits
 
 
 def _format_ratio(ratio: float | None) -> str:
-    """A ratio in decimal digits, without an exponent; empty without one."""
+    """Format a ratio in decimal digits without an exponent; empty for None."""
+    # ``repr`` has the fewest digits that identify the float; Decimal(ratio) would show its binary value.
     return "" if ratio is None else format(Decimal(repr(ratio)).normalize(), "f")
 
 
 def bytes_of_share(share: float, full: int) -> int:
-    """The most bytes that are no larger a share of ``full``, as floats divide.
+    """Return the most bytes whose float quotient by ``full`` is at most ``share``.
 
-    So ``k / n`` of n equal tensors is k tensors, and 0.3 of 10 bytes is 3, although most such floats
-    lie a little below the number that is meant. It rises with the share.
+    Float rounding is therefore forgiven: ``k / n`` of n equal tensors is k tensors, and 0.3 of 10
+    bytes is 3 bytes. The result never falls as ``share`` rises.
 
     Args:
-        share: from 0 to 1.
-        full: what it is a share of, in bytes; below 2**53 no byte is added by rounding.
+        share: ratio from 0 to 1.
+        full: bytes that the ratio refers to. Below 2**53, rounding adds no byte.
     """
     if full == 0:
         return 0
@@ -295,6 +326,7 @@ def format_bytes(n: float) -> str:
     size = float(n)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
+            # Three digits would show 1000 and above as 1e+03.
             return (
                 f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 999.5 else f"{size:.3g} {unit}"
             )
@@ -312,7 +344,7 @@ def _rounded_down(nbytes: int) -> str:
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
-    """Format two byte counts with enough digits to tell them apart."""
+    """Format two byte counts with enough digits that different counts get different texts."""
     texts = format_bytes(first), format_bytes(second)
     if first == second or texts[0] != texts[1]:
         return texts
@@ -326,14 +358,14 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
 
 
 def format_cost(cost: float, unit: str) -> str:
-    """A cost for people; picoseconds as seconds or parts of them."""
+    """Format a cost with four digits and a unit prefix; picoseconds become s, ms, µs or ns."""
     return _scaled(cost, tuple((name, float(size)) for name, size in scales_of(unit)[:-1]), unit)
 
 
 def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
-    """The names of a unit's multiples, with how many units each is, the largest first, itself last.
+    """Return the multiples of a unit as (name, number of units), largest first, the unit last.
 
-    A unit that has a prefix already, as pJ does, gets no second one: there is no MpJ.
+    A unit that has a prefix already, such as pJ, has no multiples, since MpJ is not a unit.
     """
     if unit == "ps":
         return _PS
@@ -343,7 +375,13 @@ def scales_of(unit: str) -> tuple[tuple[str, int], ...]:
 
 
 def _scaled(number: float, units: tuple[tuple[str, float], ...], unit: str) -> str:
-    """Four digits, and the largest unit that a number reaches; all digits in the unit itself."""
+    """Format a number with four digits in the largest multiple that does not exceed the number.
+
+    Args:
+        number: the number, in ``unit``.
+        units: multiples as (name, factor), largest first.
+        unit: the unit for numbers below all multiples; all digits are shown.
+    """
     for name, scale in units:
         if number >= scale:
             return f"{number / scale:.4g} {name}"
@@ -358,22 +396,25 @@ def format_share(share: float | None) -> str:
 
 
 def format_change(share: float | None) -> str:
-    """What is added to something, as a share of it, for people: "+4.1%"; a dash where it is not known."""
+    """Format a relative change in percent with its sign, such as "+4.1%"; a dash for None."""
     return "–" if share is None else f"{share:+.1%}"
 
 
 def some_of(texts: Sequence[str], most: int, separator: str = ", ") -> str:
-    """Texts in a row; beyond a number of them, how many more there are."""
+    """Join the first ``most`` texts, and add "and N more" if further texts are left out."""
     more = len(texts) - most
     return separator.join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def columns(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> list[str]:
-    """Cells as lines of text in columns, two blanks apart; a column without text is left out.
+    """Format rows of cells as lines of aligned columns, two blanks apart.
+
+    A column without any text is left out.
 
     Args:
-        rows: the head, and the others. The last cell of a shorter row runs over the columns that it lacks.
-        left: columns whose cells stand to the left; the others stand to the right.
+        rows: the header row, then the other rows. In a row with fewer cells than the header, the
+            last cell is not padded and extends over the remaining columns.
+        left: indices of left-aligned columns; all others are right-aligned.
     """
     whole = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(map(len, column)) for column in zip(*whole, strict=True)]

@@ -1,3 +1,3 @@
-"""The version of remat, as pyproject.toml says it too."""
+"""The version of remat, equal to the version in pyproject.toml."""
 
 __version__ = "0.1.0"

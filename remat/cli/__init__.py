@@ -1,4 +1,4 @@
-"""The command ``remat``."""
+"""The command line ``remat``: importing this package registers all commands."""
 
 try:
     from remat.cli import compare as _compare  # noqa: F401 - its command registers itself

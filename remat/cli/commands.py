@@ -1,4 +1,7 @@
-"""The commands. Exit codes: 0 done, 1 the job failed, 2 wrong usage, 130 interrupted."""
+"""The command group ``remat``, and the options and helpers that its commands share.
+
+Exit codes: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted by Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
     from remat.planning.request import PlanRequest
 
 
-#: Key of the context under which it is noted that the command is to print JSON.
+#: Key in ``click.Context.meta``: whether the command was given ``--json``.
 _AS_JSON = "remat.json"
 
 
-#: Groups of the help, with the commands of each and an example of each command.
+#: Sections of the help; each maps the names of its commands to an example of the command.
 HELP: Mapping[str, Mapping[str, str]] = {
     "Plan": {
         "plan": "remat plan hf:gpt2 --budget peak:0.5 --save plan.json",
@@ -67,21 +70,21 @@ HELP: Mapping[str, Mapping[str, str]] = {
 
 
 class _Group(click.Group):
-    """Turns what remat raises on purpose into one paragraph and exit code 1, and Ctrl-C into 130.
+    """Command group that prints errors of remat in one paragraph, without a traceback.
 
-    Under ``--json`` the paragraph is ``{"error": {"kind": …, "message": …}}`` on standard output, wrong
-    usage included.
+    An error of remat gives exit code 1, and Ctrl-C gives 130. Under ``--json`` the error is
+    ``{"error": {"kind": …, "message": …}}`` on standard output, also for wrong usage.
     """
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command; its help ends with its example."""
+        """Add a command, and append its example from `HELP` to its help."""
         super().add_command(cmd, name)
         for examples in HELP.values():
             if (name or cmd.name) in examples:
                 cmd.epilog = f"Example: {examples[name or cmd.name or '']}"
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands by group; a plugin's own come last."""
+        """List the commands by section of `HELP`; commands of plugins come last."""
         grouped = [name for group in HELP.values() for name in group]
         others = [name for name in self.list_commands(ctx) if name not in grouped]
         for title, names in (*HELP.items(), ("More", others)):
@@ -101,6 +104,7 @@ class _Group(click.Group):
             return super().make_context(info_name, args, *more, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Before parsing, so that errors of parsing are JSON too.
         ctx.meta[_AS_JSON] = asks_for_json(args)
         return super().parse_args(ctx, args)
 
@@ -111,7 +115,9 @@ class _Group(click.Group):
     def _invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
             if not sys.warnoptions:
-                warnings.simplefilter("ignore")  # of libraries; refused plugins are told below
+                # Warnings of libraries are hidden; `tell_refused_plugins` prints refused plugins.
+                warnings.simplefilter("ignore")
+                # Shown nevertheless: a cache of measured costs that cannot be used, and peaks above expectation.
                 warnings.filterwarnings("default", message="the cache of measured costs")
                 warnings.simplefilter("default", PeakWarning)
                 warnings.showwarning = show_warning
@@ -132,18 +138,19 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="remat")
 def main() -> None:
-    """Decide what a training step keeps in memory and what it computes again.
+    """Decide what a training step saves for backward and what it recomputes.
 
     MODEL is file.py:function or package.module:function, a callable that returns (model, args) or
-    (model, args, kwargs); or hf:TYPE, a transformers model built from its config without its
-    weights, with key=value overrides of the config behind it.
+    (model, args, kwargs). Or MODEL is hf:TYPE, a transformers model that is built from its config
+    without its weights. Overrides of the config follow hf:TYPE as key=value.
     """
 
 
 def options(*decorators: Callable[..., Any]) -> Callable[..., Any]:
-    """Arguments and options that several commands have, in the order of the help."""
+    """Combine argument and option decorators into one; the help lists them in this order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        # The decorator that is applied last comes first in click's help.
         for decorator in reversed(decorators):
             command = decorator(command)
         return command
@@ -235,19 +242,19 @@ device_option = click.option(
     type=params.DeviceType(),
     help="trace as if everything lay on this device; by default where the tensors are",
 )
-#: Options of every command that may trace a model.
+#: Options of all commands that may trace a model.
 tracing_options = options(lower_option, device_option, batch_option, seq_option)
 model_arguments = options(
     click.argument("model", metavar="MODEL", is_eager=True, callback=params.check_file),
     click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1),
 )
-#: Arguments and options of every command that captures a model.
+#: Arguments and options of all commands that capture a model.
 capture_options = options(model_arguments, cost_option, tracing_options, json_option)
-#: Those of every command that plans one.
+#: Arguments and options of all commands that plan a model.
 model_options = options(capture_options, time_limit_option, reread_option)
 
 
-#: Options of commands that `takes_request` reads.
+#: Options that `takes_request` combines into one request.
 REQUEST_OPTIONS = (
     "budget",
     "solver",
@@ -260,9 +267,13 @@ REQUEST_OPTIONS = (
 
 
 def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Passes the `REQUEST_OPTIONS` of a command as one argument ``request``, read and checked.
+    """Pass the `REQUEST_OPTIONS` of a command as one parsed and checked argument ``request``.
 
-    Apply it directly above the function, below its options. A ``budget`` of None counts as left out.
+    Apply this decorator directly above the function, below its options. A ``budget`` of None counts
+    as not given.
+
+    Args:
+        command: a command function with an argument ``request``.
     """
 
     @functools.wraps(command)
@@ -276,13 +287,14 @@ def takes_request(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plan_request(**options: Any) -> PlanRequest:
-    """The request of the running command, from options as they were typed.
+    """Parse options as the user typed them into a request of the running command.
 
     Args:
-        options: those of `remat.planning.request.PlanRequest.of`, or without a budget, of `without_budget`.
+        options: arguments of `remat.planning.request.PlanRequest.of`. If ``budget`` is missing,
+            arguments of ``PlanRequest.without_budget``.
 
     Raises:
-        click.BadParameter: an option is refused; the message names the option of the command.
+        click.BadParameter: an option is invalid. The message names the option of the command.
     """
     from remat.planning.request import PlanRequest
 
@@ -292,13 +304,14 @@ def plan_request(**options: Any) -> PlanRequest:
 
 @contextlib.contextmanager
 def wrong_usage(option: str = "") -> Iterator[None]:
-    """Makes an error about an option wrong usage of the running command.
+    """Convert a `RematError` of the block to a `click.BadParameter` of the running command.
 
     Args:
-        option: which one; the one that the error names where empty.
+        option: name of the invalid option; if empty, the option that the error names.
 
     Raises:
-        click.BadParameter: it names the option of the command.
+        click.BadParameter: the block raised a `RematError`. The message names the option of the
+            command.
     """
     try:
         yield
@@ -306,15 +319,17 @@ def wrong_usage(option: str = "") -> Iterator[None]:
         context = click.get_current_context()
         called = {param.name: param for param in context.command.params}
         about = option or error.option
+        # Some commands take a list: ``--budgets`` for ``budget``.
         param = called.get(about) or called.get(f"{about}s")
         raise click.BadParameter(params.one_line(error), context, param) from None
 
 
 @contextlib.contextmanager
 def users_output() -> Iterator[None]:
-    """Sends what a model's code prints to standard error, and keeps PyTorch's error logs quiet.
+    """Redirect standard output to standard error, and hide PyTorch's error logs, within the block.
 
-    The errors that PyTorch logs are in the error that remat raises. ``TORCH_LOGS`` keeps the logs.
+    The model's code may print, but standard output is for results. The error that remat raises
+    contains the errors that PyTorch logs. If ``TORCH_LOGS`` is set, logs are shown.
     """
     before = logging.root.manager.disable
     if "TORCH_LOGS" not in os.environ:
@@ -329,12 +344,22 @@ def users_output() -> Iterator[None]:
 def capture_model(
     progress: Progress, model: str, overrides: tuple[str, ...], **options: Any
 ) -> tuple[Example, JointGraph, float]:
-    """Builds MODEL and captures it as one graph; see `capture_graphs`."""
+    """Build MODEL and capture its training step as one joint graph.
+
+    Args:
+        progress: shows the stages.
+        model: MODEL as typed.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        options: further arguments of `capture_graphs`.
+
+    Returns:
+        The model's call, the joint graph, and the seconds that capturing took.
+    """
     example, joints, seconds = capture_graphs(progress, model, overrides, **options)
     return example, joints[0], seconds
 
 
-#: What an argument of `remat.capture` is called on the command line.
+#: Options of the command for arguments of `remat.capture`.
 _IN_COMMAND = {"fullgraph=False": "--no-fullgraph", "run=True": "--run"}
 
 
@@ -349,10 +374,24 @@ def capture_graphs(
     run: bool = False,
     **options: Any,
 ) -> tuple[Example, list[JointGraph], float]:
-    """Builds and captures MODEL; what its code prints goes to standard error.
+    """Build MODEL and capture its training step as joint graphs.
+
+    Args:
+        progress: shows the stages.
+        model: MODEL as typed.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        lower: ``"inductor"`` or ``"eager"``, as in `remat.capture`.
+        device: the device to trace for; None: the device of the tensors.
+        fullgraph: whether graph breaks are refused.
+        run: whether forward runs once on real tensors, if ``fullgraph`` is False.
+        options: ``batch`` and ``seq``, as in `remat.cli.models.load`.
+
+    Returns:
+        The model's call, its joint graphs, and the seconds that capturing took.
 
     Raises:
-        CaptureError: as from `remat.capture`, with the options of the command instead of arguments.
+        CaptureError: as from `remat.capture`. The advice names options of the command instead of
+            arguments.
     """
     from remat.cli.models import load
     from remat.graph.capture import capture
@@ -380,6 +419,7 @@ def capture_graphs(
 
 
 def title_of(example: Example, joint: JointGraph, captured_s: float) -> str:
+    """Return the title of a result: the model, its number of nodes, and the time of capturing."""
     nodes = len(joint.graph.nodes)
     return f"{example.title}: {nodes:,} nodes, captured in {captured_s:.1f} s"
 

@@ -1,4 +1,4 @@
-"""The command ``remat compare``: solvers side by side."""
+"""The command ``remat compare``: plans of several solvers in one table."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ def compare(
 ) -> None:
     """Plan MODEL with several solvers at several budgets, side by side.
 
-    The best of each budget carry a star. The gap is the share of the cost above a proven bound. A solver that is
-    named with --solvers searches as long as it does in `remat plan`.
+    The best plans of each budget carry a star. The gap is the part of a plan's cost above a proven
+    lower bound, as a ratio of the cost. A solver that is named with --solvers searches as long as
+    in `remat plan`.
     """
     from remat import api
     from remat.cli import tables

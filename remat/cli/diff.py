@@ -1,4 +1,4 @@
-"""The command ``remat diff``: two saved plans side by side."""
+"""The command ``remat diff``: compare two saved plans."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from remat.errors import ProblemError
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: Names of nodes that are listed for one plan and one graph; ``--json`` has all.
+#: How many names of nodes are printed per plan and graph; ``--json`` has all.
 MOST_NAMES = 40
-#: Fields of a plan that are compared.
+#: Fields of a plan that ``--json`` shows for both plans.
 _FIELDS = (
     "budget", "solver", "cost", "unit", "capacity", "saved_bytes", "peak_bytes", "planned_peak_bytes",
     "without_peak_bytes", "recompute_cost", "recompute_bound", "step_cost", "without_recompute_cost",
@@ -31,7 +31,7 @@ _FIELDS = (
 )
 @json_option
 def diff(first: Path, second: Path, as_json: bool) -> None:
-    """Compare two saved plans: what one keeps and the other does not, and the figures of both.
+    """Compare two saved plans: the values that only one of them saves, and the figures of both.
 
     A.json and B.json are files of `remat plan --save`, of one model.
     """
@@ -88,12 +88,13 @@ def _show(a: Plan, b: Plan, first: str, second: str) -> None:
 
 
 def _saved_only(one: Plan, other: Plan) -> list[str]:
-    """Nodes that one plan keeps and the other does not, in the first one's order."""
+    """Return the nodes that ``one`` saves and ``other`` does not, in the order of ``one``."""
     there = {*other.saved, *other.snapshots}
     return list(dict.fromkeys(n for n in (*one.saved, *one.snapshots) if n not in there))
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
+    """Return a plan's figures as numbers, for ``--json``."""
     return {name: getattr(plan, name) for name in _FIELDS} | {
         "kept": len(plan.saved) + len(plan.snapshots),
         "recomputed": len(plan.recomputed),
@@ -102,6 +103,7 @@ def _numbers(plan: Plan) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> dict[str, str]:
+    """Return a plan's figures as text by label, for the table."""
     from remat.units import format_bytes, format_change, format_cost
 
     compiled = " as compiled" if plan.planned_peak_bytes else ""

@@ -1,4 +1,4 @@
-"""How a command fails: a line on standard error, or an object of JSON under ``--json``, and its exit code."""
+"""Errors and warnings of commands: one line on standard error, or JSON under ``--json``."""
 
 from __future__ import annotations
 
@@ -13,30 +13,40 @@ import click
 from remat.cli import params
 from remat.errors import RematError
 
-#: Exit code of a command that Ctrl-C ended: 128 and the number of the signal.
+#: Exit code of a command that Ctrl-C ended: 128 plus the number of the signal SIGINT.
 INTERRUPTED = 130
 
 
 def asks_for_json(args: Sequence[str]) -> bool:
-    """Whether a command line has ``--json``, before it is known to be right."""
+    """Return whether a command line contains the option ``--json``, without parsing the line."""
     return "--json" in args[: args.index("--")] if "--" in args else "--json" in args
 
 
 def echo_error(
     error: RematError | click.ClickException, result: Mapping[str, Any] | None = None
 ) -> None:
-    """Print an error as a JSON object, beside the results that the command has found."""
+    """Print an error as a JSON object, together with the results of the command.
+
+    Args:
+        error: the error.
+        result: results to print in the same object; None for no results.
+    """
     message = error.format_message() if isinstance(error, click.ClickException) else str(error)
     described = {"kind": type(error).__name__, "message": params.one_line(message)}
     click.echo(json.dumps({**(result or {}), "error": described}, indent=2))
 
 
 def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:
-    """Ends a command that has printed what it found, or prints that as JSON with the error in it.
+    """End a command that has results but failed.
 
     Args:
-        error: why it fails all the same.
-        result: what it found; None where it was printed for people.
+        error: the reason for the failure.
+        result: the results, to be printed as JSON with the error. None if the results were printed
+            as text.
+
+    Raises:
+        RematError: ``error``, if ``result`` is None.
+        click.exceptions.Exit: with code 1, if ``result`` was printed.
     """
     if result is None:
         raise error
@@ -46,7 +56,10 @@ def fail(error: RematError, result: Mapping[str, Any] | None) -> NoReturn:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C ends a command in one line; click by itself would exit with 1, as if the job had failed."""
+    """End the command with exit code 130 and one line if Ctrl-C interrupts the block.
+
+    Click alone would exit with 1, as if the command had failed.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -55,12 +68,15 @@ def interruptible() -> Iterator[None]:
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as one line, without the line of ours that warns."""
+    """Print a warning in one line, without the source line that `warnings` adds by default."""
     click.echo(f"warning: {params.one_line(message)}", err=True)
 
 
 def tell_refused_plugins() -> None:
-    """Plugins that were refused, one paragraph each; quiet if none was asked for."""
+    """Print each refused plugin in one line.
+
+    Nothing is printed if the command loaded no plugins.
+    """
     registries = sys.modules.get("remat.plugins.registry")
     if registries is None:
         return

@@ -1,4 +1,4 @@
-"""One call of a model, wherever it comes from."""
+"""One call of a model, from the user's code or from `transformers`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One call of a model: what `remat.capture` is given.
+    """One call of a model: the model and its arguments, as `remat.capture` takes them.
 
     Attributes:
         model: a module or a function.
         args: positional arguments.
         kwargs: keyword arguments.
-        title: what it is, in one line, for people.
+        title: a one-line description for human readers.
     """
 
     model: Any

@@ -1,4 +1,4 @@
-"""The command ``remat explain``: a plan as text, as a page, and in the formats of other tools."""
+"""The command ``remat explain``: show a plan as text or HTML, or export it to other tools."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def explain(
 ) -> None:
     """Explain one plan of MODEL: as text, as a page to explore, or in a format of other tools.
 
-    Without --html and --export, the text that `remat plan --explain` prints.
+    Without --html and --export, the text of `remat plan --explain` is printed.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, warn_of_peak

@@ -1,4 +1,4 @@
-"""The command ``remat fit``: which batches of a whole training step fit a memory, and how fast they are."""
+"""The command ``remat fit``: find which batch sizes of a training step fit in a memory."""
 
 from __future__ import annotations
 
@@ -116,10 +116,11 @@ def fit(
 ) -> None:
     """Find which batches of MODEL's whole training step fit a memory, and how fast they are.
 
-    Counted are parameters, gradients, the optimizer's state (it is run on fake parameters), activations
-    under the best plan, and with several ranks the buffers of collectives. The batch of an hf model is
-    known; a function of yours is called with the batch where it takes one, else the first dimension of all
-    tensors that it returns is the batch.
+    The memory includes parameters, gradients, the optimizer's state, activations under the best
+    plan, and with several ranks the buffers of collectives. The optimizer runs on fake parameters,
+    which shows the size of its state. For an hf model the batch size is known. A function of yours
+    is called with the batch size if its first argument is required or is named batch. For any other
+    function, the first dimension of every tensor that it returns is the batch.
     """
     from remat.planning.fit import fit_calls
 
@@ -147,7 +148,11 @@ def fit(
 
 
 def _stages(progress: Progress) -> Callable[[str], None]:
-    """One stage for each batch; its steps are shown on a terminal only."""
+    """Return a callback that shows one stage per batch.
+
+    Steps within a stage are shown on a terminal only. The callback takes text of the form ``stage:
+    step``.
+    """
     shown = ""
 
     def on_step(text: str) -> None:
@@ -163,19 +168,29 @@ def _stages(progress: Progress) -> Callable[[str], None]:
 
 
 def _calls(model: str, overrides: tuple[str, ...], seq: int | None) -> Callable[[int], Any]:
-    """A function that builds MODEL and its arguments for a batch; a model that does not depend on the batch is built once."""
+    """Return a function from a batch size to MODEL's call: model, positional and keyword arguments.
+
+    A model that does not depend on the batch is built once.
+
+    Args:
+        model: MODEL as typed.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        seq: sequence length of an ``hf`` model; None: the default.
+    """
     if is_hf(model):
         built: dict[int, Example] = {}
 
         def of_transformers(batch: int) -> Any:
             if batch not in built:
                 built[batch] = load(model, overrides, batch=batch, seq=seq)
+            # One model for all batches: only its inputs depend on the batch.
             first, example = next(iter(built.values())), built[batch]
             return first.model, example.args, example.kwargs
 
         return of_transformers
     if overrides or seq is not None:
-        load(model, overrides, seq=seq)  # says that they are for models of transformers
+        # Raises, since these options are for transformers models only.
+        load(model, overrides, seq=seq)
     function = function_of(model)
     if takes_batch(function):
 

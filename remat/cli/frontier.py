@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
     from remat.planning.request import PlanRequest
 
-#: Rows of points that are shown, over all solvers.
+#: Number of table rows, over all solvers together.
 ROWS = 20
 
 
@@ -78,10 +78,11 @@ def frontier(
 ) -> None:
     """Show the best plans of MODEL over all budgets, and the knee.
 
-    The knee is the point beyond which more memory buys little. A share is of the bytes that the
-    runtime-optimal partition saves: up to 1, what --budget takes. By peak it is a matter of seconds, and a
-    solver is asked for budget 1's plan and a few around the least peak. With --offload there are two frontiers
-    by peak: with offloading, and without.
+    The knee is the point beyond which more memory lowers the cost only a little. The column share
+    is the ratio of the saved bytes to those of the runtime-optimal partition; up to 1, --budget
+    takes such a ratio. With --by peak the command takes seconds, because a solver decides only at
+    budget 1 and at a few budgets near the least peak. With --offload there are two frontiers by
+    peak: with offloading, and without.
     """
     from remat.planning.frontier import Frontier
     from remat.planning.planner import Planner, plan_graph
@@ -93,7 +94,7 @@ def frontier(
     with wrong_usage():
         requests = [plain.by(solver) for solver in dict.fromkeys(solvers)]
     if request.offload is not None:
-        # First, so that a plan at a budget may offload; those without stand beside them.
+        # First, since --budget plans with the first request. The frontiers without offloading follow for comparison.
         requests = [dataclasses.replace(requests[0], offload=request.offload), *requests]
     with Progress() as progress:
         example, joint, captured_s = capture_model(progress, model, overrides, **options)

@@ -1,4 +1,4 @@
-"""``hf:TYPE``: a randomly initialised `transformers` model from a config, without its weights."""
+"""Build the model of ``hf:TYPE``: a `transformers` model without pretrained weights."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ def build(
     seq: int | None = None,
     device: str = "meta",
 ) -> Example:
-    """Builds a model of a type in train mode, with inputs and labels.
+    """Build a model of a type in train mode, with inputs and labels.
 
     Args:
         kind: the ``model_type`` of the config, such as ``"llama"``.
         overrides: ``key=value`` texts for the config.
         batch: batch size; None: `BATCH`.
-        seq: sequence length; None: `SEQ`, or the longest that the config allows if that is shorter.
-        device: where weights and inputs lie: on the meta device nothing is allocated, on any other
-            both are drawn from the default generator.
+        seq: sequence length; None: `SEQ`, or the config's longest sequence if that is shorter.
+        device: device of weights and inputs. On the meta device nothing is allocated. On any other
+            device, weights and inputs are drawn from the default generator.
 
     Raises:
-        click.UsageError: `transformers` is missing, the type is unknown or of a kind without a
-            recipe, or an override does not fit the config.
+        click.UsageError: `transformers` is missing, the type is unknown or has no recipe, an
+            override does not fit the config, or the model has no sequence length but ``seq`` is
+            given.
         CaptureError: `transformers` fails to build the model.
     """
     kind = check_kind(kind)
@@ -63,12 +64,12 @@ def build(
 
 
 def check_kind(kind: str) -> str:
-    """The name of a type of `transformers`, as it writes it.
+    """Return the model type in the spelling of `transformers`.
 
     Raises:
         click.UsageError: `transformers` is missing, or the type is unknown.
     """
-    # Nothing is fetched: a model made from its config needs nothing from the hub.
+    # A model built from its config needs no download. Offline mode prevents attempts.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import transformers  # noqa: F401
@@ -115,11 +116,12 @@ def _config(kind: str, overrides: Sequence[str]) -> Any:
             f"the config of hf:{kind} refuses {', '.join(overrides)}: {reason}"
         ) from error
     if hasattr(config, "use_cache"):
-        config.use_cache = False  # for generation; a training step has no use for it
+        config.use_cache = False  # the cache serves generation, not training
     if getattr(config, "architectures", None) is None:
-        config.architectures = []  # some types have several classes of one kind: take the first
+        # For types with several classes of one kind, transformers then takes the first.
+        config.architectures = []
     if getattr(config, "is_encoder_decoder", False):
-        # Labels are shifted right behind these; checkpoints set them, bare configs may not.
+        # The model shifts labels right with these tokens. Checkpoints set them, default configs may not.
         for key in ("pad_token_id", "decoder_start_token_id"):
             if getattr(config, key, None) is None:
                 setattr(config, key, 0)
@@ -137,7 +139,14 @@ def _literal(text: str) -> Any:
 
 
 def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
-    """The model on a device; for the meta device, over fake tensors where its constructor reads values."""
+    """Build the model on a device.
+
+    A constructor that reads values fails on the meta device. The model is then built with fake
+    tensors.
+
+    Raises:
+        CaptureError: `transformers` fails to build the model.
+    """
     import torch
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -146,11 +155,12 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
     try:
         with torch.device(device):
             return _trainable(auto.from_config(config))
-    except Exception as error:  # foreign code; what it raises here has no class of its own
+    except Exception as error:  # code of transformers, which raises any class
         first = error
     if device == "meta":
         fakes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        with contextlib.suppress(Exception), fakes:  # the first error is the one to tell
+        # If this fails too, the first error is reported.
+        with contextlib.suppress(Exception), fakes:
             return _trainable(auto.from_config(config))
     reason = " ".join(str(first).split())
     raise CaptureError(
@@ -159,8 +169,11 @@ def _model(kind: str, auto: Any, config: Any, device: str) -> Any:
 
 
 def _trainable(model: Any) -> Any:
-    """In train mode, and with a loss: where none is known for a class, transformers takes this one
-    after a warning in the middle of the step, which Dynamo cannot trace."""
+    """Put a model into train mode, and set its loss if `transformers` knows none for its class.
+
+    `transformers` would choose the same loss, with a warning in the middle of the step, which
+    Dynamo cannot trace.
+    """
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     if getattr(model, "loss_type", None) not in LOSS_MAPPING:
@@ -169,6 +182,7 @@ def _trainable(model: Any) -> Any:
 
 
 def _sequence(config: Any, seq: int | None) -> int:
+    """Return the sequence length; by default `SEQ`, or the config's longest if that is shorter."""
     if seq is not None:
         return seq
     limits = [getattr(config, n, None) for n in ("max_position_embeddings", "max_target_positions")]

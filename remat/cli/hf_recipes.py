@@ -1,4 +1,4 @@
-"""Recipes for `transformers` models: which class trains one, and what a training step is given."""
+"""Recipes for `transformers` models: the class to train, and the inputs of a training step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import click
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to build a kind of model, and what one training step is given.
+    """Rules to build one kind of model, and inputs of one training step.
 
     Attributes:
-        label: what it does.
-        models: the table in `transformers` of the types of this kind.
-        auto: the class in `transformers` that builds it.
-        inputs: (config, batch, seq, float dtype) to keyword arguments on the meta device.
-        takes_seq: whether a sequence length means anything.
+        label: the model's task, such as ``"causal language modelling"``.
+        models: name of the mapping in `transformers` that contains all model types of this kind.
+        auto: name of the `transformers` class that builds the model.
+        inputs: function (config, batch, sequence length, float dtype) -> keyword arguments on the
+            meta device.
+        takes_seq: whether the inputs have a sequence length.
     """
 
     label: str
@@ -29,10 +30,10 @@ class Recipe:
 
 
 def recipe_for(model_type: str) -> Recipe:
-    """The recipe for a model type; where several are, the first of `RECIPES`.
+    """Return the recipe for a model type; if several fit, the first of `RECIPES`.
 
     Raises:
-        click.UsageError: there is none.
+        click.UsageError: no recipe fits.
     """
     from transformers.models.auto import modeling_auto
 
@@ -47,12 +48,15 @@ def recipe_for(model_type: str) -> Recipe:
 
 
 def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
-    """Inputs on a device, of the shapes of those on the meta device, which stay as they are for it.
+    """Return inputs of the given shapes on a device.
+
+    On the meta device the inputs are returned unchanged. On any other device random inputs are
+    drawn from the default generator.
 
     Args:
-        inputs: what `Recipe.inputs` returned.
-        config: of the model that they are for; it bounds words and classes.
-        device: where to; anywhere but on the meta device they are drawn from the default generator.
+        inputs: the result of `Recipe.inputs`.
+        config: config of the model, which bounds token ids and class labels.
+        device: the device.
     """
     import torch
 
@@ -63,8 +67,8 @@ def draw(inputs: Mapping[str, Any], config: Any, device: str) -> dict[str, Any]:
         if like.is_floating_point():
             drawn[name] = torch.randn_like(like, device=device)
             continue
-        is_class = like.dim() == 1
-        # The first words of a vocabulary pad a text or end it; padding asks for a mask.
+        is_class = like.dim() == 1  # labels of images; token ids have two dimensions
+        # The first tokens of a vocabulary often mean padding or the end. Padding would require a mask.
         first = 0 if is_class else min(3, config.get_text_config().vocab_size - 1)
         end = config.num_labels if is_class else config.get_text_config().vocab_size
         drawn[name] = torch.randint(first, end, like.shape, device=device)
@@ -88,7 +92,7 @@ def _speech(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     positions = getattr(config, "max_source_positions", None)
     if bins is None or positions is None:
         raise _no_recipe(config)
-    frames = 2 * positions  # the encoder's convolutions halve them
+    frames = 2 * positions  # the encoder's convolutions have stride 2 in all
     features = torch.zeros(batch, bins, frames, dtype=dtype, device="meta")
     return {"input_features": features, "labels": _tokens(batch, seq)}
 
@@ -99,7 +103,8 @@ def _waveform(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     samples_per_frame = getattr(config, "inputs_to_logits_ratio", None)
     if samples_per_frame is None:
         raise _no_recipe(config)
-    # Two frames for a token: between two of the same there is a blank. One for the kernels' margin.
+    # CTC needs two frames per token, because equal neighbours have a blank between them. One more frame, because
+    # convolutions without padding shorten the output.
     wave = torch.zeros(batch, (2 * seq + 1) * samples_per_frame, dtype=dtype, device="meta")
     return {"input_values": wave, "labels": _tokens(batch, seq)}
 
@@ -125,7 +130,7 @@ def _images(config: Any, batch: int, seq: int, dtype: Any) -> dict[str, Any]:
     }
 
 
-# In the order in which they are tried: many types do several of these.
+# In the order in which they are tried, since many model types fit several recipes.
 RECIPES = (
     Recipe(
         "sequence to sequence",

@@ -1,4 +1,4 @@
-"""The commands for problems as files: ``remat capture`` and ``remat solve``."""
+"""The commands for problems in files: ``remat capture`` and ``remat solve``."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def capture(
 ) -> None:
     """Write one training step of MODEL to a file: its graph problem, or the joint graph itself.
 
-    The problem is JSON of names and numbers: for `remat solve`, and for solvers elsewhere. The joint
-    graph is text: for `remat opt`. In neither can anything run.
+    The graph problem is JSON with names and numbers, for `remat solve` and for other solvers. The
+    joint graph is text, for `remat opt`. Neither file contains code that could run.
     """
     from remat import api
     from remat.cli import tables
@@ -111,10 +111,10 @@ def solve(
 ) -> None:
     """Solve the problem in FILE, such as `remat capture` writes.
 
-    FILE may also be a step problem, or a published graph in networkx's node-link JSON. Its budget is a peak, and a
-    ratio is one of the peak of the graph's own order.
+    FILE may also be a step problem, or a published graph in networkx's node-link JSON. For these
+    the budget is a peak, and a ratio is a ratio of the peak of the graph's given order.
 
-    What the solver answers is recomputed in integers, and refused where it is wrong.
+    The solver's answer is checked in integers, and a wrong answer is refused.
     """
     from remat.arguments import BUDGET
     from remat.cli import tables
@@ -123,7 +123,7 @@ def solve(
     from remat.solvers.run import check_time_limit
     from remat.units import Budget
 
-    # Not by a request for plans, which are of graphs: solving takes no PyTorch.
+    # Without `takes_request`, which imports PyTorch: solving does not need PyTorch.
     with wrong_usage("solver"):
         decider = registry().solver(solver)
     with wrong_usage("budget"):
@@ -152,7 +152,16 @@ def solve(
 def _solve(
     instance: Instance, solver: Solver, budget: Budget | None, time_limit: float | None
 ) -> dict[str, Any]:
-    """Solve an instance. The figures are of the checked answer; costs are of what is not saved."""
+    """Solve an instance, and return the figures of the checked answer for ``--json``.
+
+    Costs are of recomputed values; for a step problem, of all runs.
+
+    Args:
+        instance: the problem and its origin.
+        solver: the solver.
+        budget: the budget; None for the capacity in the file.
+        time_limit: seconds; None for no limit.
+    """
     from remat.solvers.graph_problem import GraphProblem
     from remat.solvers.problem import KnapsackProblem
     from remat.solvers.run import run
@@ -171,7 +180,7 @@ def _solve(
         full = instance.full_bytes or 0
     capacity = problem.capacity
     if budget is not None:
-        # Each of these problems knows one kind of bytes.
+        # A problem bounds one kind of bytes, so peak bytes and saved bytes mean the same.
         budget = Budget(share=budget.share, nbytes=budget.peak_bytes or budget.nbytes)
         capacity = budget.capacity(full=full, least=instance.least_bytes or 0)
     bounded: Any = problem.within(
@@ -222,7 +231,7 @@ def _solve(
 
 
 def figures(instance: Instance) -> dict[str, Any]:
-    """Kind and size of an instance."""
+    """Return name, kind, origin, cost model and sizes of an instance."""
     problem: Any = instance.problem
     found: dict[str, Any] = {
         key: getattr(instance, key) for key in ("name", "kind", "source", "cost", "unit")

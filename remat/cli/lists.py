@@ -17,7 +17,7 @@ Row = dict[str, Any]
 @main.command()
 @json_option
 def solvers(as_json: bool) -> None:
-    """List the solvers, and why those that cannot run here cannot."""
+    """List the solvers, each with the reason if it cannot run here."""
     from remat.plugins.registry import registry
     from remat.solvers.base import KINDS, unavailable
 
@@ -63,8 +63,8 @@ def passes(pipeline: bool, as_json: bool) -> None:
         text = str(default_pipeline())
         click.echo(json.dumps({"pipeline": text}) if as_json else text)
         return
-    # `not_after` names the passes that one must not follow, each with the reason; `optional` says whether a
-    # pipeline is right without it.
+    # `not_after` maps the passes that a pass must not follow to the reasons. `optional` tells whether results are
+    # right without the pass.
     found: list[Row] = [
         {
             "name": name,
@@ -104,7 +104,7 @@ def passes(pipeline: bool, as_json: bool) -> None:
 @main.command()
 @json_option
 def costs(as_json: bool) -> None:
-    """List the cost models, and the devices that they know."""
+    """List the cost models, and the devices that each of them knows."""
     from remat.plugins.registry import registry
 
     rows: list[Row] = [
@@ -138,7 +138,10 @@ def costs(as_json: bool) -> None:
 
 
 def _options(kind: Any) -> dict[str, str]:
-    """The options of a pass or an analysis with their defaults; those without one are empty."""
+    """Return the options of a pass or analysis with their defaults as text.
+
+    The text is empty for an option without a default, or whose default a pipeline cannot write.
+    """
     from remat.passes.core.pipeline_text import NESTED, write_option
 
     found: dict[str, str] = {}
@@ -153,11 +156,11 @@ def _options(kind: Any) -> dict[str, str]:
 
 
 def _show(columns: Mapping[str, str], rows: list[Row]) -> None:
-    """Print a table; columns are never cut: the first one whole, the others folded.
+    """Print a table whose first column is never cut and whose other columns wrap.
 
     Args:
-        columns: the heading of each, with the key of its cells.
-        rows: one for each line; those with a ``reason`` stand back.
+        columns: heading of each column, with the key of its cells.
+        rows: one dictionary per line. Rows with a ``reason`` are dimmed.
     """
     from remat.cli import tables
 

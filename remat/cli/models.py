@@ -1,4 +1,4 @@
-"""MODEL on the command line: a function of the user's, or a `transformers` model by type."""
+"""Load MODEL of the command line: a function of the user's, or a `transformers` model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat.cli import params
 from remat.cli.example import Example
 from remat.errors import CaptureError, RematError, did_you_mean
 
-#: Bytes of weights from which it is said that a model of the user's allocates them.
+#: A note is printed if a user's model allocates at least this many bytes of weights.
 LARGE = 1 << 30
 FORMS = (
     "expected file.py:function, package.module:function, or hf:TYPE with key=value config overrides"
@@ -29,17 +29,19 @@ FORMS = (
 def load(
     spec: str, overrides: Sequence[str] = (), *, batch: int | None = None, seq: int | None = None
 ) -> Example:
-    """Parse MODEL and build the model.
+    """Parse MODEL, build the model, and return its call.
 
     Args:
         spec: ``file.py:function``, ``package.module:function`` or ``hf:TYPE``.
         overrides: ``key=value`` texts for the config of an ``hf`` model.
-        batch: batch size of an ``hf`` model, or what a function of the user's is called with; None: the default.
+        batch: batch size of an ``hf`` model, or the argument for the user's function; None: the
+            default.
         seq: sequence length of an ``hf`` model; None: its default.
 
     Raises:
-        click.UsageError: MODEL cannot be read, or names nothing.
-        CaptureError: the user's code raised, or returned something else than a model and arguments.
+        click.UsageError: MODEL cannot be parsed or does not exist, or an option does not apply to
+            it.
+        CaptureError: the user's code raised, or did not return a model and its arguments.
     """
     if is_hf(spec):
         from remat.cli.hf import build
@@ -62,7 +64,10 @@ def load(
 
 
 def takes_batch(function: Any) -> bool:
-    """Whether a function is to be called with a batch: it must be, or it has an argument of that name."""
+    """Return whether a function is called with the batch size as its first argument.
+
+    It is if that argument has no default or is named ``batch``.
+    """
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -74,10 +79,10 @@ def takes_batch(function: Any) -> bool:
 
 
 def is_hf(spec: str) -> bool:
-    """Whether MODEL is a type of `transformers`' models, and not a function.
+    """Return whether MODEL is ``hf:TYPE``; otherwise MODEL names a function.
 
     Raises:
-        click.UsageError: it is neither.
+        click.UsageError: MODEL has neither form.
     """
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
@@ -86,10 +91,10 @@ def is_hf(spec: str) -> bool:
 
 
 def check(spec: str) -> None:
-    """Looks whether MODEL names something, without building it.
+    """Check that MODEL exists, without building the model.
 
     Raises:
-        click.UsageError: it cannot be read, or names nothing.
+        click.UsageError: MODEL cannot be parsed or does not exist.
     """
     if is_hf(spec):
         from remat.cli.hf import check_kind
@@ -97,17 +102,26 @@ def check(spec: str) -> None:
         check_kind(spec.removeprefix("hf:"))
         return
     with contextlib.suppress(CaptureError), contextlib.redirect_stdout(sys.stderr):
-        function_of(spec)  # what the user's code raises is told where it is built
+        function_of(spec)  # an error of the user's code is raised again when the model is built
 
 
 def function_of(spec: str) -> Any:
-    """The function of the user's that MODEL names; importing its module runs the user's code."""
+    """Return the user's function that MODEL names; importing its module runs the user's code."""
     where, _, name = spec.rpartition(":")
     return _find(where, name, spec)
 
 
 def called(function: Any, spec: str, *args: Any) -> Example:
-    """The checked result of the function that MODEL names."""
+    """Call the user's function and return its checked result.
+
+    Args:
+        function: the function.
+        spec: MODEL as typed, for messages.
+        args: arguments for the function: the batch size, or none.
+
+    Raises:
+        CaptureError: the function raised, or did not return a model and its arguments.
+    """
     with users_code(spec):
         returned = function(*args)
     example = _checked(returned, spec)
@@ -116,7 +130,7 @@ def called(function: Any, spec: str, *args: Any) -> Example:
 
 
 def _tell_allocated(example: Example, spec: str) -> None:
-    """Says that a model has really allocated its weights, where they are large: a plan needs none of them."""
+    """Print a note if a model allocates large weights, since planning does not need them."""
     import torch
 
     from remat.units import format_bytes
@@ -136,7 +150,16 @@ def _tell_allocated(example: Example, spec: str) -> None:
 
 
 def _find(where: str, name: str, spec: str) -> Any:
-    """The object that a spec names; importing its module runs the user's code."""
+    """Import a module and return the function that MODEL names in it.
+
+    Args:
+        where: a path ending in ``.py``, or a module name.
+        name: name of the function, with dots for nested names.
+        spec: MODEL as typed, for messages.
+
+    Raises:
+        click.UsageError: the module or the function does not exist, or the name is not callable.
+    """
     module = _import_file(Path(where), spec) if where.endswith(".py") else _import(where, spec)
     found: Any = module
     for part in name.split("."):
@@ -156,9 +179,10 @@ def _find(where: str, name: str, spec: str) -> Any:
 
 
 def _import_file(path: Path, spec: str) -> ModuleType:
-    # As under `python file.py` its neighbours can be imported, but none in place of what is installed.
+    # As with `python file.py`, modules in the same folder can be imported, but none instead of an installed one.
     if str(path.resolve().parent) not in sys.path:
         sys.path.append(str(path.resolve().parent))
+    # A file `json.py` must not replace the module `json` in `sys.modules`.
     taken = importlib.util.find_spec(path.stem) if path.stem.isidentifier() else None
     name = path.stem if taken is None or taken.origin == str(path.resolve()) else f"{path.stem}_py"
     found = importlib.util.spec_from_file_location(name, path)
@@ -178,6 +202,7 @@ def _import(name: str, spec: str) -> ModuleType:
             return importlib.import_module(name)
     except CaptureError as error:
         cause = error.__cause__
+        # The missing module is the named one or a package around it, not one that its code imports.
         if isinstance(cause, ModuleNotFoundError) and f"{name}.".startswith(f"{cause.name}."):
             raise click.UsageError(
                 f"MODEL is '{spec}', but there is no module '{cause.name}'; {FORMS}"
@@ -189,7 +214,14 @@ def _import(name: str, spec: str) -> ModuleType:
 
 @contextlib.contextmanager
 def users_code(spec: str) -> Iterator[None]:
-    """Turn any exception of the user's code into one error with its message and line."""
+    """Convert any exception of the user's code in the block to an error with message and line.
+
+    Args:
+        spec: MODEL as typed.
+
+    Raises:
+        CaptureError: the block raised an exception that is not a `RematError`.
+    """
     try:
         yield
     except RematError:
@@ -204,7 +236,7 @@ def users_code(spec: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """File and line of the innermost frame of the user's, outside of installed packages."""
+    """Return file and line of the innermost traceback frame outside of installed packages."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     here = str(Path(__file__).parents[1])
@@ -219,6 +251,11 @@ def _place(error: BaseException) -> str:
 
 
 def _checked(returned: Any, spec: str) -> Example:
+    """Check the result of the user's function, and convert it to an `Example`.
+
+    Raises:
+        CaptureError: the result is not (model, args) or (model, args, kwargs).
+    """
     expected = (
         "expected (model, args) or (model, args, kwargs): a module or function, a tuple of "
         "positional arguments, a dict of keyword arguments"

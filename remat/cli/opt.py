@@ -1,4 +1,4 @@
-"""The command ``remat opt``: graph text in, passes over it, graph text out."""
+"""The command ``remat opt``: read a joint graph, run passes over it, and print the result."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 class _OptCommand(click.Command):
-    """Reads ``--verify-each`` without a value as the cheaper of its two ways."""
+    """Command that accepts ``--verify-each`` without a value, as ``--verify-each=structure``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # A click option with an optional value would take the argument that follows it.
         given = ["--verify-each=structure" if a == "--verify-each" else a for a in args]
         return super().parse_args(ctx, given)
 
@@ -85,11 +86,11 @@ class _OptCommand(click.Command):
 @tracing_options
 @json_option
 def opt(joint: str, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Run passes over JOINT and print the graph that comes out.
+    """Run passes over JOINT and print the resulting graph.
 
-    JOINT is a file of graph text, such as `remat capture MODEL -o FILE.joint` writes; - for standard
-    input; or MODEL, which is captured. What comes out is the joint graph or, once it is partitioned,
-    forward and backward. Everything else is printed to standard error.
+    JOINT is a file of graph text, such as `remat capture MODEL -o FILE.joint` writes; - for
+    standard input; or MODEL, which is captured. The result is the joint graph or, if a pass
+    partitions it, the forward and backward graphs. Everything else is printed to standard error.
     """
     from remat.passes.instruments.dumps import state_text
     from remat.planning import pipelines
@@ -126,7 +127,20 @@ def read_graph(
     seq: int | None,
     **_: Any,
 ) -> JointGraph:
-    """The joint graph that JOINT names: text in a file or on standard input, or a model."""
+    """Read the joint graph that JOINT names: graph text from a file or standard input, or a model.
+
+    Args:
+        progress: shows the stages.
+        joint: JOINT as typed.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        lower: lowering of a captured model, ``"inductor"`` or ``"eager"``.
+        device: device to trace a model for; None: the device of its tensors.
+        batch: batch size for a model; None: the default.
+        seq: sequence length for an ``hf`` model; None: the default.
+
+    Raises:
+        click.UsageError: JOINT does not exist, or overrides are given for graph text.
+    """
     from remat.graph.text import SUFFIX, read_joint
 
     path = Path(joint)
@@ -160,7 +174,11 @@ def _from_stdin() -> JointGraph:
 
 
 def _pipeline(options: dict[str, Any]) -> Pipeline:
-    """The pipeline that was asked for, or the default one under the options for that."""
+    """Return the pipeline of ``--passes``; without it, the default pipeline with the given options.
+
+    Raises:
+        click.UsageError: ``--passes`` is given together with an option of the default pipeline.
+    """
     given: Pipeline | None = options.pop("passes")
     context = click.get_current_context()
     names = ("budget", "solver", "cost", "time_limit")
@@ -179,7 +197,14 @@ def _pipeline(options: dict[str, Any]) -> Pipeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Watch:
-    """The instruments that were asked for."""
+    """The instruments that the options request.
+
+    Attributes:
+        instruments: all of them, in the order in which they see a pass.
+        timing: the timing instrument; None if not requested.
+        statistics: the statistics instrument; None if not requested.
+        bisected: the bisection instrument; None if not requested.
+    """
 
     instruments: Sequence[Instrument]
     timing: Timing | None
@@ -208,7 +233,8 @@ class _Watch:
             found.append(made.Printed(write=_note, only=options["print_after"]))
         if options["print_changed"]:
             found.append(made.PrintChanged(write=_note))
-        found += [statistics, timing]  # timing last: it leaves out what the others do
+        # Timing last, so that it does not count the work of the others.
+        found += [statistics, timing]
         return cls(
             instruments=[i for i in found if i is not None],
             timing=timing,
@@ -217,13 +243,13 @@ class _Watch:
         )
 
     def tell(self) -> None:
-        """Print statistics and timings."""
+        """Print statistics and timings to standard error."""
         for title, table in (("statistics", self.statistics), ("time of passes", self.timing)):
             if table is not None:
                 _note(f"{title}:\n{table}")
 
     def to_dict(self, manager: Pipeline, result: PassResult) -> dict[str, Any]:
-        """The same for machines."""
+        """Return result, statistics and timings for ``--json``."""
         counts = {} if self.statistics is None else self.statistics.counts
         return {
             "graph": result.joint.name,

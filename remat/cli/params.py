@@ -1,4 +1,4 @@
-"""Option values that are checked before any work is done; a bad one is wrong usage."""
+"""Parameter types that check an option before any work is done; an invalid value is wrong usage."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ else:  # a class without parameters before click 8.4
 
 
 class Checked(ParamType):
-    """A value that remat itself reads; what it refuses is a bad parameter.
+    """Parameter type whose values a function of remat parses.
 
     Args:
-        name: what it is, for the help.
-        read: makes it of the text.
+        name: name of the type in the help.
+        read: converts the text to the value. A `RematError` that it raises becomes wrong usage.
     """
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -39,7 +39,7 @@ class Checked(ParamType):
 
 
 def one_line(error: Exception | str) -> str:
-    """The message of an error or a warning in one line."""
+    """Return the message of an error or warning in one line."""
     return " ".join(str(error).split())
 
 
@@ -61,9 +61,10 @@ def _cost_model(text: str) -> Any:
 
 
 def search_here() -> None:
-    """Lets an argument name a module in the working directory.
+    """Allow arguments to name modules in the working directory.
 
-    What is installed comes first: a ``torch.py`` that lies there is never imported in PyTorch's place.
+    The directory is appended to ``sys.path``, after installed packages. A file ``torch.py`` there
+    is therefore never imported instead of PyTorch.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -90,16 +91,30 @@ def _solver(text: str) -> Any:
 
 #: Seconds, above 0.
 SECONDS = Checked("seconds", _seconds)
-#: A registered cost model, with an argument behind a colon.
+#: A registered cost model, with an optional argument after a colon.
 COST_MODEL = Checked("cost model", _cost_model)
-#: A solver that the command looks up later.
+#: A solver's name, which the command looks up later.
 SOLVER = Checked("solver", _solver_text)
-#: A registered solver, whether or not it can run here, or ``module:Class``.
+#: The name of a registered solver, even if it cannot run here, or ``module:Class``.
 SOLVER_NAME = Checked("solver", _solver_name)
 
 
 def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuse a MODEL whose file is missing, before any other option is read: reading those imports PyTorch."""
+    """Refuse a MODEL whose file does not exist.
+
+    This callback is eager: it runs before other options are parsed, which imports PyTorch.
+
+    Args:
+        ctx: context of the command.
+        param: the argument MODEL.
+        value: one MODEL, or several.
+
+    Returns:
+        ``value``.
+
+    Raises:
+        click.UsageError: a file does not exist.
+    """
     for spec in (value,) if isinstance(value, str) else value:
         path, _, _ = spec.rpartition(":")
         if path.endswith(".py") and not Path(path).is_file():
@@ -108,7 +123,7 @@ def check_file(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
 
 
 class PipelineType(ParamType):
-    """Passes with commas between them, as `remat.PassManager.parse` reads them."""
+    """Parameter type for a pipeline of passes, as text for `remat.PassManager.parse`."""
 
     name = "passes"
 
@@ -122,14 +137,17 @@ class PipelineType(ParamType):
             check_partitioned(made.passes)
             return made
         except RematError as error:
-            self.fail(str(error).partition("\n")[0], param, ctx)  # what follows shows the column
+            # Further lines point at the column, which one line cannot.
+            self.fail(str(error).partition("\n")[0], param, ctx)
 
 
 class OutputFile(click.Path):
-    """A file to write, in a folder that exists: known before any work is done.
+    """Parameter type for a file to write; its folder must exist.
+
+    The check is made before any work is done.
 
     Args:
-        suffixes: ends of names that it may have; none: any.
+        suffixes: allowed endings of the name; none to allow all.
     """
 
     def __init__(self, *suffixes: str) -> None:
@@ -152,22 +170,27 @@ class OutputFile(click.Path):
             self.fail(f"'{path}' cannot be written: {error.strerror}", param, ctx)
         if not folder.is_dir():
             self.fail(f"there is no folder '{folder}'", param, ctx)
-        is_stream = path.exists() and not path.is_file()
+        is_stream = path.exists() and not path.is_file()  # such as /dev/stdout, which has no suffix
         if self.suffixes and path.suffix.lower() not in self.suffixes and not is_stream:
             expected = " or ".join(self.suffixes)
             self.fail(f"'{path}' ends with '{path.suffix}'; expected {expected}", param, ctx)
         return path
 
 
-#: A picture to draw, in the formats of `remat.report.pictures.FORMATS`.
+#: A picture to draw; the suffixes are those of `remat.report.pictures.FORMATS`.
 PICTURE_FILE = OutputFile(".svg", ".png")
 
 
 def check_there(path: Path, what: str, expected: str = "") -> None:
-    """Refuses an input that is missing.
+    """Refuse a path that does not exist.
+
+    Args:
+        path: the path.
+        what: kind of input, such as ``"file"``, for the message.
+        expected: advice to append to the message.
 
     Raises:
-        click.UsageError: there is nothing at the path.
+        click.UsageError: the path does not exist.
     """
     if not path.exists():
         raise click.UsageError(
@@ -176,15 +199,15 @@ def check_there(path: Path, what: str, expected: str = "") -> None:
 
 
 def write(path: Path, text: str, what: str) -> None:
-    """Writes what was asked for with an `OutputFile`.
+    """Write a result to an `OutputFile` atomically.
 
     Args:
-        path: where to.
+        path: the file.
         text: the content.
-        what: what it is, for the message.
+        what: kind of content, such as ``"plan"``, for the message.
 
     Raises:
-        RematError: it cannot be written.
+        RematError: the file cannot be written.
     """
     from remat.files import write_atomic, writing
 
@@ -193,7 +216,7 @@ def write(path: Path, text: str, what: str) -> None:
 
 
 class DeviceType(ParamType):
-    """A device as PyTorch writes it."""
+    """Parameter type for a device in PyTorch's notation, such as ``cuda:0``."""
 
     name = "device"
 
@@ -208,7 +231,11 @@ class DeviceType(ParamType):
 
 
 class ListOf(ParamType):
-    """Values of one type with commas between them."""
+    """Parameter type for comma-separated values of one type.
+
+    Args:
+        item: type of one value.
+    """
 
     def __init__(self, item: ParamType) -> None:
         self.item = item

@@ -1,4 +1,4 @@
-"""The command ``remat plan``."""
+"""The command ``remat plan``: plan one training step."""
 
 from __future__ import annotations
 
@@ -143,7 +143,12 @@ def _tell_breaks(
     fullgraph: bool,
     **options: Any,
 ) -> None:
-    """Lists where MODEL breaks into graphs."""
+    """Print where MODEL breaks into graphs, for ``--graph-breaks``.
+
+    Raises:
+        CaptureError: Dynamo cannot trace MODEL. The advice names options of the command instead of
+            arguments.
+    """
     from remat.cli.models import load
     from remat.graph.graph_breaks import graph_breaks
 

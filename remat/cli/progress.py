@@ -1,4 +1,4 @@
-"""The stages of a command on standard error, each with the time that it took."""
+"""Show the stages of a command on standard error, with the seconds that each took."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import click
 from rich import progress
 from rich.console import Console
 
-#: Key of the context of a command under which it is noted that nothing is to be said.
+#: Key in ``click.Context.meta``: whether the command was given ``--quiet``.
 QUIET = "remat.quiet"
 
 
 class Progress:
-    """Say on standard error what is being done, one line a stage, once it is done and took so long.
+    """Print each finished stage of a command on standard error, with its seconds.
 
-    On a terminal the stage at hand is shown with a spinner and the seconds that have passed. Nothing is
-    written under ``--quiet``.
+    On a terminal, the current stage is shown with a spinner and the elapsed seconds. Under
+    ``--quiet`` nothing is printed.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Progress:
             progress.TextColumn("{task.elapsed:.0f} s  {task.description} …", markup=False),
             console=console,
             transient=True,
-            redirect_stdout=False,  # it may be a file
+            redirect_stdout=False,  # results on standard output may go to a file
             disable=self._quiet or not console.is_terminal,
         )
         self._task: progress.TaskID | None = None
@@ -39,13 +39,17 @@ class Progress:
         self._listening = contextlib.ExitStack()
 
     def step(self, text: str) -> None:
-        """End the stage at hand and name the next one."""
+        """End the current stage and begin the next.
+
+        Args:
+            text: name of the next stage.
+        """
         self._end_stage()
         self._stage, self._started = text, time.perf_counter()
         self._task = self._live.add_task(text)
 
     def detail(self, text: str) -> None:
-        """Say where the stage at hand is: on a terminal only."""
+        """Show details of the current stage; on a terminal only."""
         if self._task is not None:
             self._live.update(self._task, description=f"{self._stage}: {text}")
 
@@ -63,6 +67,7 @@ class Progress:
         sys.stderr.flush()
 
     def _end_stage(self, note: str = "") -> None:
+        """Print the current stage with its seconds, and ``note`` after its name."""
         if self._task is None:
             return
         self._live.remove_task(self._task)

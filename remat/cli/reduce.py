@@ -1,4 +1,4 @@
-"""The command ``remat reduce``: a failing joint graph, made small."""
+"""The command ``remat reduce``: shrink a failing joint graph."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from remat.graph.joint import JointGraph
     from remat.passes.instruments.reproducer import Recorded
 
-#: Exit codes by which a shell says that a command did not even start.
+#: Exit codes of a shell whose command did not start, with the reason.
 _NOT_RUN = {126: "may not execute it", 127: "does not find it"}
-#: Files of a reproducer that are about the graph as it was.
+#: Files of a reproducer that describe the original graph, hence not the smaller one.
 _OUTDATED = ("problem.json", "traceback.txt", "README.txt")
 
 
@@ -64,9 +64,9 @@ def reduce_(
 ) -> None:
     """Shrink a failing joint graph while it keeps failing.
 
-    FOLDER is a reproducer that a crashed pass or solver left, JOINT a joint graph as text. The input is
-    left as it is; the smallest graph found is written behind its name, also after Ctrl-C (exit code
-    130).
+    FOLDER is a reproducer that a crashed pass or solver left. JOINT is a joint graph as text. The
+    input is not changed. The smallest graph found is written beside the input, or to --output;
+    after Ctrl-C too, with exit code 130.
     """
     from remat.graph.text import SUFFIX, print_joint, read_joint
     from remat.passes.instruments.reproducer import read_reproducer
@@ -116,7 +116,11 @@ def reduce_(
 
 
 def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
-    """Replays a graph as `remat repro` does; names and numbers in the message do not count."""
+    """Return a test of whether a graph still fails with the recorded kind of error.
+
+    The test replays the failure as `remat repro` does. Names and numbers in the message are
+    ignored.
+    """
     wanted = recorded.type, _kind(recorded.message)
 
     def fails(joint: JointGraph) -> bool:
@@ -127,10 +131,13 @@ def _fails_alike(recorded: Recorded) -> Callable[[JointGraph], bool]:
 
 
 def _kind(message: str) -> str:
-    """The first line of a message without what depends on the graph: names in quotes, and numbers."""
+    """Return the first line of an error message without quoted names and numbers.
+
+    Names and numbers depend on the graph, which changes during the reduction.
+    """
     first = message.strip().partition("\n")[0]
     first = re.sub(r" \(passes completed before it: [^)]*\)", "", first)
-    # What several nodes have done wrong is one kind of error, however many they are.
+    # A message may list one fault for each of several nodes, separated by semicolons.
     first = first.partition(";")[0]
     return re.sub(r"\d+", "0", re.sub(r"'[^']*'", "'…'", first))
 
@@ -138,7 +145,15 @@ def _kind(message: str) -> str:
 def _command(
     command: str, timeout_s: float | None, place: Path, in_folder: bool
 ) -> Callable[[JointGraph], bool]:
-    """Runs a shell command on a graph that is written to a file, or into a copied reproducer."""
+    """Return a test of whether a shell command fails on a graph.
+
+    Args:
+        command: the command; ``{}`` stands for ``place``.
+        timeout_s: seconds after which the command is ended and counts as not failing; None for no
+            limit.
+        place: the file to write the graph to, or a copied reproducer folder.
+        in_folder: whether ``place`` is a folder.
+    """
     from remat.graph.text import write_joint
 
     line = command.replace("{}", shlex.quote(str(place)))
@@ -149,7 +164,8 @@ def _command(
     def fails(joint: JointGraph) -> bool:
         nonlocal ran
         write_joint(file, joint)
-        # Ctrl-C is for the search: the command runs in a session of its own, and is ended with it.
+        # In a session of its own, so that Ctrl-C interrupts the reduction, not the command. The command and its
+        # child processes are then killed below.
         run = subprocess.Popen(
             line,
             shell=True,
@@ -167,7 +183,8 @@ def _command(
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(run.pid, signal.SIGKILL)
                 run.wait()
-        if code in _NOT_RUN and not ran:  # later on, what was found so far is worth more
+        # After a first run, an error here would lose the reduction so far.
+        if code in _NOT_RUN and not ran:
             raise click.UsageError(
                 f"--test '{command}' could not be run: the shell {_NOT_RUN[code]} (exit code {code}); "
                 f"expected a command that runs and says by its exit code whether {file.name} fails, "
@@ -182,12 +199,24 @@ def _command(
 def _write_folder(
     source: Path, target: Path, recorded: Recorded, joint: JointGraph, text: str
 ) -> None:
-    """Writes a reproducer for the smaller graph, whole or not at all."""
+    """Write a reproducer folder for the smaller graph atomically.
+
+    Args:
+        source: the original reproducer.
+        target: the folder to write.
+        recorded: the recorded failure.
+        joint: the smaller graph.
+        text: its text.
+
+    Raises:
+        RematError: the folder cannot be written.
+    """
     from remat.passes.instruments.reproducer import Failure, files_of
 
     error = replay(joint.copy(), recorded)
     draft: Path | None = None
     try:
+        # Beside the target, since a rename is atomic only within one file system.
         draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.resolve().parent))
         kept = draft / "kept"
         shutil.copytree(source, kept, ignore=shutil.ignore_patterns(*_OUTDATED))

@@ -1,4 +1,4 @@
-"""The command ``remat repro``: a recorded failure, seen again or not."""
+"""The command ``remat repro``: run a recorded failure again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remat.passes.instruments.reproducer import Recorded
     from remat.planning.pipelines import PassManager
 
-#: Exit codes, besides those of all commands: 2 for wrong usage.
+#: Exit codes: no longer fails, fails as recorded, fails in another way. 2 stays wrong usage.
 GONE, REPRODUCED, ANOTHER = 0, 1, 3
 
 
@@ -29,7 +29,7 @@ GONE, REPRODUCED, ANOTHER = 0, 1, 3
 def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
     """Run the failure that a reproducer FOLDER records once more.
 
-    Exit code: 0 it does not fail any more; 1 it fails as recorded; 3 it fails in another way.
+    Exit code: 0 it no longer fails; 1 it fails as recorded; 3 it fails in another way.
     """
     from remat.graph.text import read_joint
     from remat.passes.instruments.reproducer import read_reproducer
@@ -62,10 +62,10 @@ def repro(folder: Path, passes: PassManager | None, as_json: bool) -> None:
 def replay(
     joint: JointGraph, recorded: Recorded, passes: PassManager | None = None
 ) -> Exception | None:
-    """Run the failed step again and return its exception.
+    """Run the failed step again and return its exception; None if the step no longer fails.
 
     Args:
-        joint: the graph; it is changed.
+        joint: the joint graph; it is changed.
         recorded: the failure.
         passes: a pipeline to run instead of the recorded one.
     """
@@ -83,8 +83,8 @@ def replay(
             state = pipelines.initial_state(joint, in_place=True, count_outputs=False)
             checks = [VerifyEach(numbers=recorded.checks == "numbers")] if recorded.checks else []
             manager.run(state, in_place=True, instruments=checks)
-        else:  # it failed behind the passes, where plans are verified
+        else:  # the failure came after all passes, when the plan was verified
             plan_graph(joint, PlanRequest.of(pipeline=manager), in_place=True)
-    except Exception as error:  # whatever was raised is what was asked for
+    except Exception as error:  # any exception may be the recorded failure
         return error
     return None

@@ -1,4 +1,4 @@
-"""The command ``remat sac``: checkpointing for eager code, from the model to a plan."""
+"""The command ``remat sac``: plan activation checkpointing for eager code."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from remat.sac.api.checkpointing import Checked
     from remat.sac.solve.plan import SACPlan
 
+#: Runtimes from a cost model, or measured operator by operator.
 MODES = ("operator-level-cost-model", "operator-level-benchmark")
 
 
@@ -125,9 +126,9 @@ def sac(
     cost: Any,
     **options: Any,
 ) -> None:
-    """Choose the modules of MODEL to checkpoint, and what each of them stores.
+    """Choose the modules of MODEL to checkpoint, and the activations that each of them stores.
 
-    For eager code: remat.sac.apply(model, plan) applies the plan, by torch.utils.checkpoint.
+    For eager code: remat.sac.apply(model, plan) applies the plan with torch.utils.checkpoint.
     """
     from torch import nn
 
@@ -189,7 +190,15 @@ def sac(
 def _load(
     spec: str, overrides: tuple[str, ...], batch: int | None, seq: int | None, *, real: bool
 ) -> Example:
-    """MODEL; one of transformers' with weights if it is to run."""
+    """Build MODEL; an ``hf`` model is built on the CPU with real weights if ``real`` is True.
+
+    Args:
+        spec: MODEL as typed.
+        overrides: ``key=value`` texts for the config of an ``hf`` model.
+        batch: batch size; None: the default.
+        seq: sequence length of an ``hf`` model; None: the default.
+        real: whether the model must be able to run.
+    """
     kind = spec.removeprefix("hf:")
     if not real or kind == spec:
         return load(spec, overrides, batch=batch, seq=seq)
@@ -206,7 +215,7 @@ def _show(example: Example, plan: SACPlan, checked: Checked | None) -> None:
 
 
 def _show_measured(plan: SACPlan, checked: Checked) -> None:
-    """Estimated beside measured."""
+    """Print estimated and measured peaks and times side by side."""
     from remat.cli import tables
     from remat.units import format_bytes
 

@@ -1,4 +1,4 @@
-"""The command ``remat sweep``: many models, budgets, solvers and cost models in one table."""
+"""The command ``remat sweep``: plan many models, budgets, solvers and cost models in one table."""
 
 from __future__ import annotations
 
@@ -34,11 +34,20 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A model by its MODEL text, built where it is called: what a worker is sent."""
+    """A model given by its MODEL text and built when called, so that workers can receive it.
+
+    Attributes:
+        spec: MODEL as typed.
+    """
 
     spec: str
 
     def __call__(self) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+        """Build the model, and return it with its positional and keyword arguments.
+
+        Raises:
+            RematError: MODEL does not exist, or the user's code raised.
+        """
         from remat.cli.models import load
 
         try:
@@ -52,6 +61,14 @@ class Named:
 def _list(
     default: str, name: str, text: str, item: params.ParamType = click.STRING
 ) -> Callable[[Command], Command]:
+    """Return a decorator for an option with comma-separated values.
+
+    Args:
+        default: values if the option is not given.
+        name: name of the option in the plural, without dashes.
+        text: help of the option.
+        item: type of one value.
+    """
     return click.option(
         f"--{name}",
         type=params.ListOf(item),
@@ -97,13 +114,15 @@ def sweep(
 ) -> None:
     """Plan each MODEL at every budget, with every solver, under every cost model.
 
-    Each row is written as soon as it is known: after a crash the same command goes on where it was.
+    Each row is written as soon as it is known. After a crash, the same command continues with the
+    missing rows.
     """
     from remat.cli.models import check
     from remat.planning import experiments as api
 
-    for spec in models:  # before anything is planned
+    for spec in models:  # a misspelt model is refused before hours of planning
         check(spec)
+    # Rows that are asked for twice are planned once.
     each = len(set(budgets)) * len(set(solvers)) * len(set(costs))
     order = list(dict.fromkeys(models))
     known: Counter[str] = Counter()
@@ -153,7 +172,14 @@ def sweep(
 
 
 def _stage(order: Sequence[str], at: int, each: int, jobs: int | None) -> str:
-    """What is being planned: one model after the other, or with several processes all of them."""
+    """Return the name of the current stage: one model, or with several processes all models.
+
+    Args:
+        order: the models in the order of planning.
+        at: index of the current model.
+        each: number of rows per model.
+        jobs: number of processes; None for this process.
+    """
     if jobs is not None:
         return f"planning {each * len(order)} rows"
     return f"planning {each} rows of {order[at]} ({at + 1} of {len(order)} models)"
@@ -161,7 +187,11 @@ def _stage(order: Sequence[str], at: int, each: int, jobs: int | None) -> str:
 
 @contextlib.contextmanager
 def _resumable(output: Path | None) -> Iterator[None]:
-    """Says, when it is interrupted, with which command to go on."""
+    """Print the command that continues the sweep if Ctrl-C interrupts the block.
+
+    Args:
+        output: the table's file; None for no file, in which case nothing is printed.
+    """
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Tables and text that the commands print."""
+"""Tables and notes that the commands print."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
 
-#: What the star and the column "gap" of a comparison mean.
+#: Explanations of the star and of the columns "gap" and "step" of a comparison.
 LEGEND = (
     "* least recompute cost of these solvers at the budget; of equal costs, the one that saves fewer bytes",
     "gap: at most this much of the cost is more than any plan needs; it stays open where nothing is proven",
@@ -28,9 +28,10 @@ LEGEND = (
 
 
 def console() -> Console:
-    """Standard output; as wide as it takes where it is not a terminal, so that nothing is cut.
+    """Return a console for standard output that prints text without markup.
 
-    Text is printed as it is: ``remat[hf]`` is no markup.
+    ``remat[hf]`` would otherwise be read as markup. If standard output is not a terminal, the
+    console is 1,000 columns wide, so that no cell is cut.
     """
     plain = {"markup": False, "emoji": False, "highlight": False}
     terminal = Console(**plain)  # type: ignore[arg-type]
@@ -40,7 +41,7 @@ def console() -> Console:
 
 
 def show(table: Table) -> None:
-    """Prints a table without blanks at the ends of lines."""
+    """Print a table; if standard output is not a terminal, without blanks at the ends of lines."""
     out = console()
     if out.is_terminal:
         out.print(table)
@@ -51,6 +52,7 @@ def show(table: Table) -> None:
 
 
 def new_table(title: str = "") -> Table:
+    """Return an empty table in the style of the commands."""
     return Table(
         title=title or None,
         title_justify="left",
@@ -63,7 +65,7 @@ def new_table(title: str = "") -> Table:
 
 
 def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
-    """Names and what is to say of each."""
+    """Return a table of two columns, names and values, without a header."""
     table = new_table(title)
     table.show_header = False
     table.add_column(style="bold")
@@ -74,7 +76,12 @@ def rows_table(rows: Iterable[tuple[str, str]], title: str) -> Table:
 
 
 def cost_text(resolved: str, asked: str) -> str:
-    """The cost model of a result; if nobody named one, with the option that names another device."""
+    """Return the name of the cost model, and how to choose another device if none was asked for.
+
+    Args:
+        resolved: the cost model that was used.
+        asked: the cost model that the user asked for; ``"auto"`` if none.
+    """
     if asked != "auto":
         return resolved
     name, _, device = resolved.partition(":")
@@ -83,22 +90,28 @@ def cost_text(resolved: str, asked: str) -> str:
 
 
 def plan_table(plan: Plan, title: str, cost: str) -> Table:
-    """The figures of one plan; ``cost`` is the cost model that was asked for."""
+    """Return a table with the figures of one plan.
+
+    Args:
+        plan: the plan.
+        title: title of the table.
+        cost: the cost model that the user asked for; ``"auto"`` if none.
+    """
     rows = [("budget", plan.asked.label), ("cost model", cost_text(plan.cost, cost)), *plan.rows]
     return rows_table(rows, title)
 
 
-#: Columns of a terminal from which on a comparison also has the share by which the step costs more.
+#: A comparison has the column "step" only on terminals with at least this many columns.
 _WIDE = 90
 
 
 def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> Table:
-    """Solvers side by side under each budget; the best stand out and carry a star (see `LEGEND`).
+    """Return a table of solvers under each budget; the best are bold and starred (see `LEGEND`).
 
     Args:
-        comparison: the solvers.
-        title: what stands above.
-        width: columns of the terminal. Where they are few, the step beside that without remat is left out.
+        comparison: the plans of all solvers.
+        title: title of the table.
+        width: columns of the terminal. Below 90, the column "step" is left out.
     """
     wide = width >= _WIDE
 
@@ -106,7 +119,8 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
     table.add_column("solver", overflow="fold")
     names = ["saved", "recompute", "gap", "peak", *(["step"] if wide else []), "time"]
     for name in names:
-        shown = f"{name}  " if name == "recompute" else name  # room for the star
+        # Two blanks, as wide as " *" in the cells.
+        shown = f"{name}  " if name == "recompute" else name
         table.add_column(shown, justify="right", no_wrap=True)
     budgets = [row.budget for row in comparison.rows]
     for i, row in enumerate(comparison.rows):
@@ -125,7 +139,11 @@ def comparison_table(comparison: Comparison, title: str, *, width: int = 80) -> 
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Notes below the table: reasons for empty rows, rows in which the cut was cheaper, solvers with little work."""
+    """Return the notes to print below a comparison.
+
+    The notes give the reasons for missing plans and the rows in which a minimum cut costs less than
+    the solver's plan. They also name the solvers that searched with less work than usual.
+    """
 
     notes: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -147,7 +165,13 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 
 def frontier_table(found: Frontier, title: str, rows: int) -> Table:
-    """The points of a frontier, thinned to a number of rows, its knee marked."""
+    """Return a table of a frontier's points, with its knee marked.
+
+    Args:
+        found: the frontier.
+        title: title of the table.
+        rows: largest number of points to show.
+    """
 
     table = new_table(title)
     columns = ("share", "saved", "recompute", "peak")

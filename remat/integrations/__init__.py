@@ -1,1 +1,1 @@
-"""Entry points into PyTorch: the backend, the partitioner, saved plans, its knapsack solver."""
+"""Entry points into PyTorch: the backend, the partitioner, and the knapsack solver."""

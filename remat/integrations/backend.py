@@ -1,4 +1,8 @@
-"""The Dynamo backend ``"remat"`` and `remat.backend`: partition graphs, then run them eagerly or with Inductor."""
+"""The Dynamo backend ``"remat"`` and `remat.backend`.
+
+A backend partitions each graph under a budget, then compiles both graphs with Inductor or runs them
+eagerly.
+"""
 
 from __future__ import annotations
 
@@ -45,26 +49,26 @@ from remat.planning.request import (
 from remat.planning.saved_plans import SavedPlan
 
 _LOCK = threading.Lock()
-#: The backend of each options of ``torch.compile(backend="remat", options=…)``, by the identity of the options, for as
-#: long as a step of its is there: Dynamo hands over the same object for each graph.
+#: The backend of each options dict of ``torch.compile(backend="remat", options=…)``, by the id of the dict. Dynamo
+#: passes the same dict for each graph of a model. An entry lives as long as a step that the backend compiled.
 _BACKENDS: weakref.WeakValueDictionary[int, Backend] = weakref.WeakValueDictionary()
 
-#: Options of the backend that are ours; every other one is Inductor's.
+#: Names of remat's options; `Backend` passes all others to Inductor.
 OPTIONS = (*inspect.signature(partitioner).parameters, "lower")
-#: Inductor's reuse of a buffer for a later result of the same size. Its estimate of the peak ignores workspaces of
-#: attention and convolutions. Without reuse a buffer is freed after its last reader.
+#: Inductor's setting that reuses a buffer for a later result of the same size. Inductor reuses by an estimate of the
+#: peak that ignores workspaces of attention and convolutions. Without reuse a buffer is freed after its last reader.
 _KEPT_MEMORY = "allow_buffer_reuse"
 
 
 class Backend:
-    """A backend of ``torch.compile`` with its options, which are checked; `remat.backend` makes one.
+    """A backend of ``torch.compile`` with checked options; `remat.backend` creates one.
 
     Args:
-        options: by name, ours and Inductor's.
-        mode: a mode of Inductor.
+        options: remat's and Inductor's options by name.
+        mode: a mode of Inductor, such as ``"max-autotune"``.
 
     Raises:
-        RematError: an option that cannot be meant.
+        RematError: an option is unknown or invalid.
     """
 
     __name__ = "remat"
@@ -90,11 +94,14 @@ class Backend:
         else:
             self._patches = _inductor_options(self._partition, given, mode)
         self._graphs = CompiledGraphs()
-        self._options = options  # held: no others have their identity meanwhile
+        self._options = options  # kept alive, so that no other dict gets its id in `_BACKENDS`
         self._given = dict(options), mode
 
     def has(self, options: Mapping[str, Any], mode: str | None) -> bool:
-        """Whether it was made for these options: a user may write others into the same dict."""
+        """Return whether this backend was created with these options.
+
+        A user may change the options dict after the backend was created with it.
+        """
         given, given_mode = self._given
         return (
             mode == given_mode
@@ -103,16 +110,22 @@ class Backend:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return this backend, so that a copy of a compiled model compiles with the same one."""
+        """Return this backend, so that a deep copy of a compiled model uses the same backend."""
         return self
 
     def __call__(
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **more: Any
     ) -> Callable[..., Any]:
-        """Plan and compile one graph of Dynamo's.
+        """Plan and compile one graph; Dynamo calls this method.
+
+        Args:
+            gm: the graph from Dynamo.
+            example_inputs: its example inputs.
+            more: ``options`` and ``mode`` of ``torch.compile``, which are refused here.
 
         Raises:
-            RematError: the graph cannot be planned; it is a ``BackendCompilerFailed`` of Dynamo's, too.
+            RematError: the graph cannot be planned. The error is also a ``BackendCompilerFailed``,
+                which Dynamo does not wrap.
         """
         try:
             if more:
@@ -126,7 +139,7 @@ class Backend:
 
     def _compile(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         lower, partition = self._lower, copy.copy(self._partition)
-        partition.graphs = self._graphs
+        partition.graphs = self._graphs  # the copy lacks them; see `Partitioner.__getstate__`
         known = CompiledBudget()
         step = StepPartition(partition, _plan if lower == "eager" else known.plan, watched=True)
         step.join(gm, example_inputs)
@@ -144,8 +157,8 @@ class Backend:
             except Exception as error:
                 name_plain_failure(error, gm, example_inputs, lower)
                 raise
-            # Its plan has modules for as long as the compiled step is there; see `remat.plans`. What wraps the
-            # step, Dynamo takes off.
+            # The plan keeps its modules as long as the compiled step lives; see `remat.plans`. They hang on the
+            # innermost function because Dynamo drops wrappers.
             with contextlib.suppress(AttributeError):
                 torch_compat.innermost_fn(compiled).partitioned = self, step  # type: ignore[attr-defined]
             made = step.made
@@ -173,12 +186,16 @@ def compile_step(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """The Dynamo backend behind ``torch.compile(model, backend="remat", options=…)``.
+    """Compile one graph of ``torch.compile(model, backend="remat")``; Dynamo calls this function.
 
-    Options: those of `remat.backend`. Every other option, and ``mode``, goes to Inductor.
+    Args:
+        gm: the graph from Dynamo.
+        example_inputs: its example inputs.
+        options: options of `remat.backend` by name. Every other option goes to Inductor.
+        mode: a mode of Inductor.
 
     Raises:
-        RematError: an option that cannot be meant.
+        RematError: an option is invalid, or the graph cannot be planned.
     """
     try:
         if options is not None and not isinstance(options, Mapping):
@@ -215,10 +232,11 @@ def backend(
     mode: str | None = None,
     **inductor: Any,
 ) -> Backend:
-    """A backend for ``torch.compile(model, backend=remat.backend(budget="40GiB"))``, its options checked at once.
+    """Build a backend for ``torch.compile(model, backend=remat.backend(budget="40GiB"))``.
 
     Args:
-        budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned under it.
+        budget: as in `remat.plan`. If ``plan`` is given too, graphs without a saved plan are
+            planned under this budget.
         solver: as in `remat.plan`.
         cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
@@ -230,12 +248,14 @@ def backend(
         repro: as in `remat.partitioner`.
         offload: as in `remat.plan`.
         strict: as in `remat.partitioner`.
-        lower: ``"inductor"``, or ``"eager"`` to run the planned graphs as they are.
+        lower: ``"inductor"`` to compile the forward and backward graphs with Inductor; ``"eager"``
+            to run them uncompiled.
         mode: a mode of Inductor, such as ``"max-autotune"``.
         inductor: options of Inductor, as in `torch.compile`.
 
     Raises:
-        RematError: an option that cannot be meant.
+        RematError: an option is invalid. It is raised by this function, not by the first
+            compilation.
     """
     given = {
         "budget": budget,
@@ -256,9 +276,12 @@ def backend(
 
 
 def _for_dynamo(error: RematError) -> Exception:
-    """An error as Dynamo lets it through: still of its own class, and its message comes last.
+    """Convert an error so that Dynamo raises it unchanged, with its own class and message.
 
-    Dynamo wraps any other exception, and adds that it may be a bug of PyTorch's.
+    Dynamo wraps all other exceptions of a backend, and adds that PyTorch may have a bug.
+
+    Returns:
+        An error of a class derived from the error's own class and ``BackendCompilerFailed``.
     """
     own = type(error)
 
@@ -277,10 +300,10 @@ def _for_dynamo(error: RematError) -> Exception:
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Refuses options that are neither ours nor Inductor's.
+    """Refuse options that belong neither to remat nor to Inductor.
 
     Raises:
-        ProblemError: there is one; the message names what may be meant.
+        ProblemError: an option is unknown. The message suggests the nearest known option.
     """
     if not options:
         return
@@ -288,7 +311,7 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     for name in options:
         if not isinstance(name, str) or name.replace("-", "_") not in theirs:
             written = str(name).replace("-", "_")
-            # Of two that are as near, ours: Inductor has hundreds.
+            # A stable sort: of two equally near names, remat's comes first, since Inductor has hundreds.
             near = [
                 match
                 for names in (OPTIONS, theirs)
@@ -309,6 +332,7 @@ def _plan(joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> 
 def _compile_eager(
     gm: fx.GraphModule, example_inputs: Sequence[Any], step: StepPartition
 ) -> Callable[..., Any]:
+    """Partition a graph, and run its forward and backward graph uncompiled."""
     compiled = torch_compat.aot_autograd(
         fw_compiler=lambda module, _: _boxed(module),
         partition_fn=step,
@@ -319,9 +343,10 @@ def _compile_eager(
 
 
 def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Run a graph without compiling it, and take ownership of its arguments, so that each is freed after its last use.
+    """Return a function that runs a graph uncompiled and frees each argument after its last use.
 
-    With an ordinary call, the caller would hold every saved activation until backward ends.
+    The function empties the list of its arguments. With an ordinary call, the caller would hold
+    every saved activation until backward ends.
     """
     graph = copy_module(module).graph
     graph.set_codegen(torch_compat.BoxedCodeGen())
@@ -337,11 +362,17 @@ def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 def _inductor_options(
     partition: Partitioner, options: Mapping[str, Any], mode: str | None
 ) -> dict[str, Any]:
-    """Inductor settings of a step, including those that the user gave."""
+    """Return the Inductor settings of a step: remat's, then those of ``mode``, then the user's.
+
+    Args:
+        partition: the partitioner.
+        options: Inductor options that the user gave.
+        mode: a mode of Inductor.
+    """
     known = torch_compat.list_options()
     patches: dict[str, Any] = {_KEPT_MEMORY: False} if _KEPT_MEMORY in known else {}
     patches.update(torch_compat.list_mode_options(mode) if mode else {})
     patches.update({k.replace("-", "_"): v for k, v in options.items()})
-    if not partition.cacheable:
+    if not partition.cacheable:  # hooks without a cache key: a cached graph could be another hook's
         patches["fx_graph_cache"] = patches["fx_graph_remote_cache"] = False
     return patches

@@ -1,4 +1,4 @@
-"""Budgets that hold in the code that Inductor writes: plan, compile, measure, and plan again by what was measured."""
+"""Meet a budget in the code that Inductor generates: plan, compile, simulate memory, and replan."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ from remat.units import Budget, format_apart, format_bytes
 
 _LOG = logging.getLogger(__name__)
 
-#: The most times that a step is planned again because the compiled step exceeds its budget.
+#: How often a step may be replanned because the compiled step exceeds its budget.
 MOST_REPLANS = 3
-#: The same if the budget is a ratio of the peak, which can be met only approximately.
+#: The same for a ratio of the peak, which can be met only approximately.
 _OF_SHARES = 2
-#: A budget given as a ratio of the peak counts as met up to 1/200 above it.
+#: A ratio of the peak counts as met if the compiled peak is at most 1/200 above its bytes.
 _NEARLY = 200
-#: More than 1/20 above a ratio of the peak: warn.
+#: A compiled peak more than 1/20 above the bytes of a ratio causes a warning.
 _FAR = 20
-#: Before a peak in bytes is refused, the step is also planned for its least peak. `_OF_PEAKS` counts all these replans.
+#: Before a peak in bytes is refused, the step is also planned for its least peak.
 _LEAST = Budget(peak_share=0.0)
+#: All replans of a peak in bytes: within the budget, then the first plan and the replans for the least peak.
 _OF_PEAKS = MOST_REPLANS + 1 + _OF_SHARES
 _UNSHRUNK = (
     "Weights, gradients and what one operator needs at once do not shrink with the budget. Raise the budget, "
@@ -64,17 +65,22 @@ def compile_within_budget(
     inputs: Sequence[Any],
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Compile a step with Inductor, and replan by its compiled memory until it meets its budget.
+    """Compile a step with Inductor, and replan until the compiled step meets its budget.
+
+    If a ratio of the peak is never met, the compiled step with the least peak is returned.
 
     Args:
-        step: plans the graph, using ``known``.
-        known: measurements from earlier compilations of this step.
-        gm: the graph as Dynamo handed it over.
+        step: plans the graph with ``known.plan``.
+        known: measurements of this step's earlier compilations.
+        gm: the graph from Dynamo.
         inputs: example inputs of the compilation.
-        patches: settings of Inductor.
+        patches: Inductor settings.
+
+    Returns:
+        The compiled step.
 
     Raises:
-        RematError: a budget that cannot be held, among others.
+        RematError: planning failed, or the budget cannot be met.
     """
     tried: list[tuple[int, Plan, Callable[..., Any]]] = []
     with step.compiling():
@@ -83,7 +89,7 @@ def compile_within_budget(
             made = step.made
             again = _plans_again(step, known)
             if made is not None:
-                # All ranks have the same figures.
+                # The largest excess of all ranks is the same number on each, so that all pick the same plan.
                 taken = known.over if step.options.with_others else made.peak_bytes
                 tried.append((taken, made, compiled))
             if again:
@@ -94,7 +100,7 @@ def compile_within_budget(
             share = step.options.request.budget.peak_share
             nearly = share is not None or (step.over and not step.options.with_others)
             if len(tried) > 1 and made is not None and nearly:
-                # The budget is held as nearly as can be: what was planned again may take more.
+                # A replanned step may have a higher peak than an earlier one.
                 _, best, compiled = min(tried, key=lambda one: one[0])
                 if best is not made:
                     step.use(best)
@@ -108,8 +114,8 @@ def _compile_once(
     inputs: Sequence[Any],
     patches: dict[str, Any],
 ) -> Callable[..., Any]:
-    """Plan and compile a step, or find it in a cache, and record the compiled memory on its plan."""
-    # Regions are compiled with the halves that they are in, which are then more than two.
+    """Plan and compile a step, or load it from a cache; set the plan's compiled figures."""
+    # Inductor compiles nested regions as graphs of their own: the step then has more than two graphs.
     whole = not calls_regions(gm)
     if whole and step.options.keeps_steps:
         attempt = Attempt(step, known, whole=True, traces=plan_cache.traces_of(gm, inputs))
@@ -119,6 +125,7 @@ def _compile_once(
             return compiled
         if _restore(step, gm, compiled):
             return compiled
+    # The cached step has no usable plan: compile without AOTAutograd's cache, so that it is partitioned.
     attempt = Attempt(step, known, whole=whole)
     compiled = attempt.compile(gm, inputs, patches)
     attempt.finish()
@@ -126,9 +133,9 @@ def _compile_once(
 
 
 def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
-    """Whether to replan a step because the compiled step exceeds its budget.
+    """Return whether to replan a step because the compiled step exceeds its budget.
 
-    If so, its plan is removed from `remat.plans`.
+    If the result is True, the step's plan is removed from `remat.plans`.
 
     Raises:
         BudgetError: the step exceeds its budget, and no replan is left.
@@ -158,18 +165,22 @@ def _plans_again(step: StepPartition, known: CompiledBudget) -> bool:
 
 
 class Attempt(torch_compat.CustomPartitionerFn):
-    """One compilation of a step. Inductor calls it to partition the joint graph and to compile each graph.
+    """One compilation of a step. Inductor calls this object to partition and to compile graphs.
 
     Args:
         step: plans the joint graph.
         known: measurements from earlier attempts.
-        whole: whether the step has exactly one forward and one backward graph; forward is compiled first.
-        traces: what AOTAutograd's key is to tell besides, if the whole step may come from its cache; else halves
-            alone are looked up.
+        whole: whether the step has exactly one forward and one backward graph. Forward is compiled
+            first.
+        traces: a digest to add to AOTAutograd's cache key, from `plan_cache.traces_of`. The whole
+            compiled step may then come from that cache. None: only compiled graphs may come from a
+            cache.
 
     Attributes:
-        is_new: whether something was planned or compiled, so that the step was not found in AOTAutograd's cache.
-        record: what is kept beside the compiled step, its plan aside; None if nothing is.
+        is_new: whether a graph was partitioned or compiled; False if the whole step came from
+            AOTAutograd's cache.
+        record: the record to store beside the compiled step, still without its plan; None to store
+            no record.
     """
 
     def __init__(
@@ -183,7 +194,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         self.is_new = False
 
     def uuid(self) -> str:
-        """Cache key of this compilation."""
+        """Return the cache key of this compilation."""
         step = self._step
         return step.options.key(
             graphs_only=not self._keeps,
@@ -194,27 +205,38 @@ class Attempt(torch_compat.CustomPartitionerFn):
         )
 
     def __reduce__(self) -> Any:
-        """Reduce to the options, since Inductor and AOTAutograd copy and pickle their settings.
+        """Pickle the options instead of this object.
 
-        Inductor keeps copies, which are not to hold the step; what else decides is in `uuid`.
+        Inductor and AOTAutograd copy and pickle their settings, of which this object is one. A copy
+        must not keep the step alive. `uuid` returns the other values on which the compilation
+        depends.
         """
         return self._step.options.__reduce_ex__(2)
 
     def compile(
         self, gm: fx.GraphModule, inputs: Sequence[Any], patches: dict[str, Any]
     ) -> Callable[..., Any]:
-        """Plan and compile the step."""
+        """Plan and compile the step with Inductor.
+
+        Args:
+            gm: the graph from Dynamo.
+            inputs: example inputs.
+            patches: Inductor settings.
+
+        Returns:
+            The compiled step.
+        """
         settings: dict[str, Any] = {
-            # Backward too is compiled before forward runs: what the step takes is known in time.
+            # PyTorch may compile backward only when it first runs. The memory of the whole step is needed here.
             "force_non_lazy_backward_lowering": True
         }
         if not self._keeps:
-            # Whoever finds a step in AOTAutograd's cache is not asked to partition, and `plans()` would not
-            # know what the step runs on. Inductor's own cache of compiled halves stays in use.
+            # On a hit in AOTAutograd's cache the partitioner is not called, and `remat.plans` would lack
+            # the plan. Inductor's own cache of compiled graphs stays in use.
             settings["enable_autograd_cache"] = False
         if not self._whole:
-            # Inductor takes the places of the inputs that backward may overwrite for places among the
-            # inputs of a region's backward too, and overwrites what is still to be read.
+            # Inductor applies the indices of inputs that backward may overwrite also to the backward of a
+            # nested region. There they are wrong, and values are overwritten before their last read.
             settings["donated_buffer"] = False
         with torch_compat.functorch_config.patch(settings):
             return torch_compat.compile_fx(  # type: ignore[return-value]
@@ -227,35 +249,56 @@ class Attempt(torch_compat.CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Partition a joint graph, and record what a later process needs if it finds the compiled step in a cache."""
+        """Partition a joint graph into forward and backward graph; Inductor calls this method.
+
+        The method also fills ``record``, by which a later process restores the plan if the compiled
+        step is in a cache.
+
+        Args:
+            gm: the joint graph; it is changed.
+            joint_inputs: example inputs; empty for a nested region, which is partitioned without a
+                budget.
+            convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd
+                gives them.
+        """
+        # Inductor computes the keys of both compiled graphs after this. Source lines are no part of these keys.
         self.is_new, self._traces = True, ""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
         joint = joint_of(gm, self._step.options.lower, **convention)
         if not self._keeps:
             return self._step.split(joint)
-        # Planning edits the graph in place, so its text is taken before.
+        # Planning changes the graph in place, so its text is taken first.
         record = CachedPlan(
             joint=plan_cache.text_of(joint) or "",
             parameters=parameters_of(joint),
             operators=plan_cache.operators_of(joint),
         )
+        # A later process repeats these warnings when it restores the plan.
         with record_warnings() as warned:
             graphs = self._step.split(joint)
         if record.joint:
             noted = tuple(
                 (kind.__module__, kind.__qualname__, message)
                 for message, kind in warned
-                if not issubclass(kind, (BudgetWarning, CostWarning))  # of this process
+                # Budget and cost warnings concern this process only.
+                if not issubclass(kind, (BudgetWarning, CostWarning))
             )
             self.record = replace(record, warnings=noted)
         return graphs
 
     def compile_graph(self, gm: Any, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        """Compile the forward or the backward graph, and record its generated code."""
+        """Compile the forward or the backward graph with Inductor, and record its generated code.
+
+        Args:
+            gm: the graph; a copy is compiled.
+            example_inputs: example inputs of the graph.
+            kwargs: further arguments of Inductor's ``compile_fx_inner``.
+        """
         self.is_new, self._traces = True, ""
         self._step.stage("compiling backward" if self._graphs else "compiling forward")
         graph = CompiledGraph.of(gm, example_inputs)
+        # Inductor changes the graph that it compiles; the plan keeps the original.
         gm = copy_module(gm)
         if self._whole and not self._graphs:
             self._masks = masks_to_bytes(gm.graph, graph.own)
@@ -268,7 +311,7 @@ class Attempt(torch_compat.CustomPartitionerFn):
         return compiled
 
     def finish(self) -> None:
-        """Record the compiled memory of the step on its plan, and cache the plan beside the compiled graphs."""
+        """Set the compiled figures of the plan, and cache the plan with the compiled graphs."""
         made = self._step.made
         if not self._whole or len(self._graphs) != 2 or made is None:
             return
@@ -278,15 +321,15 @@ class Attempt(torch_compat.CustomPartitionerFn):
         for kind in (True, False) if symbolic else (False,):
             try:
                 timeline = timeline or compiled_timeline(forward, backward, symbolic=kind)
-            except Exception:  # code of a kind that is not known
+            except Exception:  # generated code that cannot be simulated, such as a C++ wrapper
                 _LOG.info("the memory of '%s' as compiled is not known", made.graph, exc_info=True)
         if timeline is not None:
             measured = made.as_compiled(timeline, held_bytes(timeline))
             plan_log.replace(made, measured)
             self._step.made = made = measured
         keys = [key for _, key in self._graphs if key is not None]
-        # A step of whose plan nothing is kept is planned again by whoever finds it in a cache. Only who planned a
-        # step knows which sizes to look at, and which bytes a share of its peak stands for.
+        # Without a record, a later process that finds the step in a cache plans again. It must do so if sizes are
+        # data-dependent, or if a ratio of the peak is exceeded: only this process knows these sizes and bytes.
         if self.record is None or len(keys) != 2 or made.learns_sizes:
             return
         if not self._known.is_open(made, self._step.asked):
@@ -295,11 +338,15 @@ class Attempt(torch_compat.CustomPartitionerFn):
 
 
 def _restore(step: StepPartition, gm: fx.GraphModule, compiled: Any) -> bool:
-    """Restore the plan of a step from AOTAutograd's cache; False if that cannot be done."""
+    """Restore the plan of a step that came from AOTAutograd's cache.
+
+    Returns:
+        Whether the step can be used. False if its plan cannot be restored.
+    """
     keys = plan_cache.graph_keys(compiled)
     if keys is None:
         return False
-    if len(keys) == 1:  # nothing to differentiate
+    if len(keys) == 1:  # no backward graph, hence no plan
         return True
     record = plan_cache.find(keys)
     if record is None:
@@ -312,10 +359,15 @@ def _restore(step: StepPartition, gm: fx.GraphModule, compiled: Any) -> bool:
 
 
 def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None:
-    """Restore warnings and plan of a step that was found in a cache, without planning.
+    """Restore the plan of a cached step and repeat the warnings of its planning, without planning.
+
+    Args:
+        step: receives the plan.
+        gm: the graph from Dynamo.
+        record: the record that was stored beside the compiled step.
 
     Raises:
-        PlanError: the record holds no plan.
+        PlanError: the record does not hold a valid plan.
     """
     record.warn_again()
     if record.plan:
@@ -324,17 +376,19 @@ def restore(step: StepPartition, gm: fx.GraphModule, record: CachedPlan) -> None
 
 @dataclass(slots=True)
 class CompiledBudget:
-    """Measurements of one compiled step, by which it is planned again.
+    """Measurements of one step's compilations, by which the step is replanned.
 
     Attributes:
-        excess: safety margin below the budget, in bytes: the compiled peak minus the estimated one, and at least
-            twice the last margin.
-        tighter: the budget to plan under instead of the given one.
-        peaks: compiled peaks of the decisions that exceeded the budget.
-        lowest: what is known of the step as one under the least peak. It is planned so, from the beginning, before a
-            peak in bytes is refused.
-        over: bytes by which what was compiled last is above its budget, on the rank where it takes the most.
-        times: how often the step was planned again.
+        excess: safety margin in bytes by which the estimated peak must be below the budget. It is
+            the compiled peak minus the estimated peak, and at least twice the last margin.
+        tighter: a smaller budget on saved bytes to plan under instead of the given one; None before
+            the first replan.
+        peaks: compiled peaks in bytes of the decisions that exceeded the budget.
+        lowest: measurements of the step when it is planned for its least peak. Such plans are tried
+            before a peak in bytes is refused. None before.
+        over: bytes by which the last compiled step exceeds its budget, on the rank that exceeds the
+            budget most.
+        times: number of replans.
     """
 
     excess: int = 0
@@ -350,17 +404,24 @@ class CompiledBudget:
 
     @property
     def key(self) -> str:
-        """The fields that affect planning, as text for cache keys."""
+        """The measurements that affect planning, as text for cache keys."""
         own = f"{self.excess} {self.tighter} {[*self.peaks.values()]}"
         return own if self.lowest is None else f"{own}, then {self.lowest.key}"
 
     def plan(self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None) -> Plan:
         """Plan a graph that Inductor will compile.
 
+        Args:
+            joint: the joint graph; it is changed.
+            request: the options of planning.
+            agree: the pass by which ranks agree on a decision; None if this rank decides alone.
+
         Raises:
-            BudgetError: no plan is within the budget, or none is expected to be.
+            BudgetError: no plan is within the budget, or none is within the budget minus the excess
+                of the compiled step.
         """
-        if agree is not None and self.times:  # a decision of its own for each time
+        # Ranks must not take an earlier decision for this replan's.
+        if agree is not None and self.times:
             agree = replace(agree, asked=f"{agree.asked}, planned again {self.times} times")
         if _by_peak(request):
             return self._within_peak(joint, request, agree)
@@ -380,14 +441,17 @@ class CompiledBudget:
     def _within_peak(
         self, joint: JointGraph, request: PlanRequest, agree: AgreeRanks | None
     ) -> Plan:
+        """Plan a graph under a budget on the peak, using the compiled peaks of earlier plans."""
         budget, last = request.budget, self.times >= _most(request.budget)
         if self.lowest is not None:
             made = self.lowest._within_peak(joint, replace(request, budget=_LEAST), agree)
             return replace(made, budget=str(budget), _asked=budget, peak_limit=0)
         if last and budget.peak_bytes is None:
-            # Copies may begin so early in compiled code that steps without any are lower.
+            # In compiled code, copies to or from the host may start so early that a step without offloading
+            # has a lower peak.
             request = replace(request, offload=None)
-        # Once something was compiled, this may find nothing else; then the graph is planned once more.
+        # After a compilation the search may find no new decision. The graph is then planned again below, so it
+        # must not have been changed.
         planner = Planner.of(joint, request, in_place=not self.peaks)
         found = within_fused_peak(
             planner,
@@ -412,18 +476,21 @@ class CompiledBudget:
         can_hold: bool = True,
         together: bool = False,
     ) -> bool:
-        """Whether to replan a step because the compiled step exceeds its budget.
+        """Return whether to replan a step because the compiled step exceeds its budget.
+
+        If the result is True, the next call of `plan` uses a smaller limit.
 
         Args:
-            made: its plan, with the figures of what was compiled.
-            request: what was asked for.
-            largest: by how much the step takes more than its budget on the rank where it takes the most, given
-                that of this rank: all ranks that run on a plan plan again together.
-            can_hold: whether there may be a plan within the budget; else it is planned again for other ranks alone.
-            together: whether other ranks may plan it again as well. All of them then do so equally often.
+            made: the plan, with the figures of the compiled step.
+            request: the options that the step was planned under.
+            largest: maps this rank's excess over the budget, in bytes, to the largest excess on all
+                ranks with this plan. All these ranks replan together.
+            can_hold: whether a plan within the budget may exist. If not, this rank replans only
+                because other ranks do.
+            together: whether other ranks may replan too. All ranks then replan equally often.
 
         Raises:
-            BudgetError: it takes more, is not planned again, and the budget is a peak in bytes.
+            BudgetError: the step exceeds a peak in bytes, and no replan is left.
         """
         if not request.decides:
             return False
@@ -457,7 +524,7 @@ class CompiledBudget:
         return True
 
     def _is_last(self, asked: Budget, *, can_hold: bool, together: bool) -> bool:
-        """Whether no replan is left for a step that exceeds its budget."""
+        """Return whether no replan is left for a step that exceeds its budget."""
         if asked.peak_bytes is None or not can_hold:
             most = _OF_PEAKS if asked.on_peak else MOST_REPLANS
             return self.times == (_most(asked) if can_hold else most)
@@ -467,16 +534,26 @@ class CompiledBudget:
         )
 
     def is_open(self, made: Plan, request: PlanRequest) -> bool:
-        """Whether a later process must plan the step itself because the compiled step exceeds its budget.
+        """Return whether a later process must plan this step itself instead of loading its plan.
 
-        Only the process that planned the step knows how many bytes a ratio of the peak stands for.
+        True if the compiled step exceeds a ratio of the peak, or a peak in bytes that was replanned
+        for the least peak. Only the process that planned the step knows how many bytes a ratio of
+        the peak means.
+
+        Args:
+            made: the plan, with the figures of the compiled step.
+            request: the options that the step was planned under.
         """
         taken, limit = self._taken(made, request)
         seeks = self.lowest is not None or request.budget.peak_share is not None
         return seeks and taken > limit
 
     def _taken(self, made: Plan, request: PlanRequest) -> tuple[int, int]:
-        """Compiled bytes in the measure of the budget, and the budget in bytes; (0, 0) if there is no limit to check."""
+        """Return the compiled bytes and the budget in bytes.
+
+        Both are bytes of the peak under a budget on the peak, else saved bytes. Both are 0 if there
+        is no limit to check.
+        """
         asked = request.budget
         if not made.planned_peak_bytes or not request.decides:
             return 0, 0
@@ -493,13 +570,28 @@ class CompiledBudget:
         return (taken, limit) if limit else (0, 0)
 
     def _tell(self, made: Plan, asked: Budget, taken: int, limit: int, *, elsewhere: bool) -> None:
-        """Raise or warn that a compiled step exceeds its budget; for a ratio of the peak, only if by far."""
+        """Raise or warn that a compiled step exceeds its budget.
+
+        A step above a peak in bytes raises. A step above saved bytes warns. A step above a ratio of
+        the peak warns only if it is more than 1/20 above.
+
+        Args:
+            made: the plan.
+            asked: the budget.
+            taken: compiled bytes of the step.
+            limit: the budget in bytes.
+            elsewhere: whether only another rank exceeds the budget.
+
+        Raises:
+            BudgetError: the budget is a peak in bytes.
+        """
         where = " on another rank" if elsewhere else ""
         compiled = {**self.peaks, **(self.lowest.peaks if self.lowest else {})}
         taken = min(compiled.values(), default=taken)
         more, most = format_apart(taken, limit)
         if asked.peak_bytes is not None:
-            # Under these bytes the plans of the least peak are tried again, if no other is within them.
+            # With `sure` bytes as the budget, the plans for the least peak are tried last, and one of them has this
+            # compiled peak.
             sure = min(self.lowest.peaks.values(), default=taken) if self.lowest else taken
             inputs = max(self._inputs, self.lowest._inputs if self.lowest else 0)
             raise BudgetError(
@@ -524,9 +616,9 @@ class CompiledBudget:
 
 
 def warn_of_saved(made: Plan) -> None:
-    """Warn of a saved plan whose step, as Inductor compiled it, exceeds its budget in bytes.
+    """Warn if a step with a saved plan exceeds the plan's budget in bytes once compiled.
 
-    A plan with symbolic sizes is refused instead, at the sizes that exceed the budget.
+    A saved plan with symbolic sizes is refused instead; see `step_guards.guard_sizes`.
     """
     if not made.planned_peak_bytes or made.symbolic:
         return
@@ -548,9 +640,13 @@ def warn_of_saved(made: Plan) -> None:
 
 
 def _most(budget: Budget) -> int:
+    """Return how often a step may be replanned under a budget."""
     return MOST_REPLANS if budget.peak_share is None else _OF_SHARES
 
 
 def _by_peak(request: PlanRequest) -> bool:
-    """Whether plans are chosen by their estimated peak; with saved-tensor hooks the packed sizes are unknown before."""
+    """Return whether plans are chosen by their estimated compiled peak.
+
+    With saved-tensor hooks they are not, because the packed sizes are unknown before the step runs.
+    """
     return request.decides and request.budget.on_peak and request.hooks is None

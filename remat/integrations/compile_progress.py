@@ -1,4 +1,4 @@
-"""Progress of a compilation: stage and seconds on a terminal, and one line at the end."""
+"""Show the progress of a compilation on a terminal: stage and seconds, then one closing line."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from typing import Self, TextIO
 from remat.planning.plan import Plan
 from remat.units import format_bytes
 
-#: Seconds that a compilation is silent for.
+#: Progress is shown once a compilation has taken this many seconds.
 SILENT_S = 2.0
-#: Set to anything but 0, it keeps compilations silent.
+#: Environment variable; any value but 0 hides the progress.
 QUIET = "REMAT_QUIET"
+#: Terminal codes that clear the current line.
 _CLEAR = "\r\x1b[2K"
 
 
 class CompileProgress:
-    """Shows on a terminal what a compilation does, once it has taken `SILENT_S`.
+    """Show the stage of a compilation on a terminal once the compilation has taken `SILENT_S`.
 
-    Nothing is written to what is no terminal.
+    Nothing is written if the stream is not a terminal.
 
     Args:
-        name: what is compiled.
-        stream: standard error by default.
+        name: name of the compiled graph.
+        stream: the stream to write to; by default standard error.
     """
 
     def __init__(self, name: str, stream: TextIO | None = None) -> None:
         self._name, self._stream = name, stream or sys.stderr
         shown = os.environ.get(QUIET, "0") in ("", "0")
-        # A closed stream does not even answer whether it is a terminal.
+        # `isatty` of a closed stream raises.
         is_open = not getattr(self._stream, "closed", True)
         self._is_live = shown and is_open and self._stream.isatty()
         self._stage, self._started = "tracing forward and backward", time.monotonic()
         self._done = threading.Event()
+        # A daemon, so that the thread cannot keep the process alive.
         self._thread = threading.Thread(target=self._show, name="remat-progress", daemon=True)
         self._shown = False
 
     def stage(self, text: str) -> None:
-        """Show the stage that begins."""
+        """Set the stage that is shown from now on."""
         self._stage = text
 
     def finish(self, plan: Plan) -> None:
-        """Print the figures of the plan, if progress was shown."""
+        """Stop, and print the plan's figures if progress was shown."""
         self._stop()
         if self._shown:
             self._write(f"remat: {closing_line(plan)}; details: remat.plans()[-1].explain()\n")
@@ -58,11 +60,12 @@ class CompileProgress:
         self._stop()
 
     def _show(self) -> None:
+        """Write the stage and the elapsed seconds every second; runs in a thread."""
         wait = SILENT_S
         while not self._done.wait(wait):
             self._shown, wait = True, 1.0
             elapsed = time.monotonic() - self._started
-            # The cursor goes back, so that a warning is written over the line.
+            # The cursor returns to the start of the line, so that a warning overwrites the progress.
             self._write(f"{_CLEAR}remat: {self._name}: {self._stage}, {elapsed:.0f} s\r")
 
     def _stop(self) -> None:
@@ -76,12 +79,12 @@ class CompileProgress:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # closed
+        except (OSError, ValueError):  # the stream was closed meanwhile
             self._is_live = False
 
 
 def closing_line(plan: Plan) -> str:
-    """One line on a plan: its peak, the peak without remat, and the time that the plan adds to the step."""
+    """Return one line with a plan's peak, the peak without remat, and the added step time."""
     found = plan.before_after
     peak, without = found.peak_bytes, found.without_peak_bytes
     about = ""

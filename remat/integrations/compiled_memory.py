@@ -1,8 +1,9 @@
-"""Memory of a compiled step: Inductor's code for both graphs is run on fake tensors.
+"""Simulate the memory of a compiled step by running Inductor's code on fake tensors.
 
-The Python code that Inductor writes around its kernels shows every fusion, in-place write, layout change and
-early free. That code runs here under fake tensors, and kernels do nothing. Every storage is tracked from the
-statement that allocates it to the statement after which no reference is left.
+Inductor generates Python code that allocates buffers and calls kernels. This code shows every
+fusion, in-place write, layout change and early free. Here it runs under fake tensors with kernels
+that do nothing. Every storage is tracked from the statement that allocates it to the statement that
+drops its last reference.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ from remat.graph.text.sizes import Fakes, read_size, size_of, symbols_of, write_
 from remat.running.workspace import in_proportion, may_allocate, workspace_bytes
 from remat.torch_compat import pytree
 
-#: Calls in the code that are no kernels: they allocate, view or check memory.
+#: Prefixes of calls in the generated code that run no kernel: they allocate, view or check memory.
 _QUIET = ("empty_strided", "reinterpret_tensor", "assert_", "get_raw_stream", "torch.cuda.")
-#: Functions of the code that are not run.
+#: Functions in the generated code that are not part of the step.
 _BESIDE = ("get_args", "benchmark_compiled_module")
 
 
 @dataclass(slots=True, kw_only=True)
 class CompiledGraph:
-    """Forward or backward graph of a step: what Inductor was given, and the code that it generated.
+    """The forward or backward graph of a step, with the code that Inductor generated for it.
 
     Attributes:
-        given: name of each input, with its fake tensor, number or symbol.
-        returned: name of each output; empty if the output is no node.
-        values: the fake value of each output.
-        own: how many of the outputs are forward's own.
-        code: the Python code that Inductor wrote.
+        given: name and value of each input; the value is a fake tensor, a number or a symbol.
+        returned: name of each output's node; empty if the output is not a node.
+        values: fake value of each output; None if the output is not a node.
+        own: number of outputs that are the step's own; the remaining outputs are saved for
+            backward.
+        code: the Python code that Inductor generated.
         constants: tensors that the code reads by name.
     """
 
@@ -57,7 +59,13 @@ class CompiledGraph:
 
     @classmethod
     def of(cls, module: fx.GraphModule, inputs: Sequence[Any]) -> CompiledGraph:
-        """Describe a graph that is about to be compiled."""
+        """Record the inputs and outputs of a graph before Inductor compiles it.
+
+        Args:
+            module: the graph.
+            inputs: its example inputs.
+        """
+        # Only names and fake values are kept, since Inductor changes the graph.
         names = [n.name for n in module.graph.find_nodes(op="placeholder")]
         outputs = outputs_of(module.graph)
         return cls(
@@ -71,15 +79,15 @@ class CompiledGraph:
 def compiled_timeline(
     forward: CompiledGraph, backward: CompiledGraph, *, symbolic: bool = False
 ) -> Timeline:
-    """Lifetimes of all storages of one compiled step; a moment is the run of one kernel.
+    """Return the lifetimes of all storages of a compiled step, with one program point per kernel.
 
     Args:
-        forward: returns its own outputs, then what it hands to backward.
-        backward: takes that and the tangents; returns gradients.
-        symbolic: whether to tell how bytes depend on sizes that are symbols, which takes longer.
+        forward: the forward graph, whose outputs are its own ones, then the saved values.
+        backward: the backward graph, whose inputs are the saved values and the tangents.
+        symbolic: whether to express bytes as functions of symbolic sizes, which takes longer.
 
     Raises:
-        Exception: the code is of a kind that is not known here, or asks for numbers.
+        Exception: the generated code is of an unknown kind, or needs the value of a tensor.
     """
     sizes = _Sizes.of(forward, backward) if symbolic else None
     step = _Step(sizes)
@@ -87,6 +95,7 @@ def compiled_timeline(
     plain = torch_compat.FakeTensorMode(allow_non_fake_inputs=True)
     with plain if sizes is None else sizes.fakes.mode, torch.no_grad(), guards:
         given = [step.given(name, like, StorageKind.INPUT) for name, like in forward.given]
+        # The code empties its list of arguments. Inputs of the step stay alive until its end.
         outputs = step.run(forward, [*given])
         if sizes is not None:
             sizes.learn(forward.values, outputs, step.nbytes)
@@ -99,6 +108,7 @@ def compiled_timeline(
             there[name] if name in there else step.given(name, like, StorageKind.TANGENT)
             for name, like in backward.given
         ]
+        # Otherwise these references would keep all saved activations alive until backward ends.
         del outputs, there
         gradients = step.run(backward, arguments)
         step.mark(gradients, StorageKind.GRADIENT)
@@ -108,12 +118,12 @@ def compiled_timeline(
 
 
 def held_bytes(timeline: Timeline) -> int:
-    """Bytes of the activations saved from forward to backward, without inputs and outputs."""
+    """Return the bytes of activations saved for backward, beyond inputs and outputs."""
     return sum(x.nbytes for x in timeline.lifetimes if x.kind is StorageKind.SAVED)
 
 
 def write_timeline(timeline: Timeline) -> str:
-    """Serialise a timeline as JSON, for the record beside a compiled step."""
+    """Serialise a timeline as JSON, to be stored beside a compiled step."""
     rows = [
         [x.node, x.nbytes, x.kind.value, x.first, x.last, x.saved_as, _text_of(x.size)]
         for x in timeline.lifetimes
@@ -125,7 +135,7 @@ def read_timeline(text: str) -> Timeline:
     """Parse the JSON of `write_timeline`.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not such JSON.
     """
     moments, boundary, rows = json.loads(text)
     lifetimes = (
@@ -149,25 +159,26 @@ def _text_of(size: Any) -> str:
 
 
 class _Sizes:
-    """Maps symbolic sizes of a step to the symbols of its generated code.
+    """Translate between the symbolic sizes of a traced step and those of its generated code.
 
-    Data-dependent sizes, such as those of ``nonzero``, get symbols of their own in the code.
+    In the generated code, data-dependent sizes such as those of ``nonzero`` get new symbols.
 
-    Attributes:
-        fakes: makes numbers of symbols.
+    Args:
+        fakes: creates symbolic sizes for the run of the generated code.
     """
 
     def __init__(self, fakes: Fakes) -> None:
         self.fakes = fakes
-        self._there: dict[Any, Any] = {}  # what the code has for symbols of the step
-        self._learned: set[Any] = set()  # by forward
+        self._there: dict[Any, Any] = {}  # symbol of the step -> size in the code
+        self._learned: set[Any] = set()  # data-dependent symbols that the code of forward created
 
     @classmethod
     def of(cls, forward: CompiledGraph, backward: CompiledGraph) -> _Sizes:
-        """Map the symbols of the inputs of a step.
+        """Create the translation for the symbols in the inputs of both graphs.
 
         Raises:
-            NotImplementedError: symbols of the code could not be told from these.
+            NotImplementedError: an input of forward has a data-dependent size, which cannot be told
+                from the code's own symbols.
         """
         sizes = [n for graph in (forward, backward) for _, v in graph.given for n in _numbers(v)]
         backed = [n for n in sizes if expression_of(n) is not None and n.node.has_hint()]
@@ -182,12 +193,14 @@ class _Sizes:
         return cls(Fakes([replace(s, hint=at.get(s.name, s.hint)) for s in known]))
 
     def learn(self, values: Sequence[Any], outputs: Sequence[Any], nbytes: Sequence[Any]) -> None:
-        """Match symbols of the code with symbols of the step, by the outputs of forward.
+        """Match symbols of the step with sizes of the generated code, using forward's outputs.
+
+        An output has the same sizes in the traced graph and in the generated code.
 
         Args:
-            values: outputs of the traced graph.
+            values: fake outputs of the traced graph.
             outputs: outputs of the generated code.
-            nbytes: bytes of every storage so far.
+            nbytes: bytes of every storage allocated so far.
         """
         for value, output in zip(values, outputs, strict=True):
             for size, found in zip(_numbers(value), _numbers(output), strict=False):
@@ -198,17 +211,18 @@ class _Sizes:
         self._learned = {s for e in sizes for s in e.free_symbols} - {*self.fakes.symbols.values()}
 
     def at(self, size: Any) -> Any:
-        """Translate a size of the step into the symbols of the code."""
+        """Translate a size of the step into the symbols of the generated code."""
         expression = expression_of(size)
         if expression is None:
             return size
         return self.fakes.size(size_of(expression.xreplace(self._there)))
 
     def of_step(self, size: Any) -> Any:
-        """Translate a number of bytes into the symbols of the step.
+        """Translate a size of the generated code into symbols of the step; None without symbols.
 
-        A size that backward learns is one of forward's, as it runs again what forward ran. One of forward's that is
-        not handed over is marked, as it has no name in the step.
+        A data-dependent symbol of backward becomes the largest one of forward, because backward
+        recomputes operators of forward. A data-dependent symbol of forward that is not saved has no
+        name in the step, so its name ends with "?".
         """
         expression = expression_of(size)
         if expression is None:
@@ -222,6 +236,7 @@ class _Sizes:
 
 
 def _numbers(value: Any) -> tuple[Any, ...]:
+    """Return sizes and strides of a tensor; another value alone."""
     return (
         tuple(value.size()) + tuple(value.stride()) if isinstance(value, torch.Tensor) else (value,)
     )
@@ -229,6 +244,8 @@ def _numbers(value: Any) -> tuple[Any, ...]:
 
 @dataclass(slots=True)
 class _Life:
+    """Mutable record of one storage. The fields are those of `remat.graph.liveness.Lifetime`."""
+
     node: str
     nbytes: int
     kind: StorageKind
@@ -239,10 +256,13 @@ class _Life:
 
 
 class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Run compiled graphs, and record when each storage is allocated and freed.
+    """Run the generated code of both graphs, and record when each storage is allocated and freed.
 
-    Copies in the host's memory are left out. Operators of higher order come here too: what runs an operator
-    and keeps the generator's state returns both.
+    Storages in host memory are left out. Higher-order operators are intercepted too. An operator
+    that saves the random generator's state returns the state with its result, and both are tracked.
+
+    Args:
+        sizes: translates symbolic sizes; None to record sizes as numbers.
     """
 
     supports_higher_order_operators = True
@@ -257,7 +277,15 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
 
     def given(self, name: str, like: Any, kind: StorageKind) -> Any:
-        """Make an input with the size, stride, dtype and device of ``like``, on a storage of its own."""
+        """Allocate an input with the size, stride, dtype and device of ``like``.
+
+        A value that is not a tensor is returned as a number.
+
+        Args:
+            name: name of the input's node.
+            like: a fake tensor, a symbol or a number.
+            kind: kind of the new storage.
+        """
         number = hint if self._sizes is None else self._sizes.at
         if not isinstance(like, torch.Tensor):
             return number(like) if isinstance(like, torch.SymInt) else like
@@ -267,23 +295,39 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def run(self, graph: CompiledGraph, arguments: list[Any]) -> list[Any]:
-        """Run the code of a graph and return its outputs; it takes ownership of ``arguments``."""
+        """Run the generated code of a graph, and return the graph's outputs.
+
+        Args:
+            graph: the graph.
+            arguments: its inputs. The code empties this list, so that inputs are freed after their
+                last use.
+        """
         call = _call_of(graph, self._moments.append)
         with self:
             return list(call(arguments))
 
     @property
     def nbytes(self) -> list[Any]:
-        """Bytes of all storages so far."""
+        """Bytes of each storage so far, as numbers or symbolic sizes."""
         return [x.size for x in self._lives]
 
     def begin_backward(self) -> None:
+        """End forward: later program points belong to backward."""
+        # A graph without kernels counts as one program point, as in `Timeline`.
         if not self._moments:
             self._moments.append("")
         self._boundary = len(self._moments)
 
     def mark(self, values: Sequence[Any], kind: StorageKind, names: Sequence[str] = ()) -> None:
-        """Set the kind of storages that the code allocated, and the names under which they are saved."""
+        """Set the kind of storages that the code allocated, and the names of saved values on them.
+
+        Only storages of the kind ``TEMPORARY``, with which every allocation begins, are changed.
+
+        Args:
+            values: values on these storages.
+            kind: the kind to set.
+            names: names of the saved values; none for values that are not saved.
+        """
         for value, name in zip_longest(values, names, fillvalue=""):
             if isinstance(value, torch.Tensor):
                 life = self._alive.get(torch_compat.storage_id(value.untyped_storage()))
@@ -291,6 +335,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
                     life.kind, life.saved_as = kind, name
 
     def timeline(self) -> Timeline:
+        """Return the recorded lifetimes of all storages."""
         if len(self._moments) == self._boundary:
             self._moments.append("")
         end = len(self._moments) - 1
@@ -314,6 +359,7 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _note(self, value: torch.Tensor, node: str, kind: StorageKind) -> None:
+        """Record a storage that is seen for the first time, and watch for its end."""
         storage = value.untyped_storage()
         key = torch_compat.storage_id(storage)
         if key not in self._alive and key not in self._on_host:
@@ -321,15 +367,17 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
             life = _Life(node, hint(nbytes), kind, first=len(self._moments), size=nbytes)
             self._alive[key] = life
             self._lives.append(life)
+            # Not at exit: the process would run a finaliser for each live storage.
             weakref.finalize(storage, self._gone, key).atexit = False
 
     def _gone(self, key: int) -> None:
         life = self._alive.pop(key)
+        # A storage that was freed before the next kernel still spans one program point.
         life.last = max(life.first, len(self._moments) - 1)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.SymInt):  # read from data, to be a size
+        if isinstance(out, torch.SymInt):  # read from data and used as a size, hence not negative
             torch._check(out >= 0)  # type: ignore[no-untyped-call]
         if func is OFFLOAD:
             storage = out.untyped_storage()
@@ -359,7 +407,15 @@ class _Step(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _call_of(
     graph: CompiledGraph, ran: Callable[[str], None]
 ) -> Callable[[list[Any]], Sequence[Any]]:
-    """The function that runs a graph without its kernels; ``ran`` is called after each kernel with its name."""
+    """Return a function that runs the generated code of a graph without its kernels.
+
+    Args:
+        graph: the compiled graph.
+        ran: called with the kernel's name where a kernel would have run.
+
+    Raises:
+        NotImplementedError: the code is not Python.
+    """
     if not graph.code or "CppWrapper" in graph.code:
         raise NotImplementedError("the wrapper is not written in Python")
     code = ast.parse(graph.code)
@@ -381,8 +437,14 @@ def _runs_kernels(statement: ast.stmt) -> bool:
 
 
 def _without_kernels(statement: ast.stmt) -> ast.stmt | None:
-    """Rewrite a statement: kernels become no-ops, and statements that only define kernels are removed (None)."""
-    if isinstance(statement, ast.If):
+    """Rewrite a statement of the generated module so that it needs no kernels.
+
+    A compiled kernel becomes a function that does nothing.
+
+    Returns:
+        The statement; None to remove it, if it only defines kernels or is not part of the step.
+    """
+    if isinstance(statement, ast.If):  # ``if __name__ == "__main__"``
         return None
     if isinstance(statement, ast.FunctionDef) and statement.name in _BESIDE:
         return None
@@ -408,7 +470,7 @@ class _Ticking(ast.NodeTransformer):
         if not isinstance(value, ast.Call):
             return statement
         name = ast.unparse(value.func)
-        if name.startswith("torch.cuda."):
+        if name.startswith("torch.cuda."):  # would need a GPU
             return None
         if name.startswith(_QUIET) or name == "args.clear":
             return statement
@@ -419,17 +481,17 @@ class _Ticking(ast.NodeTransformer):
         return [statement, tick]
 
     def visit_If(self, node: ast.If) -> Any:
-        """Remove checks of tensor values, since fake tensors have none."""
+        """Remove checks of tensor values, because fake tensors have no values."""
         return None if all(isinstance(s, ast.Raise) for s in node.body) else node
 
     def visit_With(self, node: ast.With) -> Any:
-        """Replace a device guard by its body."""
+        """Replace a device guard by its body, so that no device is needed."""
         self.generic_visit(node)
         return node.body
 
 
 class _Kernel:
-    """A kernel that does nothing."""
+    """Stand-in for a kernel; it does nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         return None
@@ -439,7 +501,7 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class _Empty:
-    """Allocate empty tensors on a device."""
+    """Allocate empty tensors on one device, in place of Inductor's ``empty_strided_<device>``."""
 
     device: str
 
@@ -452,7 +514,11 @@ def _reinterpreted(value: torch.Tensor, size: Any, stride: Any, offset: int) -> 
 
 
 class _Extern:
-    """Extern kernels, called by their PyTorch name. With ``out`` given, only their workspace takes memory."""
+    """Call extern kernels as PyTorch operators.
+
+    If ``out`` is given, the result is already allocated. The operator then runs only if it may
+    allocate a workspace.
+    """
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:

@@ -8,20 +8,25 @@ from typing import Any
 from remat.graph.fused_liveness import NEAR_SUMS
 from remat.torch_compat import ExternKernelSchedulerNode, InductorChoices
 
-#: Nodes of the schedule by which an operator that is no kernel of Inductor's own may be moved ahead.
+#: How many nodes of the schedule an extern operator, such as a matrix product, may be moved ahead by a fusion.
 _NEAR = 20
 
 
 class NearFusions(InductorChoices):
-    """Kernels that read the same value are one, but not where whole layers would have to run earlier for it.
+    """Inductor's fusion rules without fusions that would move operators far ahead in backward.
 
-    Inductor puts such a kernel where the first of both stood. Where backward computes layers again, all that the
-    other one reads, products included, would run that much earlier, and be alive until it is used: a GPT-2 that
-    recomputes its attention took 9 % more memory.
+    A fused kernel runs at the place of the first kernel. All operators that the second kernel
+    depends on then run earlier, and their results stay alive longer. Extern operators are operators
+    for which Inductor generates no kernel, such as matrix products.
 
-    A kernel that sums is one with what reads the sum, but not where that waits for operators far behind it: a sum is
-    small, and what is summed would stay until then. Gradients of weights that are used in every layer, or at every
-    step of time, are such sums of sums: a net that uses two layers six times took 1.9 times as much memory.
+    Two kernels that read the same value are not fused if the second depends on extern operators far
+    behind the first. In a backward that recomputes layers, such a fusion moves whole layers ahead.
+    With such fusions, a GPT-2 that recomputes its attention took 9 % more memory.
+
+    A reduction is not fused with its reader if that reader depends on extern operators far behind
+    the reduction. The result of the reduction is small, but its inputs would stay alive until then.
+    Gradients of weights that several layers or time steps share are sums of such reductions. With
+    such fusions, a network that uses two layers six times took 1.9 times as much memory.
     """
 
     def __init__(self) -> None:
@@ -31,12 +36,13 @@ class NearFusions(InductorChoices):
         self._operators: list[int] = []
 
     def uuid(self) -> str:
-        """Identity of this choice in the keys of Inductor's caches."""
+        """Return a text that identifies these fusion rules in Inductor's cache keys."""
         return f"remat.near-fusions.{_NEAR}.{NEAR_SUMS}"
 
     def can_fuse_horizontal(  # type: ignore[override]  # a static method there, called on an instance
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
+        """Return whether to fuse two kernels that read the same value."""
         if not InductorChoices.can_fuse_horizontal(scheduler, node1, node2, shared_data_score):
             return False
         stands, waits = self._places(scheduler, node1, node2)
@@ -45,6 +51,7 @@ class NearFusions(InductorChoices):
     def can_fuse_vertical(  # type: ignore[override]  # likewise
         self, scheduler: Any, node1: Any, node2: Any, shared_data_score: int
     ) -> bool:
+        """Return whether to fuse a kernel with a kernel that reads its result."""
         if not InductorChoices.can_fuse_vertical(scheduler, node1, node2, shared_data_score):
             return False
         if not node1.is_reduction():
@@ -55,7 +62,14 @@ class NearFusions(InductorChoices):
         return until <= before + NEAR_SUMS
 
     def _places(self, scheduler: Any, node1: Any, node2: Any) -> tuple[int, int]:
-        """Position of the first of two kernels, and of the last operator that the other kernel depends on."""
+        """Return two positions in the schedule for a pair of kernels.
+
+        Returns:
+            The position of the first kernel, and the position of the last extern operator that the
+            second kernel depends on. The second position is -1 if the kernel depends on no extern
+            operator.
+        """
+        # Computed once per schedule, since Inductor asks about many pairs of kernels.
         if self._scheduler is not scheduler:
             self._scheduler, self._waits = scheduler, _waits(scheduler)
             self._operators = [
@@ -67,13 +81,16 @@ class NearFusions(InductorChoices):
 
 
 def _placed(scheduler: Any) -> list[Any]:
-    """The live nodes of a schedule, in order."""
+    """Return the nodes of a schedule that have a position, in order."""
     placed = (n for n in scheduler.name_to_node.values() if hasattr(n, "min_order"))
     return sorted(placed, key=lambda n: n.min_order)
 
 
 def _waits(scheduler: Any) -> dict[str, int]:
-    """For each node of a schedule, the position of the last non-kernel operator that it depends on; -1 if none."""
+    """Return, for each node of a schedule, the position of the last extern operator it depends on.
+
+    The position is -1 if a node depends on no extern operator.
+    """
     found: dict[str, int] = {}
     for node in _placed(scheduler):
         last = -1

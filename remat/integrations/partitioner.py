@@ -1,4 +1,4 @@
-"""The partitioner: splits joint graphs where AOTAutograd or Inductor would call PyTorch's own."""
+"""The partitioner that AOTAutograd or Inductor calls in place of PyTorch's own."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ from remat.version import __version__
 
 _LOG = logging.getLogger(__name__)
 
-#: Warn again of a step that exceeds its budget if it takes this many times the bytes of the last warning.
+#: A step over its budget is warned of again if its bytes exceed those of the last warning by this factor.
 _MORE_OVER = 1.1
-#: Attributes of a partitioner that do not affect its decision, or that its key includes separately.
+#: Attributes of a partitioner that do not affect its plans, or that its cache key includes separately.
 _DECIDES_NOTHING = frozenset(("request", "agree", "repro", "graphs", "made"))
 
-#: Plans a graph, and takes it apart for that.
+#: A function that plans a joint graph in place.
 PlanGraph = Callable[[JointGraph, PlanRequest, AgreeRanks | None], Plan]
 
 
@@ -73,10 +73,12 @@ class CompiledGraphs:
     """The graphs that were compiled under the same options.
 
     Attributes:
-        planned: their codes or fingerprints, of those that no saved plan was for.
-        met: how often each fingerprint was met; of several saved plans for one fingerprint, as equal
-            layers have it, each graph takes the next.
-        over: the codes of graphs that run although their budget cannot be held, with the bytes that were warned of.
+        planned: identities of the graphs that were planned under the budget: code with parameters,
+            or the fingerprint.
+        met: number of partitioned graphs with each fingerprint. Equal layers share a fingerprint,
+            and each takes the next saved plan of that fingerprint.
+        over: code of the graphs that run although their budget cannot be met, with the bytes last
+            warned of.
     """
 
     planned: set[str] = field(default_factory=set)
@@ -85,20 +87,21 @@ class CompiledGraphs:
 
 
 class Partitioner(torch_compat.CustomPartitionerFn):
-    """Partitions joint graphs under a memory budget.
+    """Partition joint graphs into forward and backward under a memory budget.
 
-    It is a ``partition_fn`` of ``aot_autograd`` and Inductor's ``custom_partitioner_fn``. A joint
-    graph whose forward mutates, draws or returns nothing differentiable is handled as PyTorch's own
-    partitioner would: forward is what the user wrote.
+    An instance is a ``partition_fn`` for ``aot_autograd`` and a ``custom_partitioner_fn`` for
+    Inductor. If nothing in a joint graph is differentiable, forward is the user's graph, as with
+    PyTorch's own partitioner.
 
     Attributes:
-        request: what is asked for.
-        lower: the lowering of the graphs.
-        agree: the pass by which the ranks of a job agree; None if every rank decides by itself.
-        repro: the folder for reproducers; None for none.
-        strict: whether a budget that cannot be held is refused at every compilation.
-        graphs: the graphs that were partitioned by it.
-        made: the newest plan of its own calls; who holds this object holds the modules of that plan.
+        request: the parsed options of planning.
+        lower: the lowering of the graphs, ``"inductor"`` or ``"eager"``.
+        agree: the pass by which the ranks of a job agree on a decision; None if every rank decides
+            alone.
+        repro: the folder for reproducers; None for no reproducers.
+        strict: whether a budget that cannot be met is refused at every compilation.
+        graphs: the graphs that this partitioner has partitioned.
+        made: the newest plan of a direct call. The plan's modules live as long as this object.
     """
 
     def __init__(
@@ -110,7 +113,15 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         strict: bool = False,
         **options: Any,
     ) -> None:
-        """Takes the options of `partitioner`, and the lowering of the graphs."""
+        """Parse and check the options.
+
+        Args:
+            lower: the lowering of the graphs, ``"inductor"`` or ``"eager"``.
+            rank_wait_s: as in `partitioner`.
+            repro: as in `partitioner`.
+            strict: as in `partitioner`.
+            options: the other options of `partitioner`.
+        """
         torch_compat.check_version()
         self.request = PlanRequest.of(**options)
         self.hooks_key = "".join(map(register, self._all_hooks()))
@@ -127,7 +138,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         self.made: Plan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """State of a copy. AOTAutograd copies this object for its keys, which must not depend on the steps planned so far."""
+        """Return the state of a copy, without the graphs partitioned so far.
+
+        AOTAutograd copies this object for its cache keys, which must not depend on earlier steps.
+        """
         return {k: v for k, v in vars(self).items() if k not in ("graphs", "made")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -136,15 +150,20 @@ class Partitioner(torch_compat.CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph of a user's own AOTAutograd call.
+        """Partition a joint graph into forward and backward graph.
 
-        It is called as a `torch._inductor.custom_graph_pass.CustomPartitionerFn` is.
+        AOTAutograd calls this method, with the signature of
+        `torch._inductor.custom_graph_pass.CustomPartitionerFn`.
 
         Args:
-            gm: the joint graph; it is taken apart, as PyTorch's own partitioner does.
-            joint_inputs: none for a nested region, which is split without a budget.
-            convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, by which
-                AOTAutograd describes the graph; more is ignored.
+            gm: the joint graph; it is changed, as by PyTorch's own partitioner.
+            joint_inputs: example inputs; empty for a nested region, which is partitioned without a
+                budget.
+            convention: ``num_fwd_outputs`` and ``static_lifetime_input_indices``, as AOTAutograd
+                gives them. Other arguments are ignored.
+
+        Returns:
+            The forward graph and the backward graph.
         """
         step = StepPartition(self, _plan_standalone, watched=False)
         try:
@@ -154,7 +173,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def in_bytes(self) -> bool:
-        """Whether the budget is in bytes and holds at every size of a step."""
+        """Whether a budget in bytes, which must be met at every size, applies to some graph."""
         plan = self.request.plan
         plans = plan.plans if isinstance(plan, PlanSet) else (plan,)
         budgets = [self.request.budget, *(p.asked for p in plans if isinstance(p, Plan))]
@@ -162,18 +181,22 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def with_others(self) -> bool:
-        """Whether other ranks may run the same plan."""
+        """Whether other ranks of the job may run the same plan."""
         return self.agree is not None and other_ranks() is not None
 
     def largest(self, number: int) -> int:
-        """The largest of a number on all ranks that run on the newest plan."""
+        """Return the largest ``number`` that any rank with the newest plan gives to this method."""
         ranks = None if self.agree is None else other_ranks()
         if ranks is None or self.agree is None:
             return number
         return ranks.largest(number, self.agree.wait_s)
 
     def _agreement(self, wait_s: float) -> AgreeRanks:
-        """The pass by which the ranks of a job agree on what is asked for here."""
+        """Return the pass by which ranks with the same options agree on a decision.
+
+        Args:
+            wait_s: seconds that the other ranks wait for rank 0.
+        """
         request = self.request
         asked = (
             f"budget {request.budget}, solver {request.solver.name}, cost {request.cost}, time limit "
@@ -189,6 +212,7 @@ class Partitioner(torch_compat.CustomPartitionerFn):
         )
 
     def _all_hooks(self) -> list[SavedTensorHooks]:
+        """Return the saved-tensor hooks of the options and of the pipeline."""
         request = self.request
         passes = () if request.pipeline is None else request.pipeline.flat()
         packed = [p.hooks for p in passes if isinstance(p, PackSaved)]
@@ -196,18 +220,22 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def cacheable(self) -> bool:
-        """Whether the cache key identifies a compilation across processes; every hook needs a ``cache_key`` for that."""
+        """Whether the cache key identifies a compilation across processes.
+
+        A saved-tensor hook without a ``cache_key`` prevents this.
+        """
         return all(h.cache_key is not None for h in self._all_hooks())
 
     def uuid(self) -> str:
-        """Cache key of all options, of remat's code and of the declared operators."""
+        """Return a cache key of all options, of remat's code, and of declared operators."""
         return self.key()
 
     def key(self, *, graphs_only: bool = False, **more: Any) -> str:
-        """Cache key of a compilation under these options.
+        """Return the cache key of a compilation under these options.
 
         Args:
-            graphs_only: whether only compiled forward and backward graphs are looked up, which contain the decision.
+            graphs_only: whether only compiled forward and backward graphs are looked up, which
+                already contain the decision.
             more: further values that affect the decision.
         """
         decisive: dict[str, Any] = {
@@ -217,13 +245,23 @@ class Partitioner(torch_compat.CustomPartitionerFn):
             **more,
         }
         plan = self.request.plan
-        if isinstance(plan, PlanSet) and plan.has_equal_graphs:  # which of its plans a graph gets
+        if isinstance(plan, PlanSet) and plan.has_equal_graphs:
+            # Of equal graphs, each takes the next plan, so that earlier graphs decide which plan a graph gets.
             decisive["met"] = self.graphs.met.total()
         digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode())
         return f"remat-{__version__}-{digest.hexdigest()}"
 
     def described(self, *, graphs_only: bool = False) -> dict[str, Any]:
-        """Every attribute that affects the decision. Attributes are excluded by name, so that no new option is forgotten."""
+        """Return all attributes that affect the decision, by name, as JSON values.
+
+        Attributes that do not affect the decision are excluded by name, so that a new option is
+        included by default.
+
+        Args:
+            graphs_only: whether only compiled forward and backward graphs are looked up. A solver
+                or cost model of the user's is then described by code and version, not by its
+                identity in this process.
+        """
         given = {f.name: getattr(self.request, f.name) for f in fields(self.request)}
         given |= {name: value for name, value in vars(self).items() if name not in _DECIDES_NOTHING}
         found = {name: described(value) for name, value in given.items()}
@@ -238,9 +276,10 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
     @property
     def keeps_steps(self) -> bool:
-        """Whether a whole step may come from a cache, with its plan, without planning anything.
+        """Whether a whole compiled step may come from a cache with its plan, without planning.
 
-        Not where code decides that is not ours, nor where ranks are to agree with one another.
+        False if a pipeline, a hook without a cache key, or code from outside remat takes part in
+        the decision. False also if ranks must agree on the decision.
         """
         if not self.cacheable or self.request.pipeline is not None:
             return False
@@ -248,20 +287,22 @@ class Partitioner(torch_compat.CustomPartitionerFn):
 
 
 class StepPartition:
-    """One step: the graph at hand is planned by a partitioner's options, and the plan is listed.
+    """Partition the graphs of one compilation with a partitioner's options, and list their plans.
 
     Args:
-        options: what is asked for.
-        plan_graph: plans the graph.
-        watched: whether the backend looks for writes to the outputs of the step as it runs.
+        options: the partitioner.
+        plan_graph: plans a joint graph in place.
+        watched: whether the backend checks, when the step runs, its sizes and writes to its
+            outputs.
 
     Attributes:
-        asked: the options for the graph at hand.
-        made: the plan; who holds this object holds its modules.
-        over: why the budget cannot be held of a step that runs all the same.
-        tally: who counts what the graphs of the step take together, under a budget on the peak in bytes.
-        beside: what other graphs of the step hold: their runs, and bytes.
-        progress: shows the stages of the compilation.
+        asked: the options for the current graph.
+        made: the plan of the current graph. Its modules live as long as this object.
+        over: why the budget cannot be met, if the step runs nevertheless; else empty.
+        tally: counts the bytes of all graphs of the step, under a budget on the peak in bytes; else
+            None.
+        beside: the step's other graphs: number of their pending runs, and bytes that these hold.
+        progress: shows the stages of the compilation; None to show nothing.
     """
 
     def __init__(self, options: Partitioner, plan_graph: PlanGraph, *, watched: bool) -> None:
@@ -273,16 +314,29 @@ class StepPartition:
         self.beside = (0, 0)
         self.progress: CompileProgress | None = None
         self._plan_graph = plan_graph
-        self._kind: str | None = None  # of the graph at hand, once it was met
-        self._trains = False  # whether the code of the graph at hand was compiled before
+        # Code and parameters of the current graph; None before `meet`.
+        self._kind: str | None = None
+        self._trains = False  # whether the code of the current graph was compiled before
 
     def stage(self, text: str) -> None:
-        """Show the stage of the compilation that begins."""
+        """Show that a stage of the compilation begins.
+
+        Args:
+            text: the stage, such as ``"planning"``.
+        """
         if self.progress is not None:
             self.progress.stage(text)
 
     def join(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> None:
-        """Have the graph that is about to be compiled share a peak in bytes with the step's others."""
+        """Share a budget on the peak in bytes between this graph and the step's other graphs.
+
+        Called before the graph is compiled. Bytes that the other graphs hold are then left out of
+        its budget.
+
+        Args:
+            gm: the graph from Dynamo.
+            inputs: its example inputs.
+        """
         request = self.options.request
         if request.decides and request.hooks is None and request.budget.peak_bytes is not None:
             self.tally = tally_of(request.budget.peak_bytes)
@@ -291,7 +345,14 @@ class StepPartition:
     def count_runs(
         self, gm: fx.GraphModule, inputs: Sequence[Any]
     ) -> Callable[[Sequence[Any], Sequence[Any], Any], None] | None:
-        """What is to be called after each run of the graph that was compiled; see `step_guards.wrap_step`."""
+        """Return the callback that counts runs of the compiled graph, for `step_guards.wrap_step`.
+
+        None if the budget is not a peak in bytes, or no plan was made.
+
+        Args:
+            gm: the graph from Dynamo.
+            inputs: its example inputs.
+        """
         if self.tally is None or self.made is None:
             return None
         memory = GraphMemory.of(self.made, gm, inputs)
@@ -301,7 +362,7 @@ class StepPartition:
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **convention: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Splits a joint graph; see `Partitioner.__call__`."""
+        """Partition a joint graph into forward and backward graph; see `Partitioner.__call__`."""
         if is_region(gm, joint_inputs):
             return split_region(gm, **convention)
         return self.split(joint_of(gm, self.options.lower, **convention))
@@ -331,29 +392,30 @@ class StepPartition:
             met = self.graphs.met[fingerprint]
             self.asked = asked = asked.for_graph(joint, fingerprint, nth=met)
             self.graphs.met[fingerprint] += 1
-        kind = _kind_of(joint)  # before the graph is taken apart
+        kind = _kind_of(joint)  # before planning changes the graph
         self.meet(kind)
         primals = [node.meta.get("val") for node in primals_of(joint)]
-        if self.beside[1]:
+        if self.beside[1]:  # this graph gets what the other graphs of the step leave of the peak
             left = max(1, (asked.budget.peak_bytes or 0) - self.beside[1])
             self.asked = asked = replace(asked, budget=Budget(peak_bytes=left))
         made = self._plan_anyway(joint) if self.runs_anyway else self._plan(joint, asked)
         if asked.decides:
             self.count_graph(kind or made.fingerprint)
-        if not self.watched:  # else the backend does, by what the step takes as compiled
+        # If watched, the backend guards sizes after compilation, when the compiled bytes are known.
+        if not self.watched:
             guard_sizes(primals, made, saved=self.applies_saved, watched=False)
         self.log(made)
         if not self.watched:
             self.warn_if_over()
-        # Once it is compiled and in its cache, AOTAutograd takes the backward that it was given apart.
+        # AOTAutograd takes its backward graph apart after caching it, so it gets a copy of the plan's.
         return made.forward, copy_module(made.backward)
 
     def take(self, made: Plan, kind: str) -> None:
-        """List a plan that was found in a cache.
+        """List a plan that came from a cache.
 
         Args:
             made: the plan.
-            kind: the code of the step, with its parameters.
+            kind: code and parameters of the step; see `code_of`.
         """
         self.meet(kind)
         if self.options.request.decides:
@@ -362,7 +424,7 @@ class StepPartition:
         self.log(made)
 
     def log(self, made: Plan) -> None:
-        """Add a plan to `plans`."""
+        """Set the plan of the current graph, log the plan, and add it to `remat.plans`."""
         self.made = made
         _LOG.info(
             "'%s' at budget %s: %s saved, peak %s (as planned; without remat is budget 1)",
@@ -374,7 +436,7 @@ class StepPartition:
         plan_log.add(made)
 
     def use(self, plan: Plan | None) -> None:
-        """Replace the newest listed plan of the step, or remove it."""
+        """Replace the step's newest plan in `remat.plans` by another plan; None removes it."""
         plan_log.remove(self.made)
         self.made = None
         if plan is not None:
@@ -382,7 +444,7 @@ class StepPartition:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Remove the plan from `remat.plans` if its step cannot be compiled."""
+        """Remove the plan from `remat.plans` if the block, which compiles the step, raises."""
         try:
             yield
         except BaseException:  # Ctrl-C ends a compilation too
@@ -390,7 +452,11 @@ class StepPartition:
             raise
 
     def _warn_of_uncounted(self, joint: JointGraph) -> None:
-        """Warn of a budget in bytes on a CPU whose cost model has memory inside of operators not counted."""
+        """Warn if a budget on the peak in bytes leaves out operator workspaces on a CPU.
+
+        Workspaces are not counted if the cost model is not for CPUs. Only the eager lowering is
+        checked.
+        """
         asked = self.options.request
         if not asked.decides or self.options.lower != "eager" or asked.budget.peak_bytes is None:
             return
@@ -405,11 +471,18 @@ class StepPartition:
 
     @property
     def applies_saved(self) -> bool:
-        """Whether the plan of the graph at hand is a saved one."""
+        """Whether the current graph has a saved plan."""
         return isinstance(self.asked.plan, Plan)
 
     def meet(self, kind: str) -> None:
-        """Record whether the code of this graph was compiled before; the first of several plans decides."""
+        """Record whether the code of the current graph was compiled before.
+
+        A replan of the same graph changes nothing, because the first plan has already recorded the
+        code.
+
+        Args:
+            kind: code and parameters of the graph; see `code_of`.
+        """
         if self._kind is None:
             self._kind, self._trains = kind, kind != "" and kind in self.graphs.planned
 
@@ -417,7 +490,7 @@ class StepPartition:
     def runs_anyway(self) -> bool:
         """Whether the current graph runs although its budget in bytes cannot be met.
 
-        Refusing it would end a training that has begun, or a step whose other graphs are compiled.
+        A refusal would end a training that has begun, or a step whose other graphs are compiled.
         """
         asked = self.options.request
         if self.options.strict or not asked.decides:
@@ -428,10 +501,11 @@ class StepPartition:
     def warn_if_over(self) -> None:
         """Warn of a step that runs although its budget cannot be met.
 
-        That is said once for each piece of code, and again where it takes far more than was said.
+        The warning is given once for each piece of code, and again if the bytes exceed those of the
+        last warning by 10 %.
         """
         made, kind = self.made, self._kind or ""
-        # What several graphs take together is said as they run, see `StepTally`.
+        # If several graphs share the budget, `StepTally` warns when they run.
         if not self.over or made is None or self.beside[1]:
             return
         on_peak = self.options.request.budget.on_peak
@@ -449,7 +523,7 @@ class StepPartition:
         )
 
     def _plan_anyway(self, joint: JointGraph) -> Plan:
-        """Plan within the budget; at the least peak, or the fewest saved bytes, if there is no plan within it."""
+        """Plan within the budget or, if impossible, for the least peak or saved bytes."""
         if not self.over:
             try:
                 return self._plan(joint.copy(), self.asked)
@@ -463,7 +537,7 @@ class StepPartition:
     def _plan(self, joint: JointGraph, asked: PlanRequest) -> Plan:
         agree = self.options.agree
         if agree is not None and self.beside[0]:
-            # A decision of its own for each graph: ranks come to it at the same point of the program.
+            # Equal graphs at different places of a step have different budgets left, so ranks agree on each place.
             agree = replace(
                 agree, asked=f"{agree.asked}, after {self.beside[0]} graphs of the step"
             )
@@ -471,15 +545,22 @@ class StepPartition:
             return self._plan_graph(joint, asked, agree)
 
     def _described(self) -> tuple[str, dict[str, str], str]:
-        """The pipeline, the arguments of `remat.plan`, and a note: what a reproducer needs."""
+        """Return pipeline text, arguments of `remat.plan`, and a note, for a reproducer."""
         asked, note = self.asked, ""
         if asked.plan is not None:
             note = "It was split by a saved plan, whose decision is not in here."
+        # A budget on the peak is searched for over many plans, which no single pipeline does.
         searched = asked.budget.on_peak and asked.plan is None
         return "" if searched else str(asked.as_pipeline()), asked.to_text(), note
 
     def count_graph(self, kind: str) -> None:
-        """Warns once, at the second distinct graph, that a budget in bytes is each graph's own."""
+        """Record a planned graph, and warn once if each graph gets the whole budget in bytes.
+
+        The warning is given at the second distinct graph.
+
+        Args:
+            kind: code and parameters of the graph, or its fingerprint.
+        """
         planned = self.graphs.planned
         known = kind in planned
         planned.add(kind)
@@ -512,32 +593,34 @@ def partitioner(
     offload: OffloadOption = None,
     strict: bool = False,
 ) -> Partitioner:
-    """A partitioner for ``aot_autograd(partition_fn=…)`` or Inductor's ``custom_partitioner_fn``.
+    """Build a partitioner for AOTAutograd or Inductor.
+
+    It is passed as ``aot_autograd(partition_fn=…)`` or as Inductor's ``custom_partitioner_fn``.
 
     Args:
-        budget: as in `remat.plan`. Given beside ``plan``, graphs that it has no plan for are planned
-            under it.
+        budget: as in `remat.plan`. If ``plan`` is given too, graphs without a saved plan are
+            planned under this budget.
         solver: as in `remat.plan`.
         cost: as in `remat.plan`.
         time_limit: as in `remat.plan`.
-        plan: a saved plan to reuse, or the plans of several graphs: a `remat.Plan` or `remat.PlanSet`,
-            its JSON text, or a path to it. A graph that it was not made for is refused, unless a budget
-            is given too.
+        plan: saved plans to reuse: a `remat.Plan` or `remat.PlanSet`, its JSON text, or a path to
+            the JSON file. A graph without a saved plan is refused unless ``budget`` is given too.
         pipeline: as in `remat.plan`.
-        rank_wait_s: with several ranks, how long the others wait for rank 0, whose decision they
-            share where the graph is the same; None: every rank decides by itself.
+        rank_wait_s: seconds that the other ranks of a job wait for the decision of rank 0. Ranks
+            with the same graph share that decision. None: every rank decides alone.
         hooks: as in `remat.plan`.
         reread_inputs: as in `remat.plan`.
-        repro: the folder that a reproducer is written to where planning fails and should not; False
-            for none, None for what the variable ``REMAT_REPRO_DIR`` names, else for one among the
-            temporary files.
+        repro: the folder for a reproducer of an unexpected planning error. None: the folder that
+            the environment variable ``REMAT_REPRO_DIR`` names, else a temporary folder. False: no
+            reproducer.
         offload: as in `remat.plan`.
-        strict: whether a budget in bytes that cannot be held is refused at every compilation. By default only the
-            first compilation of a step refuses it; a later one, for a longer batch in the middle of training, runs
-            the plan with the least peak and warns once.
+        strict: whether every compilation refuses a budget in bytes that cannot be met. By default
+            only the first compilation of a step refuses it. A recompilation, such as for a longer
+            batch during training, warns once and runs the plan with the least peak.
 
     Raises:
-        RematError: an option that cannot be meant, at once and not at the first compilation.
+        RematError: an option is invalid. It is raised by this function, not by the first
+            compilation.
     """
     return Partitioner(
         budget=budget,
@@ -556,16 +639,22 @@ def partitioner(
 
 
 def _kind_of(joint: JointGraph) -> str:
-    """What stays the same where Dynamo compiles one piece of code again, for other shapes or modes.
+    """Return a text that identifies a piece of code and its parameters across recompilations.
 
-    That is the code that it numbers, and the parameters that the code computes with: of two layers
-    of a class, which share the code, each has its own. Empty where it was not Dynamo that called.
+    Dynamo compiles a piece of code again for other shapes or modes. Two layers of one class share
+    their code, but may differ in the shapes of their parameters. Empty if Dynamo is not compiling.
     """
     return code_of(parameters_of(joint))
 
 
 def code_of(parameters: str) -> str:
-    """The code that Dynamo compiles now, with its parameters."""
+    """Return Dynamo's number of the code that it compiles now, with a text of the parameters.
+
+    Empty if Dynamo is not compiling.
+
+    Args:
+        parameters: the result of `parameters_of`.
+    """
     from remat.torch_compat import CompileContext
 
     where = CompileContext.current_compile_id()
@@ -573,14 +662,20 @@ def code_of(parameters: str) -> str:
 
 
 def parameters_of(joint: JointGraph) -> str:
-    """Shapes and dtypes of a graph's parameters and buffers."""
+    """Return shapes and dtypes of a graph's parameters and buffers as text."""
     inputs = [n for n in joint.graph.nodes if n.op == "placeholder"]
     static = [inputs[i].meta.get("val") for i in joint.static_inputs if i < len(inputs)]
     return ", ".join(f"{tuple(v.shape)} {v.dtype}" for v in static if isinstance(v, torch.Tensor))
 
 
 def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
-    """A joint graph as AOTAutograd hands it over; see `Partitioner.__call__`."""
+    """Convert the joint graph of a partitioner call to a `JointGraph`.
+
+    Args:
+        gm: the joint graph.
+        lower: its lowering, ``"inductor"`` or ``"eager"``.
+        convention: as in `Partitioner.__call__`.
+    """
     joint = JointGraph(
         graph_module=gm,
         num_fwd_outputs=int(convention["num_fwd_outputs"]),
@@ -593,16 +688,20 @@ def joint_of(gm: fx.GraphModule, lower: str, **convention: Any) -> JointGraph:
 
 
 def _mark_static_inputs(joint: JointGraph) -> None:
-    """Tell Inductor which inputs of backward keep their address from step to step.
+    """Mark the inputs of a joint graph whose address is the same in every step, for Inductor.
 
-    From PyTorch 2.15 on it asks, and takes all others that it is not told about to stay too.
+    From PyTorch 2.15 on, Inductor reads this mark, and takes backward inputs without a mark to be
+    static.
     """
     for place, node in enumerate(primals_of(joint)):
         node.meta["is_static_input"] = place in joint.static_inputs
 
 
 def name_of(gm: fx.GraphModule) -> str:
-    """The class of the user's module where Dynamo recorded one for the whole graph, and its number."""
+    """Return a name for a graph: the class of the user's module, and Dynamo's number of the graph.
+
+    If no module, or more than one, contains the whole graph, the class is ``graph``.
+    """
     from remat.torch_compat import CompileContext
 
     where = CompileContext.current_compile_id()
@@ -617,12 +716,18 @@ def name_of(gm: fx.GraphModule) -> str:
 
 
 def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None) -> Plan:
-    """Plan in place for a user's own AOTAutograd call, without the backend's wrapper around the compiled step.
+    """Plan in place for a user's own AOTAutograd call, without the backend's checks at run time.
 
-    Backward may read an output of the step again. The backend refuses a write to such an output, and autograd one to
-    a tensor that it saved itself. If the first decision reads an output whose writes neither of them would see, the
-    step returns a copy of it, and is decided again: what backward keeps of the output then counts at its bytes. A saved
-    plan is applied as it is.
+    Backward may read an output of the step. A write to that output before backward would change
+    gradients. Autograd detects writes to tensors that it saved itself, but misses writes to some
+    outputs. If the first decision reads such an output, the step returns a copy of the output
+    instead. The graph is then decided again, since the saved output now counts at its bytes. A
+    saved plan is applied unchanged.
+
+    Args:
+        joint: the joint graph; it is changed.
+        request: the options of planning.
+        agree: the pass by which ranks agree on a decision; None if this rank decides alone.
     """
     places = unversioned_outputs(joint) if request.plan is None else ()
     if not places:
@@ -643,7 +748,16 @@ def _plan_standalone(joint: JointGraph, request: PlanRequest, agree: Pass | None
 def _by_pipeline(
     joint: JointGraph, request: PlanRequest, agree: Pass | None, places: tuple[int, ...]
 ) -> Plan:
-    """Plan by a pipeline; only a run of the whole pipeline shows which outputs backward reads."""
+    """Plan with a pipeline, and make the step return copies of outputs that backward reads.
+
+    Only a trial run of the whole pipeline shows which outputs backward reads.
+
+    Args:
+        joint: the joint graph; it is changed.
+        request: the options of planning.
+        agree: the pass by which ranks agree on a decision; None if this rank decides alone.
+        places: positions of the outputs whose writes autograd may miss.
+    """
     trial = plan_graph(joint, request)
     copied = tuple(k for k in places if k in trial.reread_outputs)
     if not copied and agree is None:

@@ -1,7 +1,8 @@
-"""Plans beside compiled steps in PyTorch's caches.
+"""Store plans beside compiled steps in PyTorch's caches.
 
-AOTAutograd's cache hands out a compiled step without calling the partitioner. The plan of that step lies here, under
-the keys of the step's two halves, with what else the partitioner would have done.
+AOTAutograd's cache returns a compiled step without calling the partitioner. This module stores the
+step's plan under the cache keys of its two compiled graphs, with everything else that the
+partitioner would have done.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class CachedPlan:
     """Cached record of the plan of a compiled step.
 
     Attributes:
-        plan: JSON of the plan; empty if a step has none, since it has nothing to differentiate.
-        joint: text of the joint graph as it was captured; the modules of the plan are made of it.
-        parameters: shapes and dtypes of its parameters.
-        operators: its operators that are not PyTorch's own, each with what was known of it.
-        timeline: memory of the compiled step, as `compiled_memory.write_timeline` writes it; empty if it is not known.
-        warnings: what planning warned of: modules and names of the classes, and the texts.
+        plan: JSON of the plan; empty if the step has no plan because nothing is differentiable.
+        joint: text of the joint graph as captured. The plan's modules are built from this text on
+            first access.
+        parameters: shapes and dtypes of the step's parameters.
+        operators: name and properties of each operator that is not PyTorch's own.
+        warnings: warnings of planning, as (module of the class, name of the class, message).
+        timeline: JSON of the compiled step's memory, from `compiled_memory.write_timeline`; empty
+            if unknown.
     """
 
     form: ClassVar[Form] = Form("step", "version", 3)
@@ -61,25 +64,34 @@ class CachedPlan:
             warnings.warn(text, _category(module, name), stacklevel=2)
 
     def read(self, request: PlanRequest, graph: str) -> Plan:
-        """The plan; its modules are built on first access.
+        """Return the plan; its modules are built on first access.
 
         Args:
-            request: what the step was planned under.
+            request: the options that the step was planned under.
             graph: name of the graph in this process.
 
         Raises:
-            PlanError: the record holds no plan.
+            PlanError: the record does not hold a valid plan.
         """
         plan = replace(Plan.from_json(self.plan), _sizes=planned_sizes())
         again = partial(_made_again, plan, self.joint, request.hooks, request.reread_inputs)
-        with contextlib.suppress(ValueError, TypeError):  # what is no timeline tells nothing
+        # Without a valid timeline, the plan simulates one.
+        with contextlib.suppress(ValueError, TypeError):
             plan = replace(plan, _timeline=read_timeline(self.timeline))
         return replace(plan, graph=graph, _again=again)
 
 
 def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan:
-    """A plan with its modules, from the text of its joint graph."""
-    # What a cache holds was edited by nobody, and the plan may be one of several.
+    """Apply a cached plan to the text of its joint graph, and return the plan with its modules.
+
+    Args:
+        plan: the plan without modules.
+        joint: text of the joint graph.
+        hooks: the saved-tensor hooks that the step was planned with.
+        reread_inputs: as in `remat.plan`.
+    """
+    # An empty version skips the check of a plan's figures, since nobody edits a plan in a cache. ``of_several``
+    # because a graph's plan may come from a set with one shared budget.
     asked = replace(plan, remat="")
     request = PlanRequest.of(plan=asked, hooks=hooks, reread_inputs=reread_inputs)
     with sizes_at(plan.planned_for):
@@ -87,7 +99,10 @@ def _made_again(plan: Plan, joint: str, hooks: Any, reread_inputs: bool) -> Plan
 
 
 def _category(module: str, name: str) -> type[Warning]:
-    """The warning class of remat with this name, else its base class: a cache file must not trigger other imports."""
+    """Return remat's warning class of this name; `UserWarning` for any other class.
+
+    A cache file must not cause imports of other modules.
+    """
     if module.partition(".")[0] != "remat":
         return UserWarning
     try:
@@ -98,7 +113,10 @@ def _category(module: str, name: str) -> type[Warning]:
 
 
 def keep(keys: Sequence[str], record: CachedPlan) -> None:
-    """Write a record under the keys of both compiled graphs. A failed write only means a later cache miss."""
+    """Write a record under the keys of both compiled graphs.
+
+    A failed write is ignored, since it only causes a cache miss later.
+    """
     try:
         path = _path(keys)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,10 +126,12 @@ def keep(keys: Sequence[str], record: CachedPlan) -> None:
 
 
 def find(keys: Sequence[str]) -> CachedPlan | None:
-    """The record of a step, if it is complete and still holds.
+    """Return the record of a step; None if it is missing, damaged or outdated.
 
-    It does not if an operator of the step is no longer what it was: tagged, declared or written
-    otherwise.
+    A record is outdated if an operator of the step has changed its schema, tags or declarations.
+
+    Args:
+        keys: cache keys of the compiled graphs.
     """
     try:
         record = read_record(CachedPlan, _path(keys).read_text(encoding="utf-8"))
@@ -121,7 +141,13 @@ def find(keys: Sequence[str]) -> CachedPlan | None:
 
 
 def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
-    """The operators of a joint graph, and of the graphs that it calls, that are not PyTorch's own."""
+    """Return the operators of a joint graph that are not PyTorch's own, with their properties.
+
+    Operators of graphs that the joint graph calls are included.
+
+    Returns:
+        Pairs (name, properties as text), sorted by name.
+    """
     found = {
         purity.name_of(node.target)
         for module in joint.graph_module.modules()
@@ -133,7 +159,10 @@ def operators_of(joint: JointGraph) -> tuple[tuple[str, str], ...]:
 
 
 def _known_of(name: str) -> str:
-    """Properties that decide whether an operator may run again: schema, tags, effects and declarations."""
+    """Return schema, tags, effects and declarations of an operator as text; empty if unregistered.
+
+    These properties decide whether the operator may be recomputed.
+    """
     try:
         op = purity.overload_named(name)
     except RematError:
@@ -143,12 +172,14 @@ def _known_of(name: str) -> str:
 
 
 def graph_keys(compiled: Any) -> tuple[str, ...] | None:
-    """The cache keys of the graphs of a step from AOTAutograd's cache; backward may be missing.
+    """Return the cache keys of the compiled graphs of a step from AOTAutograd's cache.
 
-    None where the step cannot be asked for them.
+    Returns:
+        The keys of forward and backward; only the key of forward if nothing is differentiable. None
+        if the step does not provide its keys.
     """
     serialize = None
-    seen = 0
+    seen = 0  # bounds the walk, in case wrappers refer to one another
     while compiled is not None and serialize is None and seen < 16:
         serialize = getattr(compiled, "serialize", None)
         compiled = getattr(compiled, "__wrapped__", None)
@@ -168,9 +199,14 @@ def graph_keys(compiled: Any) -> tuple[str, ...] | None:
 
 
 def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
-    """Digest of the parts of a Dynamo graph that a plan uses and AOTAutograd's key omits.
+    """Return a digest of details of a Dynamo graph that plans use and AOTAutograd's key omits.
 
-    Source lines and names of modules, what users have annotated, and the sizes that symbols stand for now.
+    These details are source lines, module names, user annotations, and the values of symbolic
+    sizes.
+
+    Args:
+        gm: the graph from Dynamo.
+        inputs: its example inputs.
     """
     digest = hashlib.sha256()
     for module in gm.modules():
@@ -194,7 +230,7 @@ def traces_of(gm: fx.GraphModule, inputs: Sequence[Any]) -> str:
 
 
 def _sizes(value: Any) -> Any:
-    """Sizes and strides of an input with numbers for symbols."""
+    """Return sizes and strides of an input, with symbols replaced by their current values."""
     if hasattr(value, "shape") and hasattr(value, "stride"):
         try:
             return [*map(_number, value.shape), "/", *map(_number, value.stride())]

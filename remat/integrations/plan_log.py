@@ -1,4 +1,4 @@
-"""The plans that compiled models of this process run on: the result of `remat.plans`."""
+"""The list of plans that compiled models of this process run, behind `remat.plans`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from collections import deque
 
 from remat.planning.plan import Plan
 
-#: Plans that are listed, at most.
+#: The list keeps this many of the newest plans.
 MOST_PLANS = 1_000
-#: The newest plans: each by itself for as long as somebody holds it, then by its figures.
+#: The newest plans. Each is a weak reference, so that the list keeps no graph modules alive, and a copy without modules
+#: for when the plan is gone.
 _PLANS: deque[tuple[weakref.ref[Plan], Plan]] = deque(maxlen=MOST_PLANS)
 _LOCK = threading.Lock()
 
 
 def plans() -> tuple[Plan, ...]:
-    """The plans that compiled models of this process run on, newest last; the newest 1,000 of them.
+    """Return the plans that compiled models of this process run, newest last; at most 1,000.
 
-    A plan has its modules for as long as its compiled step is there, or anybody else holds it; its
-    figures stay.
+    A plan has its graph modules as long as its compiled step, or another reference to the plan,
+    exists. Afterwards only its figures remain.
     """
     with _LOCK:
         return tuple(plan() or figures for plan, figures in _PLANS)
 
 
 def add(plan: Plan) -> None:
-    """Add a plan."""
+    """Append a plan to the list."""
     with _LOCK:
         _PLANS.append((weakref.ref(plan), plan.figures))
 
 
 def replace(plan: Plan, other: Plan) -> None:
-    """Replace a plan by another."""
+    """Replace a listed plan by another plan, in the same position."""
     with _LOCK:
         for k, (listed, _) in enumerate(_PLANS):
             if listed() is plan:
@@ -40,8 +41,8 @@ def replace(plan: Plan, other: Plan) -> None:
 
 
 def remove(plan: Plan | None) -> None:
-    """Remove a plan."""
-    if plan is None:  # as is each whose modules are gone
+    """Remove a plan from the list; do nothing for None or an unlisted plan."""
+    if plan is None:  # a dead weak reference is None too, and must stay listed
         return
     with _LOCK:
         kept = [pair for pair in _PLANS if pair[0]() is not plan]

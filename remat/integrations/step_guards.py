@@ -1,11 +1,13 @@
-"""Checks of a compiled step: its sizes, writes to its outputs, and a second backward.
+"""Check a compiled step at run time: its sizes, writes to its outputs, and repeated backward.
 
-Budgets in bytes under dynamic shapes: up to which sizes a plan holds one, so that larger ones are planned anew. What a
-step takes is known as expressions of its symbolic sizes. Bounds of these expressions tell up to which sizes
-the budget holds, and Dynamo is asked to compile again beyond. Where it cannot be, sizes are looked at as steps run.
+Sizes: with dynamic shapes, a plan meets a budget in bytes only up to some sizes. The step's bytes
+are known as expressions of its symbolic sizes. Upper bounds of these expressions give the largest
+sizes, and a guard makes Dynamo recompile for larger ones. Sizes that no guard can bound are checked
+when the step runs.
 
-Writes: autograd compares versions of the tensors that a step saves. What a compiled step saves of an output may be
-another tensor on the same memory, with a version of its own, which a write to the output leaves as it is.
+Writes: autograd detects a write to a saved tensor by the tensor's version. A compiled step may save
+another tensor on an output's memory. That tensor has a version of its own, which a write to the
+output does not change.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from remat.integrations.workarounds import allow_keeping_the_graph
 from remat.planning.plan import Plan
 from remat.units import Budget, format_apart, format_bytes
 
-#: Larger sizes are not guarded, since no memory holds such a tensor.
+#: Sizes from here on count as unbounded, since no memory holds such a tensor.
 _LARGEST = 2**50
 _DECLARED = "It was planned for the largest of its declared sizes"
 
@@ -48,15 +50,18 @@ class Size:
     """A symbolic size of a step, with its range.
 
     Attributes:
-        name: the name of its symbol.
-        number: the size that was planned for.
-        least: no size is smaller.
-        most: no size is larger; None where that is not known.
-        source: where it comes from, for people.
-        value: one of the inputs' sizes that is it; None where it is none of theirs.
-        place: that input, by position, and the dimension; which is None for a number.
-        declared: whether somebody declared its range, which Dynamo then refuses to narrow.
-        marked: whether somebody marked it as dynamic, so that Dynamo refuses to make a number of it.
+        name: name of the size's symbol.
+        number: the size that the step is planned for.
+        least: smallest possible size.
+        most: largest possible size; None if unknown.
+        source: origin of the size in the user's code, for messages.
+        value: the symbolic size itself, from an input; None if no input has this size.
+        place: position of the input that has this size, and the dimension; None if no input has
+            this size. The dimension is None if the input is a number.
+        declared: whether no guard may narrow the range: the user declared it, or the size is
+            data-dependent.
+        marked: whether the user marked the size as dynamic, so that Dynamo refuses to make it
+            constant.
     """
 
     name: str
@@ -71,7 +76,7 @@ class Size:
 
 
 def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """The symbolic sizes of inputs, by the names of their symbols."""
+    """Return the symbolic sizes of inputs by the names of their symbols."""
     found: dict[str, Size] = {}
     marks: dict[Any, tuple[bool, bool]] | None = None
     for k, value in enumerate(example_inputs):
@@ -92,6 +97,7 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
                 source=str(sources[0].name) if sources else symbol.name,
                 value=size,
                 place=(k, d if is_tensor else None),
+                # A guard on a size without a hint would fail too instead of recompiling.
                 declared=declared or not size.node.has_hint(),
                 marked=marked,
             )
@@ -99,20 +105,29 @@ def sizes_of(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 
 def _range_of(env: Any, symbol: Any) -> dict[str, Any]:
-    """The range of a symbol."""
+    """Return a symbol's range as a dictionary with the keys ``least`` and ``most``, as in `Size`.
+
+    Args:
+        env: the shape environment of the symbol.
+        symbol: the symbol.
+    """
     known = env.var_to_range.get(symbol)
     least, most = (_finite(getattr(known, name, None)) for name in ("lower", "upper"))
     return {"least": max(0, least or 0), "most": most}
 
 
 def _finite(bound: Any) -> int | None:
-    """A bound of a range as a number; None where it is none, or so large that it says nothing."""
+    """Return a bound of a range as an int; None if infinite or at least `_LARGEST` in magnitude."""
     found = int(bound) if isinstance(bound, (int, sympy.Integer)) else None
     return None if found is None or abs(found) >= _LARGEST else found
 
 
 def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
-    """For each symbol whether its range was declared, and whether it was marked as dynamic."""
+    """Return for each symbol whether its range was declared, and whether it was marked as dynamic.
+
+    Args:
+        env: the shape environment of the symbols.
+    """
     found: dict[Any, tuple[bool, bool]] = {}
     for tracked in getattr(env, "tracked_fakes", None) or ():
         constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
@@ -128,15 +143,23 @@ def _marks(env: Any) -> dict[Any, tuple[bool, bool]]:
 
 
 def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
-    """Sizes that a step under a budget in bytes is planned for instead of those it was traced with, by symbol.
+    """Return sizes for which a step under a budget in bytes is planned in place of traced sizes.
 
-    Where a range was declared, its largest size: no guard may narrow it. A size that was marked as dynamic and is
-    the least that it can be is planned for one more, since a guard that leaves one size makes a number of it.
+    A size with a declared range is planned for its largest value, because no guard may narrow that
+    range. A size that was marked as dynamic and is traced at its least value is planned for one
+    more. A guard that allows a single value would make the size constant.
+
+    Args:
+        example_inputs: example inputs of the step.
+
+    Returns:
+        The sizes by symbol, with the size to plan for in ``number``.
     """
     found = {}
     for name, size in sizes_of(example_inputs).items():
         if size.declared and size.most is not None:
             found[name] = replace(size, number=size.most)
+        # Symbolic sizes are at least 2, because Dynamo makes 0 and 1 constants.
         elif size.marked and not size.declared and size.number <= max(2, size.least):
             found[name] = replace(size, number=size.number + 1)
     return found
@@ -144,17 +167,21 @@ def largest_declared(example_inputs: Sequence[Any]) -> dict[str, Size]:
 
 @contextlib.contextmanager
 def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Iterator[None]:
-    """Plans a step that is held to a number of bytes for the largest sizes that were declared: see `largest_declared`.
+    """Make planning in the block use the sizes of `largest_declared`, under a budget in bytes.
+
+    Args:
+        example_inputs: example inputs of the step.
+        in_bytes: whether a budget in bytes applies; if not, sizes stay as traced.
 
     Raises:
-        BudgetError: raised within; the sizes are named.
+        BudgetError: the block raised this error. The sizes are added to its message.
     """
     largest = largest_declared(example_inputs) if in_bytes else {}
     try:
         with sizes_at({**planned_sizes(), **{n: size.number for n, size in largest.items()}}):
             yield
     except BudgetError as error:
-        if not largest or _DECLARED in str(error):
+        if not largest or _DECLARED in str(error):  # an inner block has added the sizes already
             raise
         named = ", ".join(f"{size.source} = {size.number}" for size in largest.values())
         raise BudgetError(
@@ -163,38 +190,55 @@ def at_declared_sizes(example_inputs: Sequence[Any], *, in_bytes: bool) -> Itera
 
 
 class SizedBytes:
-    """Bytes of a step in the measure of its budget, as a function of its sizes.
+    """Function from sizes of a step to the bytes that its budget bounds: peak or saved bytes.
 
     Args:
-        plan: its plan, with the figures of the code that runs.
+        plan: the step's plan, with the figures of the compiled code if there are any.
+
+    Attributes:
+        taken: bytes at the sizes that were planned for.
+        symbols: names of the symbolic sizes on which the bytes depend.
     """
 
     def __init__(self, plan: Plan) -> None:
         timeline = plan.timeline
-        if all(x.size is None for x in timeline.lifetimes):  # as compiled, known at one size only
+        # Compiled bytes are known at one size only.
+        if all(x.size is None for x in timeline.lifetimes):
             timeline = plan.simulated
         peak = plan.asked.peak_bytes is not None
         self.taken = plan.peak_bytes if peak else plan.saved_bytes
         chosen = [x for x in timeline.lifetimes if peak or x.kind is StorageKind.SAVED]
-        # What is saved is there together, so that its bytes are summed.
+        # Saved values are all alive when backward begins, so one program point suffices to sum their bytes.
         self._spans = [
             (x.nbytes, x.size, x.first if peak else 0, x.last if peak else 0) for x in chosen
         ]
         self._moments = len(timeline.moments) if peak else 1
         self._sizes = {size: _multiplied(size) for _, size, *_ in self._spans if size is not None}
         self.symbols = {s.name for size in self._sizes for s in size.free_symbols}
-        # Hooks, and what Inductor makes of a step whose code is not known, are in the figures alone.
+        # The simulation leaves out hooks, and Inductor's changes if its code could not be simulated. The plan's figures
+        # include both.
         simulated = self._sum({})
         self._more = max(1.0, self.taken / simulated) if simulated else 1.0
 
     def __call__(self, ranges: Mapping[str, tuple[int, int | None]]) -> int:
-        """An upper bound of the bytes for sizes within ranges; a symbol that has none may be any size."""
+        """Return an upper bound of the bytes over ranges of sizes.
+
+        Args:
+            ranges: least and largest value by symbol; None for no largest value. A symbol without a
+                range may have any size.
+        """
         bounds = {size: _upper(whole, ranges) for size, whole in self._sizes.items()}
         if any(bound is None for bound in bounds.values()):
-            return _LARGEST**2
+            return _LARGEST**2  # above every budget
         return int(self._sum(bounds) * self._more)
 
     def _sum(self, bounds: Mapping[Any, int | None]) -> int:
+        """Return the most bytes alive at one program point.
+
+        Args:
+            bounds: bytes of storages by their symbolic expression. A storage whose expression is
+                missing counts its planned bytes.
+        """
         spans = (
             (bounds.get(size) or 0 if size in bounds else nbytes, first, last)
             for nbytes, size, first, last in self._spans
@@ -203,7 +247,7 @@ class SizedBytes:
 
 
 def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | None:
-    """Upper bound of an expression over ranges of its symbols; None if unbounded."""
+    """Return an upper bound of an expression over ranges of its symbols; None if unbounded."""
     symbols = {s: ranges.get(s.name, (0, None)) for s in size.free_symbols}
     if _grows(size) and all(most is not None for _, most in symbols.values()):
         return int(size.xreplace({s: sympy.Integer(most) for s, (_, most) in symbols.items()}))
@@ -216,13 +260,17 @@ def _upper(size: Any, ranges: Mapping[str, tuple[int, int | None]]) -> int | Non
 
 
 def _multiplied(size: Any) -> Any:
-    """An expression, multiplied out if that shows that it grows with each of its symbols."""
+    """Return an expression, expanded if the expansion shows that it grows with all its symbols."""
+    # The bound of a growing expression is its value at the largest sizes, which is exact and fast.
     whole = sympy.expand(size)
     return whole if _grows(whole) else size
 
 
 def _grows(e: Any) -> bool:
-    """Whether an expression is a polynomial without negative terms, so that it grows with each of its symbols."""
+    """Return whether an expression is a polynomial without negative terms.
+
+    Such an expression grows with each of its symbols.
+    """
     if e.is_Symbol:
         return True
     if e.is_Integer:
@@ -233,31 +281,33 @@ def _grows(e: Any) -> bool:
 
 
 def _is_number(bound: Any) -> bool:
+    """Return whether a bound is finite and contains no symbol."""
     return bound not in (torch_compat.int_oo, sympy.oo) and bool(getattr(bound, "is_number", True))
 
 
-#: Callback after a run of a step. Takes its arguments and its node in autograd's graph.
+#: Callback after a run of a step, with the run's arguments and the node of autograd's graph that runs backward.
 Look = Callable[[Sequence[Any], Any], None]
 
 
 def guard_sizes(
     example_inputs: Sequence[Any], made: Plan, *, saved: bool, watched: bool
 ) -> Look | None:
-    """Add guards, so that Dynamo recompiles a step for sizes at which its plan may exceed its budget in bytes.
+    """Make Dynamo recompile a step for sizes at which its plan may exceed a budget in bytes.
 
     A tracer without guards, such as ``aot_function``, does not recompile.
 
     Args:
-        example_inputs: what the step was traced with.
-        made: its plan, with the figures of the code that runs, and the budget that it was made under.
-        saved: whether it is a saved plan, which cannot be made anew.
+        example_inputs: inputs that the step was traced with.
+        made: its plan, with the budget and, if known, the figures of the compiled code.
+        saved: whether the plan is a saved one, which is not replaced by a new plan.
         watched: whether the returned callback will be called after each run.
 
     Returns:
-        A callback that checks the sizes that no guard can bound; None if the budget holds at every size.
+        A callback that checks the sizes that no guard can bound. None if no such check is needed,
+        ``watched`` is False, or the step exceeds its budget already at the traced sizes.
 
     Raises:
-        PlanError: a saved plan takes more than its budget in bytes at these sizes.
+        PlanError: a saved plan exceeds its budget in bytes at the traced sizes.
     """
     budget = made.asked
     limit = budget.peak_bytes or budget.nbytes
@@ -283,12 +333,13 @@ def guard_sizes(
     free = {s.name: s for s in sizes if s.name not in fixed}
     if bytes_at(given) <= limit:
         return None
+    # If the unguardable sizes may take any value in their range, no check at run time is needed.
     widest = {name: given[name] for name in fixed}
     if bytes_at({**widest, **{n: (s.least, s.number) for n, s in free.items()}}) <= limit:
         fixed = widest
     largest = _largest(bytes_at, limit, free, fixed)
     for name, most in largest.items():
-        torch._check(free[name].value <= most)  # type: ignore[no-untyped-call]  # a guard from here on
+        torch._check(free[name].value <= most)  # type: ignore[no-untyped-call]  # adds the guard
         given[name] = free[name].least, most
     if bytes_at(given) <= limit:
         return None
@@ -305,7 +356,12 @@ def guard_sizes(
 
 
 def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
-    """Ranges and values of symbols that are not sizes of inputs."""
+    """Return ranges and planned values of symbols that are not sizes of inputs.
+
+    Args:
+        made: the plan whose forward graph has these symbols.
+        names: names of the symbols.
+    """
     found: dict[str, Size] = {name: Size(name=name, number=UNBACKED_HINT) for name in names}
     left = set(names)
     for node in made.forward.graph.nodes if names else ():
@@ -326,10 +382,17 @@ def _learned_sizes(made: Plan, names: set[str]) -> list[Size]:
 
 
 class _SizeCheck:
-    """Check sizes after each run of a step, and warn the first time that it exceeds its budget.
+    """Check sizes after each run of a step, and warn once if the step exceeds its budget.
+
+    Args:
+        made: the step's plan.
+        bytes_at: the step's bytes as a function of sizes.
+        limit: the budget in bytes.
+        sizes: all sizes on which the bytes depend.
+        unbounded: names of the sizes that no guard bounds.
 
     Attributes:
-        unseen: symbols whose values cannot be read after a run.
+        unseen: names of sizes that cannot be read after a run.
     """
 
     def __init__(
@@ -355,12 +418,19 @@ class _SizeCheck:
         self._warned = False
 
     def __call__(self, arguments: Sequence[Any], step: Any) -> None:
+        """Check the sizes of a finished run.
+
+        Args:
+            arguments: arguments of the run.
+            step: the node of autograd's graph that runs backward.
+        """
         if self._warned:
             return
         seen = self._seen(arguments, step)
         if all(number <= self._held[name] for name, number in seen.items()):
             return
-        for times in (2, 1):  # as a rule twice as much holds, too, and the next sizes need no sum
+        # If twice these sizes are within the budget, most later runs skip the sum.
+        for times in (2, 1):
             upto = {name: times * number for name, number in seen.items()}
             within = {n: (self._sizes[n].least, k) for n, k in upto.items()}
             if self._bytes_at(within) <= self._limit:
@@ -372,7 +442,7 @@ class _SizeCheck:
             self._warn(taken, seen)
 
     def _seen(self, arguments: Sequence[Any], step: Any) -> dict[str, int]:
-        """Sizes of a finished run; a size that cannot be read has its planned value."""
+        """Return the sizes of a finished run; a size that cannot be read has its planned value."""
         seen = {}
         for name, size in self._sizes.items():
             seen[name] = size.number
@@ -386,6 +456,12 @@ class _SizeCheck:
         return seen
 
     def _warn(self, taken: int, seen: Mapping[str, int]) -> None:
+        """Warn that the step exceeds its budget, and suggest a budget that makes up for it.
+
+        Args:
+            taken: bytes at the sizes of the run.
+            seen: the sizes of the run.
+        """
         more, most = format_apart(taken, self._limit)
         less = self._limit * self._bytes_at.taken // taken
         instead = Budget(peak_bytes=less) if self._peak else Budget(nbytes=less)
@@ -399,7 +475,11 @@ class _SizeCheck:
         )
 
     def shown(self, numbers: Mapping[str, int] | None = None) -> str:
-        """The sizes that no guard bounds, as text; without values given, the planned ones."""
+        """Return the sizes that no guard bounds as text.
+
+        Args:
+            numbers: values of the sizes; None for the planned values.
+        """
         found = {n: self._sizes[n].number for n in self._shown} if numbers is None else numbers
         return ", ".join(f"{self._sizes[n].source or n} = {found[n]}" for n in self._shown)
 
@@ -410,7 +490,19 @@ def _largest(
     free: Mapping[str, Size],
     fixed: Mapping[str, tuple[int, int | None]],
 ) -> dict[str, int]:
-    """The largest sizes to which a step holds its budget, all grown alike; without those that need no bound."""
+    """Return the largest guardable sizes at which a step meets its budget.
+
+    All sizes grow by the same factor, found by bisection.
+
+    Args:
+        bytes_at: the step's bytes as a function of sizes.
+        limit: the budget in bytes.
+        free: sizes that a guard can bound.
+        fixed: ranges of all other sizes.
+
+    Returns:
+        The bound of each size, by symbol. Sizes that need no bound are left out.
+    """
 
     def upto(times: float) -> dict[str, int]:
         grown = {n: int(size.number * times) for n, size in free.items()}
@@ -443,18 +535,23 @@ def wrap_step(
     count: Callable[[Sequence[Any], Sequence[Any], Any], None] | None = None,
     look: Callable[[Sequence[Any], Any], None] | None = None,
 ) -> Callable[..., Any]:
-    """Wrap a compiled step: allow several backward passes, and refuse backward after writes to some outputs.
+    """Wrap a compiled step so that backward may run twice and writes to reread outputs are refused.
 
     Writes through NumPy or ``.data`` do not change a tensor's version, so they are not detected.
 
     Args:
-        compiled: the step; it returns a flat list of values.
-        places: positions of the outputs that backward reads again.
-        name: the name of the step in messages.
-        by_inductor: whether Inductor compiled it.
-        reread_inputs: as its plan has it; what backward reads again in spite of False, eager PyTorch reads, too.
-        count: called after each run with its arguments, its outputs and its node in autograd's graph.
-        look: called after each run that may be differentiated, with its arguments and its node.
+        compiled: the compiled step, which returns a flat list of values.
+        places: positions of the outputs that backward reads.
+        name: name of the step in messages.
+        by_inductor: whether Inductor compiled the step.
+        reread_inputs: whether the plan lets backward read inputs again. If it is False, outputs
+            that backward reads are read by eager PyTorch too.
+        count: called after each run with its arguments, its outputs, and the node of autograd's
+            graph that runs backward.
+        look: called after each run that can be differentiated, with its arguments and that node.
+
+    Returns:
+        The wrapped step.
     """
     advice = "Write to a clone of it"
     if reread_inputs:
@@ -483,12 +580,22 @@ def wrap_step(
 def _watch(
     step: Any, outputs: Sequence[Any], places: Sequence[int], name: str, advice: str
 ) -> None:
+    """Record the versions of outputs that backward reads, to be compared just before backward.
+
+    Args:
+        step: the node of autograd's graph that runs backward.
+        outputs: outputs of the step.
+        places: positions of the outputs that backward reads.
+        name: name of the step in messages.
+        advice: end of the error message.
+    """
     marks = []
     for k in places:
         value = outputs[k]
+        # Inference tensors have no version.
         if not isinstance(value, torch.Tensor) or value.is_inference():
             continue
-        mark = value.detach()  # has the same version, and no memory of its own from here on
+        mark = value.detach()  # shares the version counter; the next line makes it hold no memory
         mark.data = value.new_empty(0)
         shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         marks.append((mark, torch_compat.version(mark), f"output {k} of '{name}', {shape},"))
@@ -497,9 +604,13 @@ def _watch(
 
 
 def _step_of(value: Any) -> Any:
-    """The node of autograd's graph at which the step that made a value is differentiated."""
+    """Return the node of autograd's graph that runs the backward of the step that computed a value.
+
+    None if the value has no such node.
+    """
     todo = [getattr(value, "grad_fn", None)]
-    for node in islice(iter(todo), 8):  # an output that is a view is taken of what the step returns
+    # If an output is a view of a returned value, view nodes come before the step's node.
+    for node in islice(iter(todo), 8):
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return node
         todo += [n for n, _ in getattr(node, "next_functions", ())]
@@ -507,6 +618,11 @@ def _step_of(value: Any) -> Any:
 
 
 def _check(marks: Sequence[tuple[torch.Tensor, int, str]], advice: str, _: Any) -> None:
+    """Raise if an output was written to since `_watch` recorded its version.
+
+    Raises:
+        RereadError: an output was written to.
+    """
     for mark, version, name in marks:
         if torch_compat.version(mark) != version:
             raise RereadError(

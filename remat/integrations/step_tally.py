@@ -1,9 +1,10 @@
-"""Bytes that the graphs of one step hold together, counted as they run, where a budget bounds its peak in bytes.
+"""Count the bytes that all graphs of one step hold together, under a budget on the peak in bytes.
 
-A plan knows what its own graph takes. How often a graph runs in a step, and what else is alive then, shows as
-graphs run: several forwards come before the first backward. Counted are the inputs of all graphs that ran in the step,
-what they handed to backward, outputs that are still alive, gradients of parameters, and what the running graph makes.
-What runs between the graphs is not known here, nor what saved-tensor hooks pack.
+A plan knows the memory of its own graph. How often a graph runs in a step, and which other memory
+is alive then, is known only at run time: several forwards may run before the first backward. The
+count includes inputs of all graphs that ran in the step, values saved for backward, live outputs,
+gradients of parameters, and allocations of the running graph. It does not include operators between
+the graphs, and memory of saved-tensor hooks.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ from remat.integrations.step_guards import SizedBytes
 from remat.planning.plan import Plan
 from remat.units import format_apart
 
-#: A step that was warned of is warned of again if it takes more by this part, as one over it.
+#: A step is warned of again if its peak exceeds that of the last warning by 1/20.
 _MORE = 20
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
 class GraphMemory:
-    """What one compiled graph takes by itself, inputs aside.
+    """Memory of one compiled graph alone, without its inputs.
 
     Attributes:
-        name: the graph, for people.
-        forward_bytes: most bytes alive in forward.
-        backward_bytes: most bytes alive in backward, forward's outputs aside.
-        held_bytes: bytes from forward to backward, beyond inputs and outputs.
-        read: places of the inputs that backward reads.
-        reread_outputs: places of the outputs that backward reads.
-        own: parameters and buffers that are no inputs.
-        parameters: places of the inputs that are parameters.
-        values: places of the other tensors among them.
-        sizes: places of the inputs that are sizes, each with its symbol and the number that was planned for.
-        bytes_at: peak of the graph by itself at other sizes; None if its bytes depend on none.
-        fixed_bytes: bytes of that peak that depend on no size: parameters.
+        name: name of the graph, for messages.
+        forward_bytes: most bytes alive at one time in forward.
+        backward_bytes: most bytes alive at one time in backward, without forward's outputs.
+        held_bytes: bytes saved from forward to backward, beyond inputs and outputs.
+        read: positions of the inputs that backward reads.
+        reread_outputs: positions of the outputs that backward reads.
+        own: parameters and buffers that belong to the graph's module and are not inputs.
+        parameters: positions of the inputs that are parameters.
+        values: positions of the inputs that are other tensors.
+        sizes: the inputs that are symbolic sizes, each as (position, symbol, planned number).
+        bytes_at: function from sizes to the graph's own peak; None if its bytes do not depend on
+            sizes.
+        fixed_bytes: the part of that peak that does not depend on sizes, which is parameters and
+            buffers.
     """
 
     name: str
@@ -65,12 +68,12 @@ class GraphMemory:
 
     @classmethod
     def of(cls, made: Plan, gm: fx.GraphModule, inputs: Sequence[Any]) -> GraphMemory:
-        """The memory of a graph that was compiled by a plan.
+        """Build the record of a graph that was compiled with a plan.
 
         Args:
-            made: the plan, with the figures of the code that runs.
-            gm: the graph as Dynamo handed it over.
-            inputs: what it was compiled with.
+            made: the plan, with the figures of the compiled code.
+            gm: the graph from Dynamo.
+            inputs: the example inputs of the compilation.
         """
         own = (
             *(p for _, p in gm.named_parameters(remove_duplicate=False)),
@@ -100,7 +103,11 @@ class GraphMemory:
         )
 
     def scaled(self, arguments: Sequence[Any]) -> float:
-        """Ratio of actual to planned bytes; it differs from 1 if the sizes do."""
+        """Return the factor from planned bytes to bytes at the sizes of a run; at least 1.
+
+        Args:
+            arguments: arguments of the run.
+        """
         seen = tuple(arguments[k] for k, *_ in self.sizes)
         if self.bytes_at is None or all(
             number <= planned for number, (*_, planned) in zip(seen, self.sizes, strict=True)
@@ -116,10 +123,13 @@ class GraphMemory:
 
 
 def _highest(made: Plan) -> tuple[int, int]:
-    """Most bytes alive in forward beside inputs, and in backward beside inputs and outputs."""
+    """Return the most bytes alive at one time in forward, and the same number for backward.
+
+    Inputs are left out of both numbers, and outputs are left out of backward's.
+    """
     try:
         timeline: Timeline = made.timeline
-    except RematError:  # a plan out of a cache, whose memory as compiled is not known
+    except RematError:  # a plan from a cache without a timeline
         return made.peak_bytes, made.peak_bytes
     kinds = [k for k in StorageKind if k is not StorageKind.INPUT]
     forward = max(timeline.nbytes(*kinds)[: timeline.boundary], default=0)
@@ -128,12 +138,14 @@ def _highest(made: Plan) -> tuple[int, int]:
 
 
 class _Parameters:
-    """The parameters of one run, the same in every step.
+    """The parameters and buffers of one graph's run, which are the same in every step.
 
     Attributes:
-        sizes: bytes by storage.
-        gradients: likewise, of those that get one.
-        fleeting_bytes: bytes that are there while the graph runs only, as under FSDP: then shards are counted above.
+        sizes: bytes of each storage, by storage id.
+        gradients: bytes of the gradient of each storage that gets one, by storage id.
+        fleeting_bytes: bytes that exist only while the graph runs, as under FSDP; else 0. If not 0,
+            ``sizes`` and ``gradients`` count one rank's shards.
+        refs: weak references to the parameters.
     """
 
     __slots__ = ("fleeting_bytes", "gradients", "refs", "sizes")
@@ -146,23 +158,30 @@ class _Parameters:
 
     @property
     def freed(self) -> bool:
-        """Whether they are there, and their memory is not."""
+        """Whether some parameter still exists although its memory is freed, as under FSDP."""
         found = [value for ref in self.refs if (value := ref()) is not None]
         return any(not value.untyped_storage().nbytes() for value in found)
 
     def shard(self) -> None:
-        """Counts one rank's shards from now on."""
+        """Count one rank's shards instead of whole parameters from now on."""
         distributed = torch.distributed
         there = distributed.is_available() and distributed.is_initialized()
         ranks = distributed.get_world_size() if there else 1
         self.fleeting_bytes = sum(self.sizes.values())
         self.gradients = {key: -(-nbytes // ranks) for key, nbytes in self.gradients.items()}
-        # A shard lies elsewhere than the parameter.
+        # A shard has a storage of its own. Ids are positive, so a negative one belongs to no other storage.
         self.sizes = {-key: -(-nbytes // ranks) for key, nbytes in self.sizes.items()}
 
 
 class _Run:
-    """One run of a graph, between its forward and its backward."""
+    """One run of a graph, from its forward to its backward.
+
+    Args:
+        tally: the tally that counts the run.
+        graph: memory of the graph.
+        factor: factor from planned bytes to the bytes of this run.
+        parameters: parameters of the run.
+    """
 
     __slots__ = ("__weakref__", "backward_bytes", "held", "keys", "name", "parameters", "tally")
 
@@ -172,19 +191,22 @@ class _Run:
         self.tally, self.name, self.parameters = tally, graph.name, parameters
         self.held = int(graph.held_bytes * factor)
         self.backward_bytes = int(graph.backward_bytes * factor)
-        self.keys: list[int] | None = None  # storages that it holds; None: it holds nothing
+        # Ids of storages kept for backward; None if the run keeps nothing.
+        self.keys: list[int] | None = None
 
     def begin_backward(self, _: Any) -> None:
+        """Count the backward of this run; autograd calls this just before backward."""
         self.tally.backward(self)
 
+    # Autograd's graph owns the run: if it is dropped without a backward, the saved bytes are free again.
     def __del__(self) -> None:
         self.tally.release(self)
 
 
 class StepTally:
-    """Counts what the graphs of a step take together, and warns where that is above their budget.
+    """Count the memory of all graphs of a step, and warn if the step exceeds its budget.
 
-    A step begins when a graph runs while no other waits for its backward.
+    A step begins when a graph runs while no other graph waits for its backward.
 
     Args:
         limit: the budget on the peak, in bytes.
@@ -192,39 +214,43 @@ class StepTally:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._lock = threading.RLock()  # a run may be collected at any moment
+        # Re-entrant, since garbage collection may release a run at any time.
+        self._lock = threading.RLock()
         self._compiled: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
         self._warned: weakref.WeakKeyDictionary[GraphMemory, int] = weakref.WeakKeyDictionary()
-        self._values: dict[int, list[int]] = {}  # by storage: its bytes, and how many hold it
-        self._bytes = 0  # of those storages, of gradients, and what runs hold beside them
-        self._held = 0  # what runs hold beside inputs and outputs
+        # By storage id: its bytes, and its number of holders.
+        self._values: dict[int, list[int]] = {}
+        self._bytes = 0  # of those storages, gradients, and saved values of runs
+        self._held = 0  # saved by runs for backward, beyond inputs and outputs
         self._waiting = 0  # runs that wait for their backward
         self._outputs: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._parameters: dict[tuple[int, ...], _Parameters] = {}
-        self._gradients: dict[int, int] = {}  # of parameters: their bytes
+        self._gradients: dict[int, int] = {}  # bytes by storage id of the parameter
         self._begin()
 
     def _begin(self) -> None:
-        """Begin a step."""
+        """Begin a step: forget gradients, runs and the peak of the last step."""
         self._alive()
         self._bytes -= sum(self._gradients.values())
         self._gradients = {}
-        self._ran: set[tuple[int, ...]] = set()  # graphs with their parameters
+        self._ran: set[tuple[int, ...]] = set()  # keys of `_parameters` in this step
         self._graphs: weakref.WeakSet[GraphMemory] = weakref.WeakSet()
         self._runs = self._peak = 0
-        self._each = 0  # what each run may hold for the step to stay within its budget
+        self._each = 0  # bytes that each run may save for the step to meet its budget
 
     @property
     def runs(self) -> int:
-        """Runs whose backward is pending, and compiled graphs that have not run yet."""
+        """Number of runs whose backward is pending, plus compiled graphs that have not run yet."""
         return self._waiting + len(self._compiled)
 
     def beside(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> int:
-        """Bytes that the other graphs of the step hold while a graph runs that is about to be compiled.
+        """Return the bytes that other graphs of the step hold when a new graph runs.
+
+        Storages of the new graph's own parameters and inputs are left out.
 
         Args:
-            gm: the graph.
-            inputs: what it is compiled with.
+            gm: the graph that is about to be compiled.
+            inputs: its example inputs.
         """
         with self._lock:
             if not self._waiting:
@@ -236,7 +262,12 @@ class StepTally:
             return self._bytes - shared + self._alive(own) + sum(self._compiled.values())
 
     def add(self, graph: GraphMemory, inputs: Sequence[Any]) -> None:
-        """Counts a graph that was compiled and has not run yet."""
+        """Count a graph that was compiled and has not run yet.
+
+        Args:
+            graph: memory of the graph.
+            inputs: its example inputs.
+        """
         places = {*graph.parameters, *graph.read}.intersection(range(len(inputs)))
         given = [inputs[k] for k in places if isinstance(inputs[k], torch.Tensor)]
         there = dict(map(_storage, (*graph.own, *given)))
@@ -247,11 +278,19 @@ class StepTally:
     def forward(
         self, graph: GraphMemory, arguments: Sequence[Any], outputs: Sequence[Any], step: Any
     ) -> None:
-        """Counts a run of forward; ``step`` is the node of autograd's graph that will run backward."""
-        # DDP's splitting of graphs runs each on fake tensors as well.
+        """Count a run of a forward graph.
+
+        Args:
+            graph: memory of the graph.
+            arguments: arguments of the run.
+            outputs: outputs of the run.
+            step: the node of autograd's graph that will run backward.
+        """
+        # DDP's graph splitting also runs each graph on fake tensors.
         if any(isinstance(value, torch_compat.FakeTensor) for value in outputs):
             return
-        if torch_compat.saved_tensor_hooks(False) is not None:  # which may keep something else
+        # Hooks may keep other tensors instead.
+        if torch_compat.saved_tensor_hooks(False) is not None:
             return
         with self._lock:
             if not self._waiting:
@@ -266,10 +305,10 @@ class StepTally:
             passing: list[int] = []  # storages that only forward reads
             for k in graph.values:
                 value = arguments[k]
-                # An input without a history is the user's, who keeps it.
+                # An input without autograd history belongs to the user, who keeps it alive.
                 kept = k in graph.read or value.grad_fn is None
                 self._hold(*_storage(value), keys if kept else passing)
-            if self._waiting:
+            if self._waiting:  # a graph alone is planned within the budget
                 taken = int(graph.forward_bytes * factor) + parameters.fleeting_bytes
                 self._note(taken, run, self._held, self._waiting)
             for key in passing:
@@ -287,7 +326,7 @@ class StepTally:
         step.register_prehook(run.begin_backward)
 
     def _parameters_of(self, graph: GraphMemory, arguments: Sequence[Any]) -> _Parameters:
-        """Counts the parameters of a run, those of earlier runs aside."""
+        """Return the parameters of a run, and count those that no earlier run has counted."""
         given = [arguments[k] for k in graph.parameters]
         key = (id(graph), *map(id, given))
         self._ran.add(key)
@@ -298,11 +337,13 @@ class StepTally:
         return found
 
     def _count(self, key: tuple[int, ...], parameters: _Parameters) -> None:
+        """Hold the storages of parameters until `_forget`."""
         self._parameters[key] = parameters
         for storage, nbytes in parameters.sizes.items():
             self._hold(storage, nbytes)
 
     def _forget(self, key: tuple[int, ...]) -> None:
+        """Drop the storages and gradients of parameters."""
         parameters = self._parameters.pop(key)
         for storage in parameters.sizes:
             self._drop(storage)
@@ -310,13 +351,13 @@ class StepTally:
             self._bytes -= self._gradients.pop(storage, 0)
 
     def backward(self, run: _Run) -> None:
-        """Counts a run of backward, which is about to begin."""
+        """Count a backward that is about to run."""
         with self._lock:
-            if run.keys is None:  # backward runs once more, of what was kept for that
+            if run.keys is None:  # a further backward of the same run
                 return
             if self._runs > 1:
                 others = self._waiting - 1
-                # FSDP gathers the parameters of the next backward meanwhile, into a buffer that it copies.
+                # FSDP gathers the parameters of the next backward at the same time: a buffer and its copy.
                 gathered = run.parameters.fleeting_bytes * (3 if others else 1)
                 taken = run.backward_bytes + gathered - run.held
                 self._note(taken, run, self._held - run.held, others)
@@ -342,6 +383,13 @@ class StepTally:
                 self._drop(key)
 
     def _hold(self, key: int, nbytes: int, keys: list[int] | None = None) -> None:
+        """Count a storage once, with its number of holders.
+
+        Args:
+            key: id of the storage.
+            nbytes: its bytes.
+            keys: list to append the id to, for a later `_drop`.
+        """
         if keys is not None:
             keys.append(key)
         found = self._values.get(key)
@@ -352,6 +400,7 @@ class StepTally:
             found[1] += 1
 
     def _drop(self, key: int) -> None:
+        """Remove one holder of a storage; without holders, its bytes are no longer counted."""
         found = self._values[key]
         found[1] -= 1
         if not found[1]:
@@ -359,7 +408,11 @@ class StepTally:
             del self._values[key]
 
     def _alive(self, own: set[int] | None = None) -> int:
-        """Bytes of live outputs, except outputs counted already or among the given storages."""
+        """Return the bytes of live outputs whose storages are not counted otherwise.
+
+        Args:
+            own: ids of further storages to leave out.
+        """
         found = 0
         for key, (value, nbytes) in list(self._outputs.items()):
             if value() is None:
@@ -369,9 +422,17 @@ class StepTally:
         return found
 
     def _note(self, running: int, run: _Run, held: int, others: int) -> None:
-        """Notes what is alive while a graph runs that makes so many bytes, and others hold so many for backward."""
+        """Record the bytes alive while a graph runs, and warn if they exceed the budget.
+
+        Args:
+            running: bytes that the running graph allocates.
+            run: its run.
+            held: bytes that other runs save for backward.
+            others: number of these runs.
+        """
         taken = self._bytes + self._alive() + running
         if taken > self.limit:
+            # The excess may be parameters that this step does not use, or that FSDP has freed.
             before = self._bytes
             self._forget_others()
             taken -= before - self._bytes
@@ -383,7 +444,10 @@ class StepTally:
             self._warn(run, done=False)
 
     def _forget_others(self) -> None:
-        """Counts parameters no more that this step has not read, and shards of those that were freed after their graph ran."""
+        """Forget parameters that this step has not read, and count shards for freed parameters.
+
+        A parameter freed after its graph ran is sharded, as under FSDP.
+        """
         freed = {key[0] for key, found in self._parameters.items() if found.freed}
         for key, parameters in list(self._parameters.items()):
             if key not in self._ran:
@@ -394,7 +458,12 @@ class StepTally:
                 self._count(key, parameters)
 
     def _warn(self, run: _Run, *, done: bool) -> None:
-        """Warn of a step above its budget: at once, and again at its end if it grew far above."""
+        """Warn of a step above its budget: at the first excess, and at its end if it grew by 1/20.
+
+        Args:
+            run: the newest run, which the message names.
+            done: whether the step has ended.
+        """
         warned = max((self._warned.get(graph, 0) for graph in self._graphs), default=0)
         if (warned and not done) or self._peak <= max(self.limit, warned + warned // _MORE):
             return
@@ -416,7 +485,7 @@ class StepTally:
 
 
 def _storage(value: torch.Tensor) -> tuple[int, int]:
-    """Id and bytes of the storage of a tensor; (0, 0) for a tensor without a storage of its own."""
+    """Return id and bytes of a tensor's storage; (0, 0) if it has no storage of its own."""
     try:
         storage = value.untyped_storage()
         return torch_compat.storage_id(storage), hint(storage.nbytes())
@@ -429,9 +498,13 @@ _TALLIES: dict[int, StepTally] = {}
 
 
 def tally_of(limit: int) -> StepTally:
-    """Who counts the graphs that are compiled under a budget on the peak, in bytes.
+    """Return the tally that counts all graphs compiled under a budget on the peak.
 
-    All graphs under the same budget are of one step if they run in one: what is alive is alive, whoever compiled it.
+    Graphs with the same budget share a tally, whichever model they belong to, because their memory
+    adds up if they run in one step.
+
+    Args:
+        limit: the budget in bytes.
     """
     with _LOCK:
         return _TALLIES.setdefault(limit, StepTally(limit))

@@ -1,4 +1,4 @@
-"""A remat solver as the knapsack solver of PyTorch's own partitioner."""
+"""Use a remat solver as the knapsack solver of PyTorch's own partitioner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TorchSolver(torch_compat.CustomKnapsackSolver):
-    """A remat solver as PyTorch's ``activation_memory_budget_solver``."""
+    """Adapter that makes a remat solver PyTorch's ``activation_memory_budget_solver``."""
 
     def __init__(self, solver: Solver) -> None:
         from remat.solvers.float_bridge import knapsack_fn
@@ -35,26 +35,50 @@ class TorchSolver(torch_compat.CustomKnapsackSolver):
         node_info: Any,
         all_recomputable_banned_nodes: list[fx.Node],
     ) -> tuple[list[int], list[int]]:
-        """Choose among PyTorch's candidates; runtimes come from PyTorch's estimator."""
+        """Choose which of PyTorch's candidates to save.
+
+        Runtimes come from PyTorch's configured estimator.
+
+        Args:
+            memory: size of each candidate relative to all activations, as PyTorch computes it.
+            joint_graph: the joint graph; not used.
+            max_memory: memory for candidates, in the unit of ``memory``.
+            node_info: PyTorch's classification of nodes; not used.
+            all_recomputable_banned_nodes: the candidates.
+
+        Returns:
+            Indices of the candidates to save, and indices of the candidates to recompute.
+        """
         runtimes = [_runtime(n) for n in all_recomputable_banned_nodes]
         sizes, capacity = _in_bytes(memory, max_memory, all_recomputable_banned_nodes)
         _, saved, recomputed = self._solve(sizes, runtimes, capacity)
         return saved, recomputed
 
     def uuid(self) -> str:
+        """Return a text that identifies solver and version in PyTorch's cache keys."""
         return f"remat-{__version__}-solver-{identity(self.solver)}"
 
 
 def _in_bytes(
     memory: list[float], max_memory: float, nodes: list[fx.Node]
 ) -> tuple[Sequence[float], float]:
-    """The memory of PyTorch's candidates and the room for them, in bytes where those can be told.
+    """Convert PyTorch's relative sizes of candidates, and the capacity, to bytes if possible.
 
-    PyTorch divides every size by what the activations span, a difference of two large sums, so that
-    the shares are off by more the more the inputs weigh beside the activations. What was divided is
-    still known; where it does not fit the shares, these are taken as they are.
+    PyTorch divides each size by the bytes that activations span, which it computes as the
+    difference of two large sums. The rounding error grows with the inputs' share of the memory. The
+    sizes before the division are known from the nodes. If these sizes do not match the relative
+    ones, the arguments are returned unchanged.
+
+    Args:
+        memory: relative size of each candidate.
+        max_memory: relative capacity.
+        nodes: the candidates.
+
+    Returns:
+        Size of each candidate, and the capacity; both in bytes, or both unchanged.
     """
     sizes = [torch_compat.size_of(n) for n in nodes]
+    # The largest candidate gives the span with the smallest relative rounding error.
     whole = max(zip(sizes, memory, strict=False), default=(0, 0.0))
     if len(sizes) != len(memory) or not (whole[1] > 0 and 0 <= max_memory <= 1):
         return memory, max_memory
@@ -65,21 +89,25 @@ def _in_bytes(
 
 
 def _runtime(node: fx.Node) -> float:
-    """A candidate's runtime by the estimator that PyTorch is configured for.
+    """Return a candidate's runtime from the estimator that PyTorch is configured for.
 
-    PyTorch counts FLOPs by running the operator on uninitialised arguments, which an operator that
-    takes indices does not survive; the formulas are asked without running anything.
+    PyTorch counts FLOPs by running the operator on uninitialised arguments, which fails for
+    operators that take indices. For the estimator "flops", formulas give the FLOPs without running
+    the operator.
     """
     from remat.torch_compat import estimate_runtime
     from remat.torch_compat import functorch_config as config
 
     if config.activation_memory_budget_runtime_estimator == "flops":
-        return float(max(1, count_flops(node)))
+        return float(max(1, count_flops(node)))  # at least 1, as PyTorch's estimator gives
     return float(estimate_runtime(node))
 
 
 def torch_solver(name: str | Solver) -> TorchSolver:
-    """A registered solver for ``torch._functorch.config.activation_memory_budget_solver``.
+    """Build an adapter for ``torch._functorch.config.activation_memory_budget_solver``.
+
+    Args:
+        name: a registered name, ``"module:Class"``, or a `remat.Solver` instance.
 
     Raises:
         SolverError: the solver is unknown or cannot run here.

@@ -1,8 +1,9 @@
-"""Faults of PyTorch that compiled steps are not to show, each worked around by one function.
+"""Work around faults of PyTorch in compiled steps, with one function per fault.
 
-`compile_graph` compiles a forward or backward graph with all workarounds that this PyTorch needs. Everything that replaces a method
-of PyTorch, or writes to what PyTorch keeps to itself, stands in this file. ``tests/upstream`` has a reproducer of each
-fault in plain PyTorch, which fails once PyTorch is without it. `FIXED_IN` then says so.
+`compile_graph` applies all workarounds that the installed PyTorch needs. All code that replaces a
+PyTorch method, or writes to PyTorch's private state, is in this file. ``tests/upstream`` has a
+reproducer of each fault in plain PyTorch. A reproducer's test fails once PyTorch no longer has the
+fault. `FIXED_IN` then gets that version.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from remat.graph.joint import outputs_of
 from remat.graph.storages import hint
 from remat.graph.writes import root_of
 
-#: Inductor's vectorised ends of loops on a CPU. See `scalar_tails`.
+#: Inductor's setting that vectorises the remainders of loops on a CPU; see `scalar_tails`.
 _MASKED_TAILS = "cpp.enable_loop_tail_vec"
-#: Operators that take a step between the elements that they access, and where their arguments say so.
+#: Operators with strided access, each with the position of its step argument.
 _STEPS = {
     torch.ops.aten.slice.Tensor: 4,
     torch.ops.aten.slice_scatter.default: 5,
@@ -35,21 +36,27 @@ _STEPS = {
 }
 
 
-#: The first version of PyTorch without a fault, by the name of the function that works around it. From that version on
-#: the function is not applied.
+#: The first version of PyTorch without a fault, by the name of the function that works around the fault. From that
+#: version on the function is not applied.
 FIXED_IN: dict[str, str] = {"waits_of_formed_loops": "2.15"}
 
 
 def is_needed(workaround: Callable[..., Any]) -> bool:
-    """Whether this PyTorch has the fault that the given function works around."""
+    """Return whether the installed PyTorch has the fault that a workaround is for."""
     fixed_in = FIXED_IN.get(workaround.__name__)
     return fixed_in is None or torch_compat.is_before(fixed_in)
 
 
 def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-    """Compile one half of a step with Inductor, so that its numbers do not depend on the plan.
+    """Compile a forward or backward graph with Inductor, with all needed workarounds.
 
-    Inductor rewrites what it compiles, so ``gm`` is a copy: the plan shows the half as it is.
+    With the workarounds, the computed values do not depend on the plan.
+
+    Args:
+        gm: the graph, which the workarounds and Inductor change. The caller passes a copy, so that
+            the plan keeps its graph.
+        example_inputs: its example inputs.
+        kwargs: further arguments of Inductor's ``compile_fx_inner``, such as ``is_backward``.
     """
     with contextlib.ExitStack() as stack:
         for workaround in WORKAROUNDS:
@@ -60,17 +67,23 @@ def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: A
 
 @contextlib.contextmanager
 def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Give operators that draw from a kept state their inputs in the layout that they were traced with.
+    """Give operators that repeat a random draw their inputs in the traced layout.
 
-    Inductor does not know that the operators that repeat a draw (``torch/_prims/rng_prims.py``) need it, as it does
-    of PyTorch's own. In another layout the same numbers are drawn for other elements.
+    These operators draw from a saved generator state (``torch/_prims/rng_prims.py``). For PyTorch's
+    own random operators Inductor keeps the layout, but not for these. In another layout, the same
+    random numbers go to other elements.
+
+    Args:
+        graph: the graph; it is changed.
+        is_backward: whether the graph is the backward graph.
     """
     for node in list(graph.nodes):
         if not ops.is_drawn_from_state(node):
             continue
         for given in node.all_input_nodes:
             value = given.meta.get("val")
-            if not isinstance(value, torch.Tensor) or value.dim() < 2:  # states too have no layout
+            # Random states, and tensors with fewer than two dimensions, are left out: they have one layout.
+            if not isinstance(value, torch.Tensor) or value.dim() < 2:
                 continue
             with graph.inserting_before(node):
                 laid_out = graph.call_function(
@@ -83,10 +96,15 @@ def planned_layouts_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[Non
 
 @contextlib.contextmanager
 def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Have forward hand backward the inputs that it saves themselves, which are in memory anyway.
+    """Make forward save its inputs themselves, not copies of them in another layout.
 
-    Inductor copies the inputs of a convolution to another layout, and would keep these copies for backward.
-    Outputs that users see stay as they are.
+    Inductor copies the inputs of a convolution to another layout, and would save these copies
+    although the inputs are in memory anyway. Inductor keeps the layout of outputs that are marked
+    as visible to the user, so saved inputs get that mark.
+
+    Args:
+        graph: the graph; the metadata of its output node are changed.
+        is_backward: whether the graph is the backward graph, which is not changed.
     """
     if not is_backward:
         meta, outputs = graph.output_node().meta, outputs_of(graph)
@@ -98,10 +116,10 @@ def saved_inputs_themselves(graph: fx.Graph, is_backward: bool) -> Iterator[None
 
 @contextlib.contextmanager
 def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep the order of operators, if more than one draws from the generator or values go to the host.
+    """Keep the order of operators if several draw random numbers, or if values are offloaded.
 
-    To lower the peak, Inductor's scheduler moves operators past one another, those that draw too. Which ones it
-    moves depends on what else is in the graph.
+    To lower the peak, Inductor's scheduler reorders operators, also those that draw random numbers.
+    The new order depends on the rest of the graph, hence on the plan.
     """
     drawn = sum(n.op == "call_function" and ops.draws_in_order(n) for n in graph.nodes)
     ordered = drawn > 1 or any(n.target in (OFFLOAD, RELOAD) for n in graph.nodes)
@@ -111,9 +129,9 @@ def planned_order_of_draws(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 @contextlib.contextmanager
 def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Keep operators from writing where their input lies, if that is returned or read in other places.
+    """Keep operators from overwriting their input if the result would be wrong.
 
-    See `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
+    The cases are described in `_returns_what_is_overwritten` and `_moves_what_is_overwritten`.
     """
     unsound = _returns_what_is_overwritten(graph) or _moves_what_is_overwritten(graph)
     disabled = filter(
@@ -127,10 +145,11 @@ def no_unsound_reinplacing(graph: fx.Graph, is_backward: bool) -> Iterator[None]
 
 @contextlib.contextmanager
 def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Run the ends of loops element by element, if values are accessed with a step, as associative scans do.
+    """Run the remainders of loops without vector instructions if the graph has strided access.
 
-    With vectorised ends of loops PyTorch 2.13 was seen to compute wrong gradients of a Mamba whose scan was made
-    again. That was on one processor, and could not be found again on others.
+    Associative scans have strided access. With vectorised remainders, PyTorch 2.13 once computed
+    wrong gradients of a Mamba model whose scan was recomputed. The fault appeared on one processor
+    and was not reproduced on others.
     """
     strided = any(
         n.target in _STEPS and len(n.args) > _STEPS[n.target] and n.args[_STEPS[n.target]] != 1
@@ -142,10 +161,11 @@ def scalar_tails(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Let Inductor trace a half that repeats a draw of its own.
+    """Let Inductor trace a graph that draws random numbers and repeats the same draw.
 
-    On fake tensors PyTorch 2.13 to 2.15 take the generator's real state (``torch/_prims/rng_prims.py``,
-    ``run_and_save_rng_state``). They refuse that state if an operator is then given it.
+    On fake tensors, PyTorch 2.13 to 2.15 record the generator's real state
+    (``torch/_prims/rng_prims.py``, ``run_and_save_rng_state``). An operator that then gets this
+    real state fails among fake tensors. Therefore non-fake inputs are allowed during compilation.
     """
     mode: Any = torch_compat.TracingContext.get().fake_mode
     replayed = any(
@@ -164,16 +184,17 @@ def replays_on_fakes(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Tile kernels in one axis that would else write beyond a row, or beyond the buffer.
+    """Tile a kernel in one axis if tiling in two axes would write beyond a row or the buffer.
 
-    If a kernel is tiled in two axes, the second of which is summed over, PyTorch 2.13 to 2.15 look at the loop behind
-    the first axis to see whether the end of that axis needs a shorter write. With a third loop between both, the
-    write is a whole vector (pytorch/pytorch issue 196681).
+    If a kernel is tiled in two axes and sums over the second, PyTorch 2.13 to 2.15 inspect the loop
+    after the first axis. That loop decides whether the end of the first axis needs a shorter write.
+    With a third loop between both axes, the decision is wrong and a whole vector is written
+    (pytorch/pytorch issue 196681).
     """
 
     def select(theirs: Callable[..., Any], self: Any, functions: Any, sizes: Any) -> Any:
         factors, axes, stats = theirs(self, functions, sizes)
-        loops = len(max(sizes, key=lambda pair: len(pair[1]))[0])  # those that are not summed over
+        loops = len(max(sizes, key=lambda pair: len(pair[1]))[0])  # loops without a reduction
         if len(axes) == 2 and axes[0] + 1 < loops <= axes[1]:
             return factors[:1], axes[:1], stats
         return factors, axes, stats
@@ -185,11 +206,12 @@ def whole_tiles(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Have a kernel wait for the operator that writes what it reads, after its loops were formed anew.
+    """Keep a kernel's dependency on an in-place write after Inductor has rebuilt its loops.
 
-    A kernel that reads a buffer which an operator has written to (a scatter) waits for that operator. If Inductor
-    forms its loops anew to fit those of another kernel, ``SchedulerNode.recompute_size_and_body`` forgets that, and
-    whatever moves kernels afterwards may move it ahead.
+    A kernel that reads a buffer must run after the operator, such as a scatter, that wrote to the
+    buffer in place. Inductor may rebuild a kernel's loops to match those of another kernel.
+    ``SchedulerNode.recompute_size_and_body`` then loses this dependency, and later passes may move
+    the kernel ahead of the write.
     """
 
     def form(theirs: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
@@ -203,7 +225,10 @@ def waits_of_formed_loops(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
-    """Have Inductor fuse kernels of backward as `near_fusions.NearFusions` does; choices of the user's own stay."""
+    """Make Inductor fuse kernels of backward by the rules of `near_fusions.NearFusions`.
+
+    Nothing changes if the user has set fusion rules.
+    """
     theirs = torch_compat.INDUCTOR.choices
     chosen = torch_compat.inductor_config.inductor_choices_class is not None
     if not is_backward or chosen or type(theirs) is not torch_compat.InductorChoices:
@@ -211,7 +236,7 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         return
     from remat.integrations.near_fusions import NearFusions
 
-    # The setting is in the keys of the caches; the handler is what decides, as a thread reads the setting once.
+    # The setting is part of Inductor's cache keys. The handler decides, since a thread reads the setting only once.
     with (
         torch_compat.inductor_config.patch(inductor_choices_class=NearFusions),
         torch_compat.INDUCTOR.set_choices_handler(NearFusions()),
@@ -219,7 +244,8 @@ def near_fusions(graph: fx.Graph, is_backward: bool) -> Iterator[None]:
         yield
 
 
-#: What `compile_graph` applies; edits of the graph come first, as the others look at the graph that Inductor gets.
+#: The workarounds that `compile_graph` applies. Those that change the graph come first, because the others inspect the
+#: graph that Inductor gets.
 WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...] = (
     planned_layouts_of_draws,
     saved_inputs_themselves,
@@ -234,12 +260,13 @@ WORKAROUNDS: tuple[Callable[[fx.Graph, bool], AbstractContextManager[None]], ...
 
 
 def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
-    """Whether Inductor would return memory that it overwrites at the end of the graph.
+    """Return whether Inductor would return a value that it overwrites at the end of the graph.
 
     An input that the step updates several times is written back once, by a ``copy_`` at the end.
-    PyTorch 2.13 to 2.15 let the first operator that updates it write to the input itself, as nothing
-    reads that again but the ``copy_``; they do not look whether its result, which lies there then, is
-    returned, for backward to read (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``).
+    PyTorch 2.13 to 2.15 let the first updating operator write its result into the input's memory,
+    because only the ``copy_`` reads the input later. They do not check whether that result is
+    returned for backward. The ``copy_`` then overwrites the returned value
+    (``torch/_inductor/fx_passes/reinplace.py``, ``can_inplace``).
     """
     written_back = {
         n.args[0]: root_of(n.args[1])
@@ -256,11 +283,12 @@ def _returns_what_is_overwritten(graph: fx.Graph) -> bool:
 
 
 def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
-    """Whether Inductor would read elements of an input after it has overwritten them.
+    """Return whether Inductor would read elements of an input after overwriting them.
 
-    Where the first operator that updates an input writes to the input itself (as above), and the value that
-    is written back at the end has the elements of its result in other places (a roll, a transpose), PyTorch
-    2.13 to 2.15 make one loop of that and of writing it back, which reads what it has just written.
+    The first operator that updates an input may write its result into the input's memory; see
+    `_returns_what_is_overwritten`. The value written back at the end may hold the elements of that
+    result in other places, as after a roll or a transpose. PyTorch 2.13 to 2.15 then move and write
+    back elements in one loop, which reads elements that it has just written.
     """
     for copied in graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
         given, last = copied.args[:2]
@@ -268,6 +296,7 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
             continue
         updates = {n for n in given.users if n.op == "call_function" and n is not copied}
         updates = {n for n in updates if not ops.is_pointwise(n.target)}
+        # Walk from the value that is written back to its inputs; the flag says whether elements have moved.
         todo, seen = [(last, False)], set()
         while updates and todo:
             node, moved = todo.pop()
@@ -282,7 +311,15 @@ def _moves_what_is_overwritten(graph: fx.Graph) -> bool:
 
 
 class _ForThread:
-    """A PyTorch method that each thread may replace for itself, patched while any thread does."""
+    """A PyTorch method that each thread may replace for itself.
+
+    The method is patched while any thread replaces it. In all other threads the patched method
+    calls the original.
+
+    Args:
+        owner: the class with the method.
+        name: name of the method.
+    """
 
     def __init__(self, owner: Any, name: str) -> None:
         self._owner, self._name = owner, name
@@ -291,7 +328,11 @@ class _ForThread:
 
     @contextlib.contextmanager
     def instead(self, replacement: Callable[..., Any]) -> Iterator[None]:
-        """Make this thread call another function instead; it gets the original method before the arguments."""
+        """Make this thread call ``replacement`` in place of the method within the block.
+
+        Args:
+            replacement: called with the original method, then the arguments of the method.
+        """
         with self._lock:
             if not self._inside:
                 self._theirs = theirs = getattr(self._owner, self._name)
@@ -314,19 +355,23 @@ class _ForThread:
                     setattr(self._owner, self._name, self._theirs)
 
 
+#: One instance per method, so that all threads share its patch.
 _for_thread = functools.cache(_ForThread)
 
 
 def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
-    """Have forward return its masks as bytes of 0 and 1; returns the names of those.
+    """Make forward return boolean masks as bytes of 0 and 1, which Inductor vectorises on a CPU.
 
-    PyTorch 2.13 to 2.15 do not vectorise reading and writing of booleans in memory on a CPU: a relu of two million
-    elements that also writes its mask took 20 ms instead of 0.5 ms. As ``uint8``, converted by way of ``float32``, the
-    same mask costs nothing one could measure, and it takes as many bytes.
+    PyTorch 2.13 to 2.15 do not vectorise reads and writes of booleans in memory. A relu of two
+    million elements that also writes its mask took 20 ms instead of 0.5 ms. As ``uint8``, converted
+    via ``float32``, the mask has the same size and no measurable cost.
 
     Args:
-        graph: forward; it is changed.
-        own: how many of its outputs are the step's own, which stay as they are.
+        graph: the forward graph; it is changed.
+        own: number of outputs that are the step's own, which stay unchanged.
+
+    Returns:
+        Names of the masks that are returned as bytes.
     """
     if not is_needed(masks_to_bytes):
         return frozenset()
@@ -344,12 +389,15 @@ def masks_to_bytes(graph: fx.Graph, own: int) -> frozenset[str]:
 
 
 def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str]) -> Sequence[Any]:
-    """Have backward take masks as bytes; returns what it is compiled for then.
+    """Make backward read masks from the bytes that forward returns; see `masks_to_bytes`.
 
     Args:
-        graph: backward; it is changed.
-        inputs: what it is compiled for.
-        names: the masks, as `masks_to_bytes` returned them.
+        graph: the backward graph; it is changed.
+        inputs: example inputs of backward.
+        names: names of the masks, from `masks_to_bytes`.
+
+    Returns:
+        Example inputs of the changed graph.
     """
     wanted, given = frozenset(names), list(inputs)
     for k, node in enumerate(graph.find_nodes(op="placeholder")):
@@ -369,7 +417,7 @@ def masks_from_bytes(graph: fx.Graph, inputs: Sequence[Any], names: Iterable[str
 
 
 def _is_mask(node: fx.Node) -> bool:
-    """Whether a value is a boolean CPU tensor with its own storage, made by a fusible operator."""
+    """Return whether a value is a boolean CPU tensor computed by a fusible operator."""
     value = node.meta.get("val")
     return (
         node.op == "call_function"
@@ -381,6 +429,7 @@ def _is_mask(node: fx.Node) -> bool:
 
 
 def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """Append a conversion of a value to another dtype to a graph, and return the new node."""
     made: fx.Node = graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     made.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
     return made
@@ -392,14 +441,16 @@ def _last_placeholder(graph: fx.Graph) -> fx.Node:
 
 
 def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
-    """Have a backward that keeps the graph overwrite copies of what was saved.
+    """Make backward overwrite copies of saved values if the autograd graph is retained.
 
-    Inductor's backward overwrites some of what was saved. PyTorch lets it if the first backward does not keep the
-    graph, and compiles backward only then. Ours is compiled before forward runs, when nobody knows that yet.
+    Inductor's backward overwrites some saved values. PyTorch compiles backward when it first runs,
+    and allows overwriting only if that run does not retain the graph. With remat, backward is
+    compiled before forward runs, when this is not yet known.
 
     Args:
-        step: the node of autograd's graph that differentiates the step.
-        by_inductor: whether Inductor compiled it; halves that run as they are overwrite nothing.
+        step: the node of autograd's graph that runs backward.
+        by_inductor: whether Inductor compiled backward. Without Inductor, backward overwrites
+            nothing.
     """
     owner = torch_compat.autograd_function(step)
     overwritten = list(getattr(getattr(owner, "metadata", None), "bw_donated_idxs", None) or ())
@@ -419,10 +470,11 @@ def allow_keeping_the_graph(step: Any, *, by_inductor: bool) -> None:
             return code(arguments)
 
         backward.current_callable = run  # type: ignore[union-attr]
+    # PyTorch raises for a retained graph if this list is not empty, although `run` now copies these values.
     owner.metadata.bw_donated_idxs = []
 
 
 def _copied(value: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides as the tensor."""
+    """Return a copy of a tensor with the same strides."""
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
     return copy.copy_(value)

@@ -1,6 +1,7 @@
-"""The older public name of `remat.sac`."""
+"""Alias of `remat.sac` under its older public name."""
 
 import importlib
 import sys
 
+# The same module object, so that a class imported under either name is one class.
 sys.modules[__name__] = importlib.import_module("remat.sac")

@@ -147,7 +147,7 @@ class Checkpointed:
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
-    """Return the module with a qualified name.
+    """Return the module of a model by its qualified name, such as ``layers.0``.
 
     Raises:
         PlanError: the model has no such module; the message suggests similar names.

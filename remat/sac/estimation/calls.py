@@ -72,7 +72,7 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
 def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
     """Return the statistics that a module's operators have if the module is checkpointed.
 
-    There are two changes. First, a returned result counts its bytes if nothing keeps it until
+    There are two changes. First, a returned result counts its bytes if it would be freed before
     backward. Second, operators after the last saved tensor take no time, because recomputation
     stops there.
 

@@ -39,8 +39,8 @@ class ModuleStats:
         parameter_bytes: bytes of the module's parameters; their gradients take as many.
         calls: memory of the module's calls that have a backward.
         stats: statistics of the module's operators; None for a leaf, or if calls run different
-            operators. Unlike in `SACEstimator`, a returned result counts its bytes if nothing keeps
-            it until backward. Operators after the last saved tensor take no time, because
+            operators. Unlike in `SACEstimator`, a returned result counts its bytes if it would be
+            freed before backward. Operators after the last saved tensor take no time, because
             recomputation stops there.
         why_not: reason why the module cannot be checkpointed; empty if there is none.
         overhead_ms: milliseconds that recomputation takes beyond the operators, for policies and

@@ -52,7 +52,7 @@ def exact_frontier(stats: SACStats) -> KnapsackFrontier:
 def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
     """Order the candidates of a module by freed bytes per recompute time, largest first.
 
-    Views are always recomputed and are no candidates. Operators that share a decision are one
+    Views are always recomputed and are not candidates. Operators that share a decision are one
     candidate. Candidates without recompute time come first. Ties are in the order in which the
     operators ran.
     """

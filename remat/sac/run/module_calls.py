@@ -198,7 +198,10 @@ class _Watch:
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Return the name of a module that was added to a known module later; None if it is in none."""
+        """Return the name of a module inside a known outermost module; None if it is in none.
+
+        A module is found here if it was added after the outermost module's first call.
+        """
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):
                 if part is module:

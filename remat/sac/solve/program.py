@@ -263,7 +263,7 @@ class _Program:
         return _Answer(decision=decision, bound=bound)
 
     def _memory(self, unit_bytes: float) -> Any:
-        """Return the constraints that memory is at most the peak, at each program point with a row.
+        """Return the constraint that memory is at most the peak column, at each program point with a row.
 
         Args:
             unit_bytes: bytes in one unit of the program's memory.
@@ -279,7 +279,7 @@ class _Program:
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:
-        """Return the constraints that each module has at most one choice and none is nested.
+        """Return the constraints that a module has at most one choice and no nested module has another.
 
         For each module, they limit the choices of the module and its ancestors to one in total.
         """

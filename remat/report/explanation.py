@@ -205,7 +205,7 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
         v = stack.pop()
         total += problem.cost[v] if problem.in_forward[v] else 0
         for j in problem.inputs[v]:
-            free = problem.savable[j] and not problem.size[j]
+            free = problem.savable[j] and not problem.size[j]  # size 0: alive in backward anyway
             if j not in seen and j not in there and not free and problem.recomputable[j]:
                 seen.add(j)
                 stack.append(j)
@@ -360,7 +360,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _times(group: Sequence[object]) -> str:
-    """Return the size of a group as text; empty for a single item."""
+    """Return the size of a group as text, such as ``"in 5"``; empty for a single item."""
     return f"in {len(group)}" if len(group) > 1 else ""
 
 

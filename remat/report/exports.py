@@ -129,6 +129,7 @@ def chrome_trace(view: StepView) -> bytes:
         {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
         for tid, name in threads.items()
     ]
+    # Not strict, because `starts` also contains the end of the step.
     for run, start, length in zip(view.runs, starts, lengths, strict=False):
         args: dict[str, Any] = {"node": run.name, "source": run.source}
         if run.cost is not None:
@@ -189,6 +190,7 @@ def model_explorer(view: StepView) -> bytes:
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.name, r.nbytes, RECOMPUTED) for r in view.recomputed]
+    # Only storages of forward: the copy back in backward belongs to the same value.
     away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
     rows += [(v.name, v.nbytes, OFFLOADED) for v in away]
     for name, nbytes, state in rows:

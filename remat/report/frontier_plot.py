@@ -148,6 +148,7 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
         if not some or some[len(some) // 2] >= _SQUEEZED * some[-1]:
             continue
         low, high = (math.floor(math.log10(v / size)) for v in (some[0], some[-1]))
+        # symlog, because bytes and costs may be 0.
         set_scale("symlog", linthresh=10.0**low)
         stride = 1 + (high - low) // 10
         axis.set_ticks([0.0, *(10.0**e for e in range(low, high + 1, stride))])
@@ -188,6 +189,7 @@ def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale
     label = shortened(curve.label, 34)
     if count <= _TWO_LINES:
         label += f"\nknee at {x.text(curve.knee[0])}, {y.text(curve.knee[1])}"
+    # Later curves are drawn on top, so their markers are smaller.
     size = 3.5 + 5 * (count - 1 - number) / max(4, count)
     at = [b / x.size for b, _ in curve.points]
     height = [c / y.size for _, c in curve.points]

@@ -247,10 +247,12 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
     """Draw the bytes of each kind over the step, stacked, with forward and backward labelled."""
     chosen = highest_moments(step.nbytes())
     end = len(step.moments)
+    # The last height is repeated, since a step needs a point at its end.
     rows = [
         [sums[i] / scale.size for i in (*chosen, chosen[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
+    # The first column begins at 0, wherever its highest moment is.
     axes.stackplot(
         [x.at(0), *(x.at(i) for i in chosen[1:]), x.at(end)],
         rows,

@@ -134,6 +134,7 @@ def page_of(page: Page) -> str:
         figures=_json(page.figures),
         data=_json(page_data(page.stops, page.start, page.without, page.curve)),
         plots=_json(plots),
+        # Inline, because the page must load nothing.
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js(),
         css=assets["css"],
         js=assets["js"],
@@ -291,6 +292,7 @@ def _frontier(curve: Curve, page: Page) -> Any:
 
     x, y = scales_of_curve(curve)
     right = 1.05 * max(p[0] for p in curve.points) / x.size
+    # If all points are far from 0 bytes, the axis does not start at 0.
     left = (
         0.97 * min(p[0] for p in curve.points) / x.size
         if curve.points[0][0] * 2 > curve.points[-1][0]

@@ -99,6 +99,7 @@ def page_data(
         curve: the frontier; None if the page has none.
     """
     texts = Texts()
+    # One scale for all plans, so that the axis stays as the slider moves.
     scale = Scale.of(highest_of(stops, without), "B")
     x, y = scales_of_curve(curve) if curve else (scale, scale)
     kinds = list(StorageKind)

@@ -116,7 +116,7 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
         raise PlanError(
             "drawing needs Matplotlib, which is not installed; pip install 'remat[plot]'"
         ) from error
-    picture = io.BytesIO()
+    picture = io.BytesIO()  # a failed drawing must not leave part of a file
     with matplotlib.rc_context(_SETTINGS):
         # Matplotlib would write the date, or its own version.
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}

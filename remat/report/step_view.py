@@ -215,6 +215,7 @@ def view_step(
                 shape=_shape(node),
             )
         )
+    # The lengths differ if forward or backward has no operator: it still counts as one moment.
     clock = None
     if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
         own = [costs.get(name, 0) for name in (without.runs if without else ())]

@@ -250,8 +250,8 @@ def _timed(
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
     """Return the norm of the difference between two lists of gradients, divided by the first norm.
 
-    The distance is infinite if a parameter has a gradient in only one list, or if only the first
-    norm is 0.
+    The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
+    the lists differ and the norm of the first is 0.
     """
     difference = norm = 0.0
     for a, b in zip(first, second, strict=True):

@@ -118,6 +118,8 @@ class _Planned:
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
         self._plan = plan
+        # In eager mode, an operator found by name may not be the planned one. Its verdict is a PREFER, so
+        # that it can be adjusted to the verdicts of other operators.
         self._save, self._again = _FIRM if firm and (strict or is_traced()) else _WISHES
         self._stored = frozenset(plan.stored)
         self._by_index = strict and not is_traced()

@@ -47,7 +47,9 @@ class CallStats:
 def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
     """Return the memory of a module call in a step. The call must have a backward."""
     made = step.made(span)
+    # A returned storage stays alive in any case, so checkpointing does not free it.
     crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
+    # Checkpointing keeps the inputs for recomputation, even those that would be freed.
     lost = [k for k in span.inputs if step.born[k] >= 0 and step.died[k] <= span.back_begin]
     back = step.total[span.back_begin : span.back_end + 1]
     died: dict[int, int] = {}

@@ -47,7 +47,7 @@ def show(table: Table, *, ruled: bool = False) -> None:
     terminal = sys.stdout.isatty()
     table.box = box.ROUNDED if ruled and terminal else (box.SIMPLE_HEAD if terminal else None)
     out = Console(
-        width=None if terminal else 1000,
+        width=None if terminal else 1000,  # wide enough for every row
         soft_wrap=not terminal,
         markup=False,
         emoji=False,
@@ -55,6 +55,7 @@ def show(table: Table, *, ruled: bool = False) -> None:
     )
     with out.capture() as captured:
         out.print(table)
+    # Rich pads each line with blanks.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 

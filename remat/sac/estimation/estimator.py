@@ -197,6 +197,7 @@ class Estimate:
         self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
         if name in self.sac_mod_unsteady:
             return
+        # The first call of a new run replaces the statistics of the earlier run.
         known = self.sac_mod_stats.get(name)
         if known is None or earlier is not None:
             self.sac_mod_stats[name] = stats

@@ -267,6 +267,7 @@ def build_tree(
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )
         )
+    # At equal moments, the inner module ends first.
     ended = sorted(order, key=lambda name: (order[name][0].end, -places[name]))
     roots = [s.stats for s in modules if s.parent < 0 and s.stats is not None]
     return ModuleTree(

@@ -155,6 +155,7 @@ class _Watch:
         """
         self._stored, self._counts = stored, counts
         self._timer = _Timer()
+        # Not with stored results: the timer's own time would count as overhead.
         with contextlib.nullcontext() if stored else self._timer:
             yield
         if counts and not stored:
@@ -172,7 +173,7 @@ class _Watch:
             if self._counts and self._stored:
                 spent = 1e3 * (time.perf_counter() - start)
                 self._overheads.setdefault(name, []).append(spent)
-            elif self._counts:
+            elif self._counts:  # an entry for the start, so that the first operator has a gap, too
                 self._again.setdefault(name, []).append([("", start, start), *self._timer.again])
 
     def found(self) -> Reruns:

@@ -205,7 +205,9 @@ def _best_lines(
         hull.append((x, y))
         begin, end = starts[first], starts[j + 1]
         middle = (begin + end) / 2
+        # -1.0 is below every y, so that only x decides.
         k = min(max(bisect_left(hull, (middle, -1.0)), 1), len(hull) - 1)
+        # Beyond the last corner, a falling line would cut the last stair, which reaches to the end.
         if len(hull) == 1:
             slope = 0.0
         else:

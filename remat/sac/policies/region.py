@@ -78,6 +78,7 @@ def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
 
 def is_traced() -> bool:
     """Return whether a compiler is tracing the operators that currently run."""
+    # Dynamo and AOTAutograd have a tracing context; make_fx by itself has only a proxy mode.
     proxies = torch_compat.get_dispatch_mode(torch_compat.TorchDispatchModeKey.PROXY)
     return proxies is not None or torch_compat.TracingContext.try_get() is not None
 
@@ -148,7 +149,7 @@ class _Run:
 
 
 class _Forward:
-    """PyTorch's forward context, which also calls `_Run.end` after a forward without an exception."""
+    """PyTorch's forward context, which also finishes the run when forward ends without an exception."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode
@@ -164,12 +165,13 @@ class _Forward:
         trace: TracebackType | None,
     ) -> None:
         self._mode.__exit__(kind, error, trace)
+        # After an exception, missing operators of a plan are no error of their own.
         if kind is None:
             self._run.end(self._mode.storage)
 
 
 class _Recompute:
-    """PyTorch's recompute context, which first calls `_Run.check`."""
+    """PyTorch's recompute context, which first checks that tensors from outside are unchanged."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode

@@ -79,6 +79,7 @@ class Lifetimes:
         at = np.fromiter(chosen, dtype=np.int64)
         change = np.zeros(self.moments + 1, dtype=np.int64)
         # Not change[...] += …, which would count a repeated moment once.
+        # Births before the step are negative, hence the maximum.
         np.add.at(change, np.maximum(self.born[at], 0), self.nbytes[at])
         np.subtract.at(change, self.died[at], self.nbytes[at])
         return np.cumsum(change)[:-1]

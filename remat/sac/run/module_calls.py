@@ -80,7 +80,10 @@ class ModuleCall:
 
 
 class Watcher(Protocol):
-    """Interface of an object that is told about module calls. Calls nest."""
+    """Interface of an object that is told about module calls.
+
+    An inner call begins and ends between the begin and the end of its outer call.
+    """
 
     def begin(self, call: ModuleCall) -> None:
         """Handle the begin of a module call."""
@@ -150,6 +153,7 @@ class _Watch:
 
     def release(self) -> None:
         """Restore the ``forward`` of every module and remove all hooks."""
+        # A replacement that other code has wrapped since stays in place, but reports no more calls.
         self._thread = None
         for handle in self._handles:
             handle.remove()

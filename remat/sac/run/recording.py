@@ -40,10 +40,10 @@ class Call:
         results: placeholder nodes that stand for the result's tensors in the arguments of later
             nodes.
         moment: moment at which the operator returned.
-        reads: storages of its arguments.
-        writes: storages that it writes to.
-        returns: storages of its results.
-        made: (storage, bytes) of each storage of its results that is not a storage of its
+        reads: storages of the arguments.
+        writes: storages that the operator writes to.
+        returns: storages of the results.
+        made: (storage, bytes) of each storage of the results that is not a storage of the
             arguments.
         skipped: whether selective checkpointing ignores the operator.
         view: a key of operator, storages, sizes, strides and offsets if all results are views of
@@ -84,17 +84,17 @@ class ModuleSpan:
         is_leaf: whether the module has no children.
         begin: first moment of the call's forward.
         end: first moment after the call's forward.
-        first: position of its first operator in `StepRecorder.calls`.
-        last: position after its last operator.
+        first: position of the call's first operator in `StepRecorder.calls`.
+        last: position after the call's last operator.
         back_begin: moment at which backward first reads a tensor saved in the call; -1 if it never
             does.
         back_end: moment at which backward last reads a tensor saved in the call.
         last_saved: moment at which the call saved its last tensor for backward. Recomputation stops
             there.
-        inputs: storages of its arguments.
-        outputs: storages of its result.
+        inputs: storages of the call's arguments.
+        outputs: storages of the call's result.
         returned: placeholder nodes that stand for the result's tensors in the arguments of nodes.
-        no_tensor: whether its arguments contain no tensor.
+        no_tensor: whether the call's arguments contain no tensor.
         failed: whether the call raised an exception.
     """
 
@@ -178,7 +178,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     def begin(self, call: ModuleCall) -> None:
         """Add the span of a module call that begins; see `Watcher.begin`."""
-        if not self._inside:
+        if not self._inside:  # the outermost module's parameters include those of inner modules
             check_fake(call.name, call.module)
         self.spans.append(
             ModuleSpan(

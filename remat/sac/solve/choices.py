@@ -107,6 +107,7 @@ def choices(
     room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
     if room < 0:
         return ()
+    # Also with a given solver, which is asked for the frontier's budgets.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
     found: list[ModuleChoice] = []
     for point in _points(frontier, MOST_CHOICES if solver is None else ASKED):

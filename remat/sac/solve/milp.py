@@ -113,8 +113,9 @@ def _options(
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
+        # The mean, because one choice serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
-        key = (most, module.overhead_ms, repr(stats))
+        key = (most, module.overhead_ms, repr(stats))  # mutable statistics have no hash
         if key not in known:
             overhead_ps = round(module.overhead_ms * PS_PER_MS)
             known[key] = choices(stats, most, solver, overhead_ps)

@@ -59,7 +59,9 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
             memory[call.begin : call.back_end + 1] += tree.state_bytes
             # PyTorch forks the generator for a rerun: its current state is kept beside that of forward.
             own = int(rerun_peaks(call, stats, stored)[0]) + tree.state_bytes
+            # The stored results are in `memory` already.
             reruns[k, i] = own - choice.kept_bytes
+    # Only now, because `memory` at a rerun depends on the decisions for all other modules.
     for k, i in reruns:
         reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
     peak = max([int(memory.max(initial=0)), *reruns.values()])

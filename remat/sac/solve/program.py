@@ -240,7 +240,7 @@ class _Program:
                 costs[columns] = [calls * c.recompute_ps for c in self._options[k]]
             unit = max(1.0, costs.max() / _SCALE)
             costs /= unit
-            upper[-1] = budget / unit_bytes
+            upper[-1] = budget / unit_bytes  # the budget limits the peak column
         limits = {"time_limit": time_limit} if time_limit is not None else {"node_limit": NODES}
         solved = milp(
             costs,
@@ -258,7 +258,7 @@ class _Program:
             k: choice
             for k, columns in self._columns.items()
             for choice, taken in zip(self._options[k], solved.x[columns], strict=True)
-            if taken > 0.5
+            if taken > 0.5  # HiGHS's integers are exact only up to a tolerance
         }
         return _Answer(decision=decision, bound=bound)
 

@@ -60,6 +60,7 @@ def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
         (tree.modules[k].calls[i].back, peak) for (k, i), peak in simulated.reruns.items()
     )
     drawn = [plain.max(initial=0), simulated.memory.max(initial=0), *(peak for _, peak in again)]
+    # A budget far above the curves would squeeze them, so it is not drawn.
     highest = int(max(*drawn, plan.budget_bytes if plan.budget_bytes < 2 * max(drawn) else 0))
     scale = Scale.of(highest, "B")
     moments = range(len(simulated.memory))

@@ -3,5 +3,5 @@
 import importlib
 import sys
 
-# Importing ``remat.checkpointing`` then returns the module `remat.sac` itself, not a copy of its names.
+# The same module object, so that a class imported under either name is one class.
 sys.modules[__name__] = importlib.import_module("remat.sac")

@@ -1,1 +1,1 @@
-"""What people look at: pictures, tables, explanations."""
+"""Output for people: pictures, pages, tables, explanations, and exports to other tools."""

@@ -1,4 +1,4 @@
-"""A step without remat and with it, in words: its peak, its modelled time, and the share that recomputing is."""
+"""Comparison in words of a step with and without remat: peak, modelled time, recomputation."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from remat.errors import PeakWarning, warn
 from remat.units import format_apart, format_bytes, format_cost
 
-#: The part of budget 1's peak, and of its step's cost, that is not worth a warning.
+#: Fraction of budget 1's peak, and of its step's cost, that counts as no difference.
 _LITTLE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAfter:
-    """What a step takes without remat, which is under the plan at budget 1, and under another plan.
+    """Peak and costs of a step under a plan and without remat.
+
+    A step without remat is the step under the plan at budget 1.
 
     Attributes:
         peak_bytes: peak of the step under the plan.
-        without_peak_bytes: peak without remat, found in the same way; 0 where it is not known.
-        step_cost: cost of running every operator of the step once, in ``unit``; 0 where it is not known.
-        recompute_cost: cost of what the plan runs again.
-        without_recompute_cost: cost of what runs again without remat.
-        exposed_time: exposed transfer time of the plan: the time that runs wait for copies to and from the host.
-        unit: unit of the costs; that of a time is ``"ps"``.
+        without_peak_bytes: peak without remat, determined in the same way; 0 if unknown.
+        step_cost: cost of running every operator of the step once, in ``unit``; 0 if unknown.
+        recompute_cost: cost of the operators that the plan runs again.
+        without_recompute_cost: cost of the operators that run again without remat.
+        exposed_time: time for which the plan's operators wait for copies to and from host memory,
+            in ``unit``.
+        unit: unit of the costs; ``"ps"`` for times.
     """
 
     peak_bytes: int
@@ -35,9 +38,9 @@ class BeforeAfter:
 
     @property
     def more(self) -> float | None:
-        """Share of the step without remat by which the plan's costs more; below 0 where it costs less.
+        """Cost that the plan adds to the step, as a fraction of the step's cost without remat.
 
-        None where the step without remat is not known.
+        Negative if the plan's step costs less; None if the step without remat is unknown.
         """
         without = self.step_cost + self.without_recompute_cost
         if not self.step_cost or not self.without_peak_bytes:
@@ -47,13 +50,13 @@ class BeforeAfter:
 
     @property
     def recomputing(self) -> float | None:
-        """Share of the plan's step that is recomputing; None where the cost of the step is not known."""
+        """Recomputation as a fraction of the plan's step cost; None if the step's cost is unknown."""
         whole = self.step_cost + self.recompute_cost + self.exposed_time
         return self.recompute_cost / whole if self.step_cost else None
 
     @property
     def line(self) -> str:
-        """Both in one line: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
+        """Peak and added cost in one line: "2.42 GiB instead of 5.1 GiB, 4.1% of the step more"."""
         parts = [format_bytes(self.peak_bytes)]
         if self.without_peak_bytes:
             parts[0] += f" instead of {format_bytes(self.without_peak_bytes)}"
@@ -63,7 +66,7 @@ class BeforeAfter:
 
     @property
     def step_text(self) -> str:
-        """The modelled time of the step, or its cost in another unit; empty where it is not known."""
+        """Modelled time of the plan's step in words, or its cost in another unit; empty if unknown."""
         if self.recomputing is None:
             return ""
         whole = self.step_cost + self.recompute_cost + self.exposed_time
@@ -80,16 +83,21 @@ class BeforeAfter:
     def warn_if_not_lower(
         self, what: str, ratio: float, *, of_graph: bool, is_estimated: bool, stacklevel: int
     ) -> None:
-        """Warn if the plan peaks above budget 1's, or costs over 1 % of the step and lowers its peak by less.
+        """Warn if the plan does not lower the peak enough.
+
+        There are two cases. The plan's peak is above that of budget 1. Or the plan costs over 1 %
+        of the step more, and lowers the peak by less than 1 %.
 
         Args:
-            what: the budget and the graph, for the message.
-            ratio: the saved bytes that the budget allows, over those of budget 1.
-            of_graph: whether that is one graph, which may be one of several of a step.
-            is_estimated: whether the peaks are estimates of compiled ones, so that 1 % more is not above.
-            stacklevel: frames from here to the caller whom the warning names.
+            what: text that names the budget and the graph, for the message.
+            ratio: bytes that the budget allows to be saved, divided by the saved bytes of budget 1.
+            of_graph: whether the plan is for one graph, which may be one of several in the step.
+            is_estimated: whether the peaks are estimates of compiled peaks. The plan's peak then
+                counts as above only if it is more than 1 % above.
+            stacklevel: the caller that the warning names; 1 is the direct caller.
         """
         peak, most, more = self.peak_bytes, self.without_peak_bytes, self.more or 0.0
+        # Estimates of compiled peaks are off by a little, which is no reason to warn.
         above = peak > most * (1 + _LITTLE * is_estimated)
         if not above and not (more > _LITTLE and most - peak < _LITTLE * most):
             return
@@ -116,11 +124,11 @@ class BeforeAfter:
 
 
 def more_text(share: float, of: str = "") -> str:
-    """How much is added, for people: "4.1% more", or "0.3% less".
+    """Format a relative change: "4.1% more" or "0.3% less".
 
     Args:
-        share: what is added, as a share of what there was; below 0 where something is taken away.
-        of: what it is a share of, with a blank behind it.
+        share: the change as a fraction of the earlier amount; negative for a decrease.
+        of: text before "more" or "less", with a blank at its end, such as ``"of the step "``.
     """
-    rounded = round(share, 3)
+    rounded = round(share, 3)  # as shown, so that no "0.0% less" appears
     return f"{abs(rounded):.1%} {of}{'less' if rounded < 0 else 'more'}"

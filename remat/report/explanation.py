@@ -1,6 +1,6 @@
-"""What a plan keeps and recomputes, for people: two tables by operator and source line.
+"""Tables of the values that a plan keeps and recomputes, by operator and source line.
 
-What repeats from layer to layer is one row, so that a table of 80 layers is as long as one of 3.
+Values that repeat from layer to layer share a row, so a table of 80 layers is as long as one of 3.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from remat.solvers.graph_problem import GraphProblem
 from remat.torch_compat import pytree
 from remat.units import columns, format_bytes
 
-#: Rows of a table beyond which the smallest are summed up.
+#: Most rows of a table; smaller rows are summed up.
 MOST_ROWS = 40
-#: Operators for which the line to paste is written out.
+#: Most operators for which the text contains a ``declare_pure`` line to paste.
 MOST_DECLARED = 8
 _MIB = 2**20
-#: Characters of a source line.
+#: Most characters of a source line in a table.
 _SOURCE = 56
 
 T = TypeVar("T")
-#: Writes a cost in the unit of the problem.
+#: Function that formats a cost in the unit of the problem.
 ShowCost = Callable[[float], str]
 
 
@@ -44,15 +44,14 @@ class KeptStorage:
     """One storage that forward keeps for backward.
 
     Attributes:
-        name: the node whose value is handed over.
-        op: its operator.
-        source: the user's line, empty where unknown.
+        name: node whose value forward returns for backward.
+        op: operator of the node.
+        source: source line in the user's code; empty if unknown.
         nbytes: bytes of the storage.
-        price: what recomputing it alone would cost, in the unit of the problem: its chain from what
-            else is kept or recomputed. None where it cannot be recomputed.
-        tagged: the tag by which the user said that it must not be recomputed; empty where there is none.
-        undeclared: operators behind it that are not known to be functions of their inputs, and so run
-            once.
+        price: cost of recomputing this value alone from the other kept or recomputed values, in the
+            unit of the problem; None if the value cannot be recomputed.
+        tagged: name of the user's tag that forbids recomputation; empty if there is none.
+        undeclared: operators of the value that are not declared pure, so they must not run again.
     """
 
     name: str
@@ -69,13 +68,14 @@ class RecomputedNode:
     """One further run of a node.
 
     Attributes:
-        name: the node.
-        op: its operator.
-        source: the user's line, empty where unknown.
-        nbytes: bytes that keeping its value would take; 0 where it has none of its own.
-        cost: cost of running it once, in the unit of the problem.
-        why: ``"tagged"``; ``"read"`` where backward itself reads it; ``"on the way"`` where only
-            what is recomputed reads it.
+        name: name of the node.
+        op: operator of the node.
+        source: source line in the user's code; empty if unknown.
+        nbytes: bytes that keeping the node's value would take; 0 if the value takes no memory of
+            its own.
+        cost: cost of running the node once, in the unit of the problem.
+        why: reason for the run. ``"tagged"``: the user demands it. ``"read"``: backward itself
+            reads the value. ``"on the way"``: only recomputed nodes read the value.
     """
 
     name: str
@@ -89,7 +89,13 @@ class RecomputedNode:
 def kept(
     forward: fx.GraphModule, problem: GraphProblem, recomputed: Iterable[str]
 ) -> list[KeptStorage]:
-    """What forward hands to backward beyond inputs and outputs, one entry per storage."""
+    """Return the storages that forward keeps for backward, without inputs and outputs.
+
+    Args:
+        forward: forward module of the plan.
+        problem: graph problem of the plan.
+        recomputed: names of the nodes that run again.
+    """
     sizes = Sizes()
     values = pytree.arg_tree_leaves(*output_node(forward.graph).args)
     own = own_outputs(forward)
@@ -107,7 +113,7 @@ def kept(
     }
     found: list[KeptStorage] = []
     for node in handed:
-        if node.target is WAIT_COPIED:  # a copy in the host's memory
+        if node.target is WAIT_COPIED:  # a copy in host memory takes none of the device's
             continue
         fresh = [k for k in sizes.keys(node) if k not in seen]
         seen.update(fresh)
@@ -129,12 +135,15 @@ def kept(
 
 
 def _undeclared(node: fx.Node) -> tuple[str, ...]:
-    """Names of the operators that keep a value from being recomputed until somebody declares them."""
+    """Return the undeclared operators of a node; the user could allow recomputation by declaring them."""
     return tuple(map(purity.name_of, ops.opaque_operators(maker_of(node))))
 
 
 def _saved_name(node: fx.Node) -> str:
-    """The joint graph's name of what is handed over, also where it is packed."""
+    """Return the name in the joint graph of a value that forward returns.
+
+    A value that a saved-tensor hook has packed keeps the name of the original value.
+    """
     return str(node.meta.get("packed_from", node.name))
 
 
@@ -144,10 +153,18 @@ def again(
     problem: GraphProblem,
     recomputed: Sequence[str],
 ) -> list[RecomputedNode]:
-    """What runs again, one entry for each further run."""
+    """Return the runs of recomputation, one entry per further run.
+
+    Args:
+        forward: forward module of the plan.
+        backward: backward module of the plan.
+        problem: graph problem of the plan.
+        recomputed: names of the nodes that run again, once for each further run.
+    """
     index = {name: i for i, name in enumerate(problem.names)}
     nodes = {n.name: n for gm in (backward, forward) for n in gm.graph.nodes}
-    read: set[int] = set()  # by backward itself, or by what runs for its sake alone
+    # Nodes that backward needs, and the inputs of nodes that only backward runs.
+    read: set[int] = set()
     stack = list(problem.needed)
     while stack:
         i = stack.pop()
@@ -170,12 +187,16 @@ def again(
 
 
 def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
-    """Cost of recomputing one kept node, from what else backward has; None where that cannot be.
+    """Return the cost of recomputing one kept node from the other values that backward has.
 
     Args:
         problem: the graph problem.
-        there: positions of what is kept or recomputed anyway.
-        i: the node. What on its way may only be kept counts as kept.
+        there: positions of the nodes that are kept or recomputed.
+        i: position of the kept node.
+
+    Returns:
+        The cost in the unit of the problem; None if the node cannot be recomputed. Other nodes that
+        cannot be recomputed count as kept.
     """
     if not problem.recomputable[i]:
         return None
@@ -184,7 +205,7 @@ def price(problem: GraphProblem, there: set[int], i: int) -> int | None:
         v = stack.pop()
         total += problem.cost[v] if problem.in_forward[v] else 0
         for j in problem.inputs[v]:
-            free = problem.savable[j] and not problem.size[j]
+            free = problem.savable[j] and not problem.size[j]  # size 0: alive in backward anyway
             if j not in seen and j not in there and not free and problem.recomputable[j]:
                 seen.add(j)
                 stack.append(j)
@@ -199,15 +220,15 @@ def explain(
     show_cost: ShowCost,
     link: str,
 ) -> list[str]:
-    """Both tables, as lines of text.
+    """Return the tables of kept and recomputed values, as lines of text.
 
     Args:
         forward: forward module of the plan.
-        backward: its backward module.
-        problem: its graph problem.
-        recomputed: names of the nodes that run again, one for each further run.
-        show_cost: writes a cost in the unit of the problem.
-        link: the link to the host's memory over which values may be offloaded; empty where none may.
+        backward: backward module of the plan.
+        problem: graph problem of the plan.
+        recomputed: names of the nodes that run again, once for each further run.
+        show_cost: function that formats a cost in the unit of the problem.
+        link: link to host memory over which values may be offloaded; empty if offloading is off.
     """
     keeps = kept(forward, problem, recomputed)
     lines = []
@@ -229,12 +250,12 @@ def explain(
 
 
 def counted(n: int, thing: str) -> str:
-    """A number of things, in the singular where it is one."""
+    """Return a number with a noun, which gets an "s" unless the number is 1."""
     return f"{n:,} {thing}" if n == 1 else f"{n:,} {thing}s"
 
 
 def _not_offloaded(keeps: Iterable[KeptStorage], link: str) -> list[str]:
-    """What is tagged for the host's memory and kept on the device, and why."""
+    """Return lines on values that are tagged for host memory but kept on the device, with the reason."""
     tagged = [k for k in keeps if k.tagged.endswith("_CPU_OFFLOAD")]
     if not tagged:
         return []
@@ -250,7 +271,7 @@ def _not_offloaded(keeps: Iterable[KeptStorage], link: str) -> list[str]:
 
 
 def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
-    """What is kept because nobody has said that it may run again, and how to say so."""
+    """Return lines on values that are kept because operators are not declared pure, with the remedy."""
     undeclared = [k for k in keeps if k.undeclared and not k.tagged]
     if not undeclared:
         return []
@@ -266,6 +287,7 @@ def _run_once(keeps: Iterable[KeptStorage]) -> list[str]:
 
 
 def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[str]]:
+    """Return the rows of the table of kept values, with the header first."""
     shown, rest, merged = _grouped(keeps, lambda k: (k.op, k.source, k.nbytes), lambda k: k.nbytes)
     rows = [["bytes", "", "value", "operator", "to recompute", "per MiB", "source"]]
     for group in shown:
@@ -290,6 +312,7 @@ def _kept_rows(keeps: Iterable[KeptStorage], show_cost: ShowCost) -> list[list[s
 
 
 def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[list[str]]:
+    """Return the rows of the table of recomputed operators, with the header first."""
     shown, rest, merged = _grouped(runs, lambda r: (r.source, r.why == "tagged"), lambda r: r.cost)
     rows = [["cost", "", "operators", "why", "per MiB", "source"]]
     for group in shown:
@@ -311,7 +334,17 @@ def _again_rows(runs: Iterable[RecomputedNode], show_cost: ShowCost) -> list[lis
 def _grouped(
     items: Iterable[T], key: Callable[[T], object], size: Callable[[T], int]
 ) -> tuple[list[list[T]], int, list[T]]:
-    """Items that share a key, largest group first; how many groups are too many, and what is in them."""
+    """Group items by key, largest group first.
+
+    Args:
+        items: the items.
+        key: function that returns an item's key.
+        size: function that returns an item's size.
+
+    Returns:
+        The `MOST_ROWS` largest groups, the number of further groups, and the items of the further
+        groups.
+    """
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -321,26 +354,28 @@ def _grouped(
 
 
 def _names(names: Iterable[str]) -> str:
-    """Names, most frequent first, with how often each stands there."""
+    """Return distinct names as text, most frequent first, each with its number of occurrences."""
     counts = Counter(names).most_common()
     return ", ".join(f"{name} × {n}" if n > 1 else name for name, n in counts)
 
 
 def _times(group: Sequence[object]) -> str:
+    """Return the size of a group as text, such as ``"in 5"``; empty for a single item."""
     return f"in {len(group)}" if len(group) > 1 else ""
 
 
 def _rate(cost: int, nbytes: int, show_cost: ShowCost) -> str:
+    """Return a cost per MiB as text; empty if there are no bytes."""
     return show_cost(cost * _MIB / nbytes) if nbytes else ""
 
 
 def _columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Two figures to the right, and texts to the left."""
+    """Return rows as indented lines: the first two columns right-aligned, the others left-aligned."""
     return [" " * indent + line for line in columns(rows, left=range(2, len(rows[0])))]
 
 
 def op_name(node: fx.Node) -> str:
-    """The operator of a node; of an element of a tuple, the one that made the tuple."""
+    """Return the operator of a node; for an element of a tuple, the operator that made the tuple."""
     target = getattr(node.target, "__name__", "")
     if target == "getitem" and isinstance(node.args[0], fx.Node):
         return op_name(node.args[0])

@@ -1,4 +1,4 @@
-"""The explorer of one plan: a page with its step, and a slider over a frontier."""
+"""Explorer of one plan: an HTML page that shows its step, with a slider over a frontier."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from remat.planning.frontier import Frontier
     from remat.planning.plan import Plan
 
-#: Points of a frontier that the slider stops at.
+#: Most points of a frontier for which the slider has a plan.
 STOPS = 16
-#: Fields of a plan that are lists of names: they stand in saved plans, not in pages.
+#: Fields of a plan that are lists of names. Saved plans contain them, but pages do not.
 _NAMES = (
     "saved", "recomputed", "snapshots", "fallbacks", "reread", "forward_order", "backward_order",
 )  # fmt: skip
@@ -31,7 +31,7 @@ _AXIS = {"saved": "saved for backward", "peak": "peak of the step"}
 
 
 def figures_of(plan: Plan) -> dict[str, Any]:
-    """The figures of a plan by name, as its JSON has them, without lists of names."""
+    """Return the figures of a plan by name, as in its JSON, without lists of names."""
     return {k: v for k, v in json.loads(plan.to_json()).items() if k not in _NAMES}
 
 
@@ -43,22 +43,23 @@ def explore(
     title: str = "",
     on_step: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Writes a page that explains a plan: memory over the step, what is kept, what runs again.
+    """Write an HTML page that explains a plan: memory over the step, kept values, recomputed operators.
 
-    It is one file, loads nothing, and needs no server.
+    The page is a single file. It loads no other file and needs no server.
 
     Args:
         plan: the plan.
-        path: where to; ``.html``.
-        frontier: of the same graph and cost model: the page has a slider over it.
-        title: what the page is about; the name of the graph where empty.
-        on_step: called with a line of text before each plan that is made for it.
+        path: the file to write, which ends with ``.html``.
+        frontier: a frontier of the same graph and cost model, for the slider; None: no slider.
+        title: title of the page; empty: the name of the graph.
+        on_step: called with a line of text before each plan that is made for the slider.
 
     Returns:
-        All figures of the page, which stand in it as JSON.
+        All figures of the page. The page contains them as JSON.
 
     Raises:
-        PlanError: Bokeh is not installed, the plan was read from a file, or the file cannot be written.
+        PlanError: Bokeh is not installed, the plan was read from a file, or the page cannot be
+            written.
         ProblemError: the frontier is of another graph or cost model.
     """
     require_bokeh()
@@ -93,7 +94,15 @@ def explore(
 
 
 def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None) -> list[Plan]:
-    """Plans at points of a frontier, with the plan itself at its place among them."""
+    """Return plans at some points of a frontier, and the given plan, sorted by bytes.
+
+    A plan of the frontier with the same decisions as the given plan is left out.
+
+    Args:
+        frontier: the frontier.
+        plan: the plan that the page is about.
+        on_step: called with a line of text before each plan that is made; None: not called.
+    """
     points = frontier.thinned(STOPS)
     made: list[Plan] = []
     with warnings.catch_warnings():
@@ -107,15 +116,17 @@ def _along(frontier: Frontier, plan: Plan, on_step: Callable[[str], None] | None
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
+    """Return a key that equals that of any plan with the same decisions."""
     return plan.saved, plan.recomputed, plan.offloads
 
 
 def _added(plan: Plan) -> int:
-    """Cost of a plan beside the step: recomputation and exposed transfer time."""
+    """Return the cost that a plan adds to the step: recomputation and exposed transfer time."""
     return plan.recompute_cost + plan.before_after.exposed_time
 
 
 def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
+    """Return the position of the plan at a frontier's knee, or of the plan nearest to it in bytes."""
     knee = frontier.knee()
     wanted = (frontier.bytes_of(knee), knee.recompute_cost)
     found = [k for k, p in enumerate(plans) if (frontier.bytes_of(p), _added(p)) == wanted]
@@ -126,6 +137,7 @@ def _knee(frontier: Frontier, plans: Sequence[Plan]) -> int:
 
 
 def curve_of(frontier: Frontier) -> Curve:
+    """Return a frontier as a page draws it, with a text for each point."""
     points = [
         (
             frontier.bytes_of(p),
@@ -136,11 +148,19 @@ def curve_of(frontier: Frontier) -> Curve:
         for p in frontier.points
     ]
     least = min(p[0] for p in points)
+    # A bound at fewer bytes than every point is outside of the picture.
     shown = frontier.bound if any(nbytes >= least for nbytes, _ in frontier.bound) else ()
     return Curve(points=points, bound=shown, axis=_AXIS[frontier.by], unit=frontier.unit)
 
 
 def stop_of(plan: Plan, asked: bool, frontier: Frontier | None) -> Stop:
+    """Return a plan as a stop of the page's slider.
+
+    Args:
+        plan: the plan.
+        asked: whether the plan is the one that the page is about.
+        frontier: frontier under the slider; None if the page has no slider.
+    """
     label, view = plan.asked.label, plan.view
     return Stop(
         label=f"Plan at budget {label}" + (", as asked for" if asked and frontier else ""),

@@ -1,4 +1,4 @@
-"""A step in the formats of other tools: PyTorch's memory viewer, Chrome traces, Model Explorer, CSV."""
+"""Export of a step to other tools: PyTorch's memory viewer, Chrome traces, Model Explorer, CSV."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from remat.files import write_atomic, writing
 from remat.graph.liveness import StorageKind, Timeline
 from remat.report.step_view import KEPT, OFFLOADED, RECOMPUTED, StepView, Value
 
-#: Alignment of made-up addresses.
+#: Alignment of the generated addresses, as in CUDA's caching allocator.
 _ALIGNMENT = 512
-#: Colors of what is kept and of what runs again: background and text.
+#: Colors of values by state: background and text.
 _COLORS = {
     KEPT: ("#2f5d9e", "#ffffff"),
     RECOMPUTED: ("#e0913f", "#000000"),
@@ -28,11 +28,12 @@ _COLORS = {
 
 
 def memory_viewer(view: StepView) -> bytes:
-    """A snapshot as ``torch.cuda.memory._snapshot()`` gives it, for PyTorch's memory viewer.
+    """Return a step as a memory snapshot for PyTorch's viewer, pickled.
 
-    Every storage has an address of its own, since no allocator is modelled: the viewer's "active memory
-    timeline" is the timeline of the step, and its segments are what is alive at the end. The time of an event
-    is its moment in microseconds.
+    The format is that of ``torch.cuda.memory._snapshot()``. Every storage has an address of its
+    own, because no allocator is modelled. The viewer's "active memory timeline" shows the timeline
+    of the step. Its segments are the storages alive at the end of the step. The time of an event is
+    its moment, as microseconds.
     """
     events: list[dict[str, Any]] = []
     ends = len(view.timeline.moments) - 1
@@ -49,6 +50,7 @@ def memory_viewer(view: StepView) -> bytes:
         ]
         events += [
             _event(action, view.values[i], addresses[i], moment)
+            # Storages alive at the last moment are not freed: they become the segments.
             for i in (over.get(moment, ()) if moment < ends else ())
             for action in ("free_requested", "free_completed")
         ]
@@ -63,6 +65,7 @@ def memory_viewer(view: StepView) -> bytes:
 
 
 def _event(action: str, value: Value, address: int, moment: int) -> dict[str, Any]:
+    """Return one event of a memory snapshot."""
     return {
         "action": action,
         "addr": address,
@@ -74,6 +77,7 @@ def _event(action: str, value: Value, address: int, moment: int) -> dict[str, An
 
 
 def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
+    """Return one segment of a memory snapshot, with a storage as its only block."""
     return {
         "device": 0,
         "address": address,
@@ -99,7 +103,7 @@ def _segment(value: Value, address: int, size: int) -> dict[str, Any]:
 
 
 def _frames(value: Value) -> list[dict[str, Any]]:
-    """One frame: what the storage is, and the user's line that made it."""
+    """Return a stack of one frame: the storage's name, and the source line that made the storage."""
     found = re.fullmatch(r"(.+?):(\d+)(?: (.*))?", value.source, re.DOTALL)
     name, line, code = found.groups() if found else (value.source, "0", "")
     what = f"{value.name} ({value.kind})" + (f": {code}" if code else "")
@@ -107,12 +111,13 @@ def _frames(value: Value) -> list[dict[str, Any]]:
 
 
 def chrome_trace(view: StepView) -> bytes:
-    """A trace for ``chrome://tracing`` and Perfetto: bytes alive as a counter, operators as slices.
+    """Return a step as a JSON trace for ``chrome://tracing`` and Perfetto.
 
-    Forward, backward, and what runs again are three threads. Where the cost is a time, a slice is as long as the
-    cost model says; in another unit, a microsecond is 1 of it; where it is not known, a microsecond is one run.
+    Alive bytes are a counter and operators are slices. Forward, backward, and recomputation are
+    three threads. If costs are times, a slice is as long as its cost. In another unit, one unit of
+    cost is 1 microsecond. If costs are unknown, each run takes 1 microsecond.
     """
-    scale = 10**6 if view.unit == "ps" else 1
+    scale = 10**6 if view.unit == "ps" else 1  # times in a trace are microseconds
     priced = all(run.cost is not None for run in view.runs)
     lengths = [(run.cost or 0) / scale if priced else 1.0 for run in view.runs]
     starts = list(accumulate(lengths, initial=0.0))
@@ -124,6 +129,7 @@ def chrome_trace(view: StepView) -> bytes:
         {"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}}
         for tid, name in threads.items()
     ]
+    # Not strict, because `starts` also contains the end of the step.
     for run, start, length in zip(view.runs, starts, lengths, strict=False):
         args: dict[str, Any] = {"node": run.name, "source": run.source}
         if run.cost is not None:
@@ -151,7 +157,15 @@ def chrome_trace(view: StepView) -> bytes:
 
 
 def _times(view: StepView, starts: list[float]) -> list[float]:
-    """When each moment of the timeline begins; the kernels of a half lie evenly over its time."""
+    """Return the time in microseconds at which each moment of the timeline begins.
+
+    Moments of compiled code are kernels, whose times are unknown. They are spread evenly over the
+    times of forward and backward.
+
+    Args:
+        view: the step.
+        starts: microseconds at which each run begins, then the end of the step.
+    """
     step: Timeline = view.timeline
     n = len(step.moments)
     if not view.as_compiled and n == len(view.runs):
@@ -168,13 +182,15 @@ def _times(view: StepView, starts: list[float]) -> list[float]:
 
 
 def model_explorer(view: StepView) -> bytes:
-    """Node data for Model Explorer: what is kept, runs again or is offloaded, with its bytes, in colors of their own.
+    """Return node data for Model Explorer as JSON: kept, recomputed and offloaded values.
 
-    Its keys are the names of the joint graph's nodes; the graph's id is the graph's name.
+    Each value has its bytes, and a color for its state. Keys are names of nodes in the joint graph.
+    The graph's id is its name.
     """
     results: dict[str, dict[str, Any]] = {}
     rows = [(k.name, k.nbytes, KEPT) for k in view.kept]
     rows += [(r.name, r.nbytes, RECOMPUTED) for r in view.recomputed]
+    # Only storages of forward: the copy back in backward belongs to the same value.
     away = [v for v in view.values if v.state == OFFLOADED and v.first < view.timeline.boundary]
     rows += [(v.name, v.nbytes, OFFLOADED) for v in away]
     for name, nbytes, state in rows:
@@ -194,7 +210,11 @@ COLUMNS = ("name", "op", "bytes", "from", "to", "kind", "state", "recompute_cost
 
 
 def csv_of_values(view: StepView) -> bytes:
-    """One row for each storage. ``from`` and ``to`` are moments of the timeline, forward's first is 0."""
+    """Return the storages of a step as CSV, one row each.
+
+    The columns ``from`` and ``to`` are the first and last moment of a storage in the timeline.
+    Moments count from 0.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -205,14 +225,14 @@ def csv_of_values(view: StepView) -> bytes:
     return text.getvalue().encode()
 
 
-#: The formats, by name.
+#: Export functions by the name of the format.
 FORMATS: Mapping[str, Callable[[StepView], bytes]] = {
     "memory-viewer": memory_viewer,
     "chrome": chrome_trace,
     "model-explorer": model_explorer,
     "csv": csv_of_values,
 }
-#: The format that the end of a file's name stands for.
+#: Names of the formats by suffix of the file.
 SUFFIXES = {
     ".pickle": "memory-viewer",
     ".json": "chrome",
@@ -221,10 +241,10 @@ SUFFIXES = {
 
 
 def format_of(path: str | Path, named: str | None = None) -> str:
-    """The format to write to a path: the one that is named, else the one that its suffix stands for.
+    """Return the name of the export format: ``named`` if given, else the one for the path's suffix.
 
     Raises:
-        ProblemError: there is none of that name, or the suffix says nothing.
+        ProblemError: ``named`` is no known format, or no format belongs to the suffix.
     """
     if named is not None:
         if named in FORMATS:
@@ -241,11 +261,16 @@ def format_of(path: str | Path, named: str | None = None) -> str:
 
 
 def export(view: StepView, path: str | Path, named: str | None = None) -> None:
-    """Writes a step to a file in a format of `FORMATS`, whole or not at all.
+    """Write a step to a file in a format of `FORMATS`, atomically.
+
+    Args:
+        view: the step.
+        path: the file to write.
+        named: name of the format; None: the format for the path's suffix.
 
     Raises:
-        ProblemError: the format is not known.
-        PlanError: the file cannot be written; what was there before is as it was.
+        ProblemError: the format is unknown.
+        PlanError: the file cannot be written. An existing file stays unchanged.
     """
     content = FORMATS[format_of(path, named)](view)
     with writing(path, what="export", error=PlanError):

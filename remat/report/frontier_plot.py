@@ -1,4 +1,4 @@
-"""Frontiers as a picture: a curve for each solver over the bound, knees marked, names beside it."""
+"""Plot of frontiers: a curve for each solver over the proven bound, with knees marked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Color and marker of a curve; curves that lie on one another are told apart by the markers' sizes.
+#: Color and marker of each curve. Sizes of markers differ too, to distinguish curves that coincide.
 _STYLES = (
     ("#2f5d9e", "o"),
     ("#d06a1b", "s"),
@@ -29,12 +29,12 @@ _STYLES = (
 )
 _LINES = ("-", "--", ":")
 _SHADE = "#e3e5e8"
-#: Where half of what is drawn is below this share of the axis, the axis is logarithmic.
+#: An axis is logarithmic if the median of its positive values is below this fraction of the largest.
 _SQUEEZED = 1 / 100
-#: Points for each edge of the bound: straight edges are curves on a logarithmic axis.
+#: Points drawn for each edge of the bound, because a straight edge is curved on a logarithmic axis.
 _FINE = 24
 
-#: Curves whose names stand beside the picture in two lines, with the knee; and in one.
+#: Most curves whose entry in the legend has a second line for the knee, and most in a full-size font.
 _TWO_LINES, _ONE_LINE = 7, 16
 
 Point = tuple[int, int]
@@ -42,15 +42,15 @@ Point = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One frontier as it is drawn; points are (bytes, cost), fewest bytes first.
+    """One frontier to draw; points are (bytes, cost), fewest bytes first.
 
     Attributes:
-        label: whose it is.
-        points: what was reached.
-        bound: vertices of a line below which nothing lies.
-        knee: the point where more memory starts to buy little.
+        label: name of the curve, such as the solver's.
+        points: points of the frontier.
+        bound: vertices of a line below which no plan lies.
+        knee: point beyond which more memory reduces the cost only a little.
         unit: unit of the costs.
-        full_bytes: bytes that a budget of 1 stands for; 0: shares are not shown.
+        full_bytes: bytes of budget 1, for a second axis of budget ratios; 0: no such axis.
     """
 
     label: str
@@ -78,17 +78,17 @@ def draw_frontiers(
     chosen: tuple[str, Point] | None = None,
     axis: str = "saved by forward for backward",
 ) -> None:
-    """Draws frontiers of one graph under one cost model to a file, whole or not at all.
+    """Write a plot of frontiers of one graph under one cost model to a file, atomically.
 
     Args:
-        curves: the frontiers; their bound is drawn once.
+        curves: the frontiers. Their common bound is drawn once.
         path: ends with ``.svg`` or ``.png``.
-        title: what is drawn.
-        chosen: a plan to mark: what to call it, and its point.
-        axis: whose bytes they are.
+        title: title of the plot.
+        chosen: (name, point) of a plan to mark; None: no mark.
+        axis: label of the axis of bytes.
 
     Raises:
-        ProblemError: the path has another suffix, or the curves are not of one graph and unit.
+        ProblemError: the path has another suffix, there is no curve, or bounds or units differ.
         PlanError: Matplotlib is not installed, or the file cannot be written.
     """
     write_picture(path, lambda: frontier_figure(curves, title=title, chosen=chosen, axis=axis))
@@ -101,7 +101,7 @@ def frontier_figure(
     chosen: tuple[str, Point] | None = None,
     axis: str = "saved by forward for backward",
 ) -> Figure:
-    """The picture of `draw_frontiers` as a figure of its own; nothing global is touched."""
+    """Return the plot of `draw_frontiers` as a figure, without Matplotlib's global state."""
     _check(curves)
     points = [p for c in curves for p in c.points] + ([chosen[1]] if chosen else [])
     right = 1.04 * max(x for x, _ in (*points, curves[0].bound[-1]))
@@ -126,6 +126,7 @@ def frontier_figure(
 
 
 def _check(curves: Sequence[Curve]) -> None:
+    """Raise a ProblemError unless there are curves, all with the same unit and bound."""
     if not curves:
         raise ProblemError("there is no frontier to draw; expected at least one")
     first = curves[0]
@@ -138,7 +139,7 @@ def _check(curves: Sequence[Curve]) -> None:
 
 
 def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None:
-    """A logarithmic axis where most of what is drawn would be squeezed against the other axis."""
+    """Make an axis logarithmic if a linear one would squeeze most points against the other axis."""
     for set_scale, axis, values, size in (
         (axes.set_xscale, axes.xaxis, [p[0] for p in points], x.size),
         (axes.set_yscale, axes.yaxis, [p[1] for p in points], y.size),
@@ -147,13 +148,17 @@ def _set_scales(axes: Axes, points: Sequence[Point], x: Scale, y: Scale) -> None
         if not some or some[len(some) // 2] >= _SQUEEZED * some[-1]:
             continue
         low, high = (math.floor(math.log10(v / size)) for v in (some[0], some[-1]))
+        # symlog, because bytes and costs may be 0.
         set_scale("symlog", linthresh=10.0**low)
         stride = 1 + (high - low) // 10
         axis.set_ticks([0.0, *(10.0**e for e in range(low, high + 1, stride))])
 
 
 def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
-    """Shades what no plan reaches: fewer bytes than the least, and all below the hull."""
+    """Shade the region that is proven to hold no plan.
+
+    The region is below the bound's line, and to the left of the line's fewest bytes.
+    """
     right, top = axes.get_xlim()[1], axes.get_ylim()[1]
     line = [(b / x.size, c / y.size) for b, c in bound]
     line = [
@@ -168,11 +173,23 @@ def _bound(axes: Axes, bound: Sequence[Point], x: Scale, y: Scale) -> None:
 
 
 def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale) -> None:
-    """Steps: what a point saves and costs can be had with more bytes too, the next point's not yet."""
+    """Draw one frontier as steps, with its knee.
+
+    Between the bytes of two points, the best known plan is that of the point with fewer bytes.
+
+    Args:
+        axes: the axes.
+        curve: the frontier.
+        number: position of the curve among all curves.
+        count: number of curves.
+        x: unit of the horizontal axis.
+        y: unit of the vertical axis.
+    """
     color, marker = _STYLES[number % len(_STYLES)]
     label = shortened(curve.label, 34)
     if count <= _TWO_LINES:
         label += f"\nknee at {x.text(curve.knee[0])}, {y.text(curve.knee[1])}"
+    # Later curves are drawn on top, so their markers are smaller.
     size = 3.5 + 5 * (count - 1 - number) / max(4, count)
     at = [b / x.size for b, _ in curve.points]
     height = [c / y.size for _, c in curve.points]
@@ -205,13 +222,14 @@ def _curve(axes: Axes, curve: Curve, number: int, count: int, x: Scale, y: Scale
 
 
 def _knee_sign(axes: Axes) -> None:
-    """Says in the legend what a filled marker is."""
+    """Add an entry to the legend that explains the filled markers."""
     style: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 7}
     label = "filled: the knee of a curve,\nbeyond it more memory buys little"
     axes.plot([], [], color="#8a8f96", markeredgecolor=INK, label=label, **style)
 
 
 def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
+    """Mark the chosen plan by a star, with its name and its point in the legend."""
     label, (nbytes, cost) = chosen
     axes.plot(
         [nbytes / x.size],
@@ -228,12 +246,12 @@ def _chosen(axes: Axes, chosen: tuple[str, Point], x: Scale, y: Scale) -> None:
 
 
 def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
-    """The budgets that shares stand for, along the top."""
+    """Add a second axis at the top that shows the bytes as budget ratios."""
     if not full_bytes or axes.get_xscale() != "linear":
         return
     full, right = full_bytes / x.size, axes.get_xlim()[1]
     shares = [i / 5 for i in range(6) if full * i / 5 <= right]
-    if full < right / 5 or len(shares) < 3:  # all in a corner, or all but one beyond the end
+    if full < right / 5 or len(shares) < 3:  # too close to each other, or too few within the axis
         return
     above: Any = axes.secondary_xaxis("top")
     above.set_xticks([full * s for s in shares], [f"{s:g}" for s in shares])
@@ -241,7 +259,7 @@ def _shares(axes: Axes, full_bytes: int, x: Scale) -> None:
 
 
 def _legend(axes: Axes, count: int) -> None:
-    """Beside the axes, so that it hides nothing; smaller where there is much of it."""
+    """Place the legend beside the axes, so that it hides no curve; in a small font if it is long."""
     handles, labels = axes.get_legend_handles_labels()
     shade = next(i for i, label in enumerate(labels) if label.startswith("proven"))
     order = [*(i for i in range(len(labels)) if i != shade), shade]

@@ -1,4 +1,4 @@
-"""Memory over one training step as a picture: stacked by kind, with what fills the peak beside it."""
+"""Plot of the memory over one training step, stacked by kind of storage, with the peak's contents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The layers of the stack, from below: label, color, kinds.
+#: Layers of the stack, from bottom to top: label, color, kinds of storages.
 LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("parameters and inputs", "#b9bec6", (StorageKind.INPUT,)),
     ("saved for backward", "#2f5d9e", (StorageKind.SAVED,)),
@@ -39,25 +39,27 @@ LAYERS: tuple[tuple[str, str, tuple[StorageKind, ...]], ...] = (
     ("recomputed", "#e0913f", (StorageKind.RECOMPUTED,)),
     ("temporary", "#efd999", (StorageKind.TEMPORARY,)),
 )
-#: Columns of the picture: a step with more moments is drawn by the highest moment of each column.
+#: Most columns of the plot. Of a step with more moments, the highest moment of each column is drawn.
 _COLUMNS = 1200
-#: The height of the picture, beside the highest peak in it.
+#: Height of the plot as a multiple of its highest peak; leaves room for the label of the peak.
 _ROOM = 1.16
 _LINES = 8
-#: Graphs of one step that are drawn, at most.
+#: Most graphs of one step that are drawn.
 _PANELS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """Storages alive at the peak that come from one source line.
+    """Storages alive at the peak that one source line made.
 
     Attributes:
-        source: the line; for parameters and inputs, and where it is unknown, what they are instead.
-        kind: what they are to the step; of several kinds, the one with most bytes.
-        nbytes: bytes of all.
-        count: how many.
-        module: the module that made them, with ``*`` for the numbers of several; empty where unknown.
+        source: the source line. For parameters and inputs, and if the line is unknown, the kind of
+            the storages.
+        kind: kind of the storages; for several kinds, the one with the most bytes.
+        nbytes: bytes of all storages.
+        count: number of storages.
+        module: path of the module that made the storages, with ``*`` for numbers that differ; empty
+            if unknown.
     """
 
     source: str
@@ -68,7 +70,7 @@ class Filling:
 
 
 class _Axis:
-    """Places on the axis of time, or of operators where there is no clock."""
+    """Positions on the horizontal axis, which shows time, or counts operators if there is no clock."""
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -78,16 +80,16 @@ class _Axis:
             self._size, self.label = scale.size, clock.label(scale.unit)
 
     def at(self, moment: int) -> float:
-        """Where a moment of the step begins."""
+        """Return the position at which a moment of the step begins."""
         return moment if self._clock is None else self._clock.starts[moment] / self._size
 
     def without(self, moment: int) -> float:
-        """Where a moment of the step without remat begins."""
+        """Return the position at which a moment of the step without remat begins."""
         return moment if self._clock is None else self._clock.without[moment] / self._size
 
 
 def fillings(step: Timeline) -> tuple[Filling, ...]:
-    """What fills the peak of a step, by source line, most bytes first."""
+    """Return the storages alive at a step's peak, grouped by source line, most bytes first."""
     groups: dict[str, list[Lifetime]] = {}
     for alive in step.alive(step.peak_moment):
         label = (
@@ -96,6 +98,7 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
         groups.setdefault(label, []).append(alive)
     found = []
     for label, group in groups.items():
+        # One line may make storages of several kinds, such as saved ones and temporary ones.
         by_kind: dict[StorageKind, int] = {}
         for alive in group:
             by_kind[alive.kind] = by_kind.get(alive.kind, 0) + alive.nbytes
@@ -112,7 +115,10 @@ def fillings(step: Timeline) -> tuple[Filling, ...]:
 
 
 def _module(paths: Sequence[str]) -> str:
-    """One path for several: ``*`` stands for numbers that differ; empty where the paths differ otherwise."""
+    """Return one module path for several, with ``*`` for numbers that differ.
+
+    Empty if the paths differ in anything but numbers.
+    """
     first = paths[0]
     if len(set(paths)) > 1:
         first = re.sub(r"\d+", "*", first)
@@ -131,16 +137,18 @@ def draw_step(
     without_peak_bytes: int = 0,
     clock: Clock | None = None,
 ) -> None:
-    """Draws a step to a file, whole or not at all.
+    """Write a plot of the memory over a step to a file, atomically.
 
     Args:
-        step: the step.
+        step: memory of the step.
         path: ends with ``.svg`` or ``.png``.
-        title: what is drawn.
-        peak_budget: bytes that may be alive: a line at that height.
-        without: memory over the step without remat, drawn in grey over its own time.
-        without_peak_bytes: peak without remat, a grey line where there is no curve; 0 where not known.
-        clock: when operators run: the axis is time. None: the axis counts operators.
+        title: title of the plot.
+        peak_budget: budget on the peak in bytes, drawn as a line; None: no line.
+        without: memory over the step without remat, drawn in grey over its own time; None if
+            unknown.
+        without_peak_bytes: peak without remat, drawn as a grey line if ``without`` is None; 0 if
+            unknown.
+        clock: times at which operators run, for an axis of time; None: the axis counts operators.
 
     Raises:
         ProblemError: the path has another suffix.
@@ -168,7 +176,7 @@ def step_figure(
     without_peak_bytes: int = 0,
     clock: Clock | None = None,
 ) -> Figure:
-    """The picture of `draw_step` as a figure of its own; nothing global is touched."""
+    """Return the plot of `draw_step` as a figure, without Matplotlib's global state."""
     figure, axes = figure_of((11.5, 5.2), (0.075, 0.24, 0.53, 0.62), title)
     beside = figure.add_axes((0.63, 0.04, 0.36, 0.82))
     highest = max(step.peak.nbytes, without.peak_bytes if without else without_peak_bytes)
@@ -192,12 +200,14 @@ def step_figure(
 
 
 def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title: str) -> None:
-    """Draws the graphs of one step beside each other, in one scale, with the peak of each marked.
+    """Write a plot of the graphs of one step, side by side with one scale, to a file, atomically.
+
+    The peak of each graph is marked.
 
     Args:
-        steps: name and memory of each graph, in the order in which they run forward.
+        steps: (name, memory) of each graph, in the order in which the graphs run forward.
         path: ends with ``.svg`` or ``.png``.
-        title: what is drawn.
+        title: title of the plot.
 
     Raises:
         ProblemError: the path has another suffix.
@@ -207,7 +217,10 @@ def draw_steps(steps: Sequence[tuple[str, Timeline]], path: str | Path, *, title
 
 
 def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure:
-    """The picture of `draw_steps` as a figure of its own; beyond `_PANELS` graphs, those of the highest peaks."""
+    """Return the plot of `draw_steps` as a figure, without Matplotlib's global state.
+
+    Of more than `_PANELS` graphs, only those with the highest peaks are drawn.
+    """
     kept = sorted(sorted(range(len(steps)), key=lambda k: -steps[k][1].peak.nbytes)[:_PANELS])
     shown = [steps[k] for k in kept]
     rest = f", the {len(shown)} highest of {len(steps)} graphs" if len(shown) < len(steps) else ""
@@ -231,13 +244,15 @@ def steps_figure(steps: Sequence[tuple[str, Timeline]], *, title: str) -> Figure
 
 
 def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> None:
-    """Bytes of each kind over the step: a moment lasts until the next one."""
+    """Draw the bytes of each kind over the step, stacked, with forward and backward labelled."""
     chosen = highest_moments(step.nbytes())
     end = len(step.moments)
+    # The last height is repeated, since a step needs a point at its end.
     rows = [
         [sums[i] / scale.size for i in (*chosen, chosen[-1])]
         for sums in (step.nbytes(*kinds) for *_, kinds in LAYERS)
     ]
+    # The first column begins at 0, wherever its highest moment is.
     axes.stackplot(
         [x.at(0), *(x.at(i) for i in chosen[1:]), x.at(end)],
         rows,
@@ -267,7 +282,12 @@ def _stack(axes: Axes, step: Timeline, scale: Scale, highest: int, x: _Axis) -> 
 
 
 def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
-    """The moments that are drawn: all, or the highest of each of so many columns."""
+    """Return the moments to draw: all, or the highest one in each of ``columns`` equal ranges.
+
+    Args:
+        sums: bytes alive at each moment.
+        columns: most moments to return.
+    """
     n = len(sums)
     if n <= columns:
         return list(range(n))
@@ -278,7 +298,7 @@ def highest_moments(sums: Sequence[int], columns: int = _COLUMNS) -> list[int]:
 def _without(
     axes: Axes, scale: Scale, curve: MemoryCurve | None, peak_bytes: int, x: _Axis
 ) -> None:
-    """The step without remat, in grey, over its own time."""
+    """Draw the memory without remat in grey: as a curve, or else as a line at its peak."""
     label = f"without remat: peak {format_bytes(curve.peak_bytes if curve else peak_bytes)}"
     style: dict[str, Any] = {"color": GREY, "linewidth": 1.2, "label": label}
     if curve is None:
@@ -293,7 +313,7 @@ def _without(
 
 
 def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> None:
-    """A line at a budget on the peak that is not far above the picture."""
+    """Draw a line at a budget on the peak, unless the line is above the plot."""
     if peak_budget is not None and peak_budget <= _ROOM * highest:
         axes.axhline(
             peak_budget / scale.size,
@@ -305,6 +325,7 @@ def _budget(axes: Axes, scale: Scale, peak_budget: int | None, highest: int) -> 
 
 
 def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
+    """Mark the peak, with its bytes and the node that runs."""
     peak, moment = step.peak, step.peak_moment
     at = (x.at(moment) + x.at(moment + 1)) / 2
     axes.plot([at], [peak.nbytes / scale.size], marker="v", color=RED, markersize=6)
@@ -322,7 +343,7 @@ def _mark_peak(axes: Axes, step: Timeline, scale: Scale, x: _Axis) -> None:
 
 
 def _list(axes: Axes, step: Timeline) -> None:
-    """The lines that fill the peak, largest first; the rest summed up."""
+    """List the source lines that fill the peak, largest first, with the rest summed up."""
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
@@ -349,8 +370,10 @@ def _list(axes: Axes, step: Timeline) -> None:
 
 
 def _origin(filling: Filling) -> str:
+    """Return the module and source line of a filling as text; without its kind, which is above."""
     return " · ".join(x for x in (filling.module, filling.source) if x and x != filling.kind)
 
 
 def _heading(filling: Filling) -> str:
+    """Return the kind of a filling, with the number of its storages if there are several."""
     return f"{filling.kind}, × {filling.count}" if filling.count > 1 else str(filling.kind)

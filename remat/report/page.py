@@ -1,7 +1,7 @@
-"""Pages that explain plans: one file each, which loads nothing and runs without a server.
+"""HTML pages that explain plans. A page is one file, which loads nothing and needs no server.
 
-Bokeh draws the pictures. The slider and the tables are those of HTML: they are reached by the keyboard, read
-aloud, and follow light and dark, which Bokeh's own are not.
+Bokeh draws the plots. The slider and the tables are plain HTML: unlike Bokeh's, they work by
+keyboard and screen reader, and follow light and dark mode.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _LEAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page.
+    """Contents of a page.
 
     Attributes:
-        title: what it is about.
+        title: title of the page.
         lead: a line below the title.
-        stops: its plans; with more than one, a slider moves over them.
-        start: which is shown first.
-        slider: what the slider is called, and what stands at its ends.
-        knee: number of the plan that is the knee of the frontier.
-        no_slider: why there is no slider.
-        curve: the frontier, drawn beside the figures.
-        without: memory over the step without remat.
-        figures: all figures, which stand in the page as JSON too.
+        stops: the plans of the page. With more than one, a slider selects the plan.
+        start: position of the plan that is shown first.
+        slider: label of the slider, and texts at its left and right ends.
+        knee: position of the plan at the frontier's knee; None if there is none.
+        no_slider: reason why there is no slider, shown if there is only one plan.
+        curve: the frontier to draw beside the figures; None: no frontier.
+        without: memory over the step without remat; None if unknown.
+        figures: all figures, which the page also contains as JSON.
     """
 
     title: str
@@ -73,7 +73,7 @@ class Page:
 
 
 def _without(page: Page) -> str:
-    """What the grey line is; empty where there is none."""
+    """Return the sentence that explains the grey line; empty if there is no grey line."""
     if page.without is not None:
         return _WITHOUT
     stop = page.stops[page.start]
@@ -83,10 +83,11 @@ def _without(page: Page) -> str:
 
 
 def write_page(page: Page, path: str | Path) -> None:
-    """Writes a page, whole or not at all.
+    """Write a page to a file, atomically.
 
     Raises:
-        PlanError: Bokeh is not installed, or the file cannot be written; what was there before is as it was.
+        PlanError: Bokeh is not installed, or the file cannot be written. An existing file stays
+            unchanged.
     """
     text = page_of(page)
     with writing(path, what="page", error=PlanError):
@@ -94,7 +95,7 @@ def write_page(page: Page, path: str | Path) -> None:
 
 
 def require_bokeh() -> None:
-    """Looks whether pages can be drawn here, before any work is done.
+    """Check that Bokeh is installed, before any work is done.
 
     Raises:
         PlanError: Bokeh is not installed.
@@ -108,7 +109,7 @@ def require_bokeh() -> None:
 
 
 def page_of(page: Page) -> str:
-    """The HTML of a page.
+    """Return the HTML of a page.
 
     Raises:
         PlanError: Bokeh is not installed.
@@ -133,6 +134,7 @@ def page_of(page: Page) -> str:
         figures=_json(page.figures),
         data=_json(page_data(page.stops, page.start, page.without, page.curve)),
         plots=_json(plots),
+        # Inline, because the page must load nothing.
         bokeh=Resources(mode="inline", components=["bokeh"]).render_js(),
         css=assets["css"],
         js=assets["js"],
@@ -140,11 +142,12 @@ def page_of(page: Page) -> str:
 
 
 def _json(data: Any) -> str:
-    """JSON that may stand in a script element."""
+    """Return data as JSON that is safe in a script element, with "<" escaped."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _control(page: Page) -> str:
+    """Return the HTML of the slider; empty if the page has one plan."""
     if len(page.stops) < 2:
         return ""
     label, low, high = map(escape, page.slider)
@@ -160,6 +163,7 @@ def _control(page: Page) -> str:
 
 
 def _beside(page: Page) -> str:
+    """Return the HTML around the plot of the frontier; empty if the page has none."""
     if page.curve is None:
         return ""
     ring = (
@@ -176,6 +180,7 @@ def _beside(page: Page) -> str:
 
 
 def _figure(name: str, height: int, **options: Any) -> Any:
+    """Return an empty Bokeh figure in the style of the page."""
     from bokeh.plotting import figure
 
     made = figure(
@@ -199,6 +204,7 @@ def _figure(name: str, height: int, **options: Any) -> Any:
 
 
 def _hover(made: Any, renderer: Any, what: str) -> None:
+    """Make a figure call ``window.rematHover(what, …)`` when the pointer is over ``renderer``."""
     from bokeh.models import CustomJS, HoverTool
 
     code = f"window.rematHover && window.rematHover('{what}', cb_data)"
@@ -206,13 +212,13 @@ def _hover(made: Any, renderer: Any, what: str) -> None:
 
 
 def _timeline(page: Page) -> Any:
-    """Memory over the step; the script of the page fills it."""
+    """Return the plot of memory over the step for Bokeh, without data. The page's script adds them."""
     from bokeh.embed import json_item
     from bokeh.models import ColumnDataSource, FixedTicker, Label, Range1d, Span, TapTool
 
     highest = highest_of(page.stops, page.without)
     scale = Scale.of(highest, "B")
-    top = 1.14 * highest / scale.size or 1  # room for the names of the halves
+    top = 1.14 * highest / scale.size or 1  # room for the labels "forward" and "backward"
     made = _figure(
         "timeline-figure",
         320,
@@ -221,9 +227,9 @@ def _timeline(page: Page) -> Any:
         y_axis_label=f"bytes alive, {scale.unit}",
     )
     made.yaxis.ticker = FixedTicker(ticks=byte_ticks(top))
-    # What is not named: temporary values, and above what is kept, small outputs and gradients.
+    # Areas for values that are not drawn one by one: temporary, recomputed, and small ones.
     for name in ("total", "again", "small"):
-        # Bokeh's script never comes back from drawing steps of no points.
+        # Bokeh's script hangs when it draws steps without points.
         points = ColumnDataSource({"x": [0, 1], "low": [0, 0], "y": [0, 0]})
         made.varea_step("x", "low", "y", source=points, step_mode="after", name=name)
     box = {"left": "left", "right": "right", "bottom": "bottom", "top": "top"}
@@ -280,12 +286,13 @@ def _timeline(page: Page) -> Any:
 
 
 def _frontier(curve: Curve, page: Page) -> Any:
-    """The frontier over its bound, with the plan that is shown."""
+    """Return the plot of a frontier and its bound for Bokeh, with a marker for the shown plan."""
     from bokeh.embed import json_item
     from bokeh.models import FixedTicker, Range1d
 
     x, y = scales_of_curve(curve)
     right = 1.05 * max(p[0] for p in curve.points) / x.size
+    # If all points are far from 0 bytes, the axis does not start at 0.
     left = (
         0.97 * min(p[0] for p in curve.points) / x.size
         if curve.points[0][0] * 2 > curve.points[-1][0]
@@ -323,6 +330,7 @@ def _frontier(curve: Curve, page: Page) -> Any:
 
 
 def _empty(*columns: str) -> Any:
+    """Return a Bokeh data source whose columns are empty."""
     from bokeh.models import ColumnDataSource
 
     return ColumnDataSource({name: [] for name in columns})

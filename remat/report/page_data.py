@@ -1,6 +1,7 @@
-"""What the script of a page draws: plans as columns of numbers, every text once.
+"""Data for the script of a page: plans as columns of numbers, with each text stored once.
 
-Nothing is rounded or worded in the browser: texts come from `remat.units`, as in the tables of the command.
+The browser rounds no number and words no text. All texts come from `remat.units`, as in the
+command's tables.
 """
 
 from __future__ import annotations
@@ -17,44 +18,46 @@ from remat.report.pictures import Scale
 from remat.report.step_view import KEPT, OFFLOADED, Clock, StepView, Value, short_module
 from remat.units import format_bytes, format_cost
 
-#: Columns of the curve of bytes alive: of more moments, the highest of each column is drawn.
+#: Most columns of the curve of alive bytes. With more moments, the highest of each column is drawn.
 COLUMNS = 500
-#: Values that are named in the picture and in the table, largest first; the rest is summed up.
+#: Most kept values, and most other values, with a name in the plot; the largest are named, the rest summed up.
 MOST_KEPT, MOST_OTHERS = 1000, 120
-#: Share of the peak below which a value that is not kept is not named.
+#: Fraction of the peak below which a value is not named, unless it is kept.
 _SMALL = 1 / 200
-#: Rows of the table of what runs again.
+#: Most rows in the table of recomputed operators.
 MOST_AGAIN = 400
-#: The layers of the picture by their names in the style sheet.
+#: Names in the style sheet for the colors of `LAYERS`, in the same order.
 _COLORS = ("input", "kept", "output", "recomputed", "temporary")
 
 
 class Texts:
-    """Texts by number, each once."""
+    """Collects texts and numbers them; equal texts have one number."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def __call__(self, text: str) -> int:
+        """Return the number of a text."""
         return self._numbers.setdefault(text, len(self._numbers))
 
     @property
     def all(self) -> list[str]:
+        """All texts, each at its number."""
         return list(self._numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """One plan of a page, which its slider stops at.
+    """One plan of a page, at which the slider stops.
 
     Attributes:
-        label: which plan it is.
-        spoken: the plan in a few words, beside the slider.
-        view: its step.
-        figures: its figures by name, as `Plan.to_json` writes them, without lists of names.
-        rows: all that is told of it: name and text.
-        before_after: the step without remat and with it.
-        point: bytes and cost at which it stands on the frontier.
+        label: name of the plan on the page.
+        spoken: the plan in a few words, shown beside the slider.
+        view: the step under the plan.
+        figures: figures of the plan by name, as `Plan.to_json` writes them, without lists of names.
+        rows: all facts about the plan, as (name, text).
+        before_after: comparison with the step without remat.
+        point: (bytes, cost) of the plan in the plot of the frontier.
     """
 
     label: str
@@ -68,12 +71,13 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A frontier beside the slider; points are (bytes, cost).
+    """A frontier to draw beside the slider.
 
     Attributes:
-        points: what was reached, with a text for each.
-        bound: vertices of a line below which nothing lies; none where it is far from what is drawn.
-        axis: whose bytes they are.
+        points: (bytes, cost, text) of each point.
+        bound: vertices (bytes, cost) of a line below which no plan lies; empty if it is not to be
+            drawn.
+        axis: label for the axis of bytes.
         unit: unit of the costs.
     """
 
@@ -86,15 +90,16 @@ class Curve:
 def page_data(
     stops: Sequence[Stop], start: int, without: MemoryCurve | None, curve: Curve | None
 ) -> dict[str, Any]:
-    """The data of a page.
+    """Return the data of a page as a dict for JSON.
 
     Args:
-        stops: its plans.
-        start: which of them is drawn first.
-        without: memory over the step without remat, where it is known.
-        curve: the frontier, if there is one.
+        stops: the plans of the page.
+        start: position of the plan that is shown first.
+        without: memory over the step without remat; None if unknown.
+        curve: the frontier; None if the page has none.
     """
     texts = Texts()
+    # One scale for all plans, so that the axis stays as the slider moves.
     scale = Scale.of(highest_of(stops, without), "B")
     x, y = scales_of_curve(curve) if curve else (scale, scale)
     kinds = list(StorageKind)
@@ -102,7 +107,7 @@ def page_data(
         kind: color for color, (_, _, group) in zip(_COLORS, LAYERS, strict=True) for kind in group
     }
     clock = stops[start].view.clock
-    # One unit for all plans; a plan whose costs are not known has none, and so have the others then.
+    # The plan shown first determines the unit for all plans, so that the axis does not change.
     time = Scale.of(clock.starts[-1], clock.unit) if clock else Scale(size=1, unit="")
     drawn = [_stop(stop, texts, kinds, (x, y), time) for stop in stops]
     return {
@@ -125,7 +130,7 @@ def page_data(
     }
 
 
-#: Which color of the style sheet each part of the pictures has: name of the renderer, property, color.
+#: Colors of the plots' parts: name of the renderer, its property, name of the color in the style sheet.
 PAINT = [
     ("total", "fill_color", "temporary"),
     ("again", "fill_color", "recomputed"),
@@ -143,14 +148,17 @@ PAINT = [
 
 
 def peak_without(stop: Stop) -> int:
-    """The peak without remat: the one that is expected beside a compiled plan; 0 where it is not known."""
+    """Return the peak without remat that belongs beside a plan's peak; 0 if unknown.
+
+    For a compiled step, it is the peak expected of compiled code.
+    """
     if stop.view.as_compiled:
         return int(stop.figures.get("without_expected_bytes", 0))
     return stop.before_after.without_peak_bytes
 
 
 def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
-    """Most bytes alive in any picture of a page."""
+    """Return the most bytes alive in any plan of a page, and without remat."""
     peaks = [
         peak for stop in stops for peak in (stop.view.timeline.peak.nbytes, peak_without(stop))
     ]
@@ -158,7 +166,7 @@ def highest_of(stops: Iterable[Stop], without: MemoryCurve | None) -> int:
 
 
 def scales_of_curve(curve: Curve) -> tuple[Scale, Scale]:
-    """In which units a frontier is drawn."""
+    """Return the units in which a frontier is drawn: for bytes, then for costs."""
     return (
         Scale.of(max(p[0] for p in curve.points), "B"),
         Scale.of(max(1, *(p[1] for p in curve.points)), curve.unit),
@@ -172,13 +180,23 @@ def _stop(
     scales: tuple[Scale, Scale],
     time: Scale,
 ) -> dict[str, Any]:
+    """Return the data of one plan.
+
+    Args:
+        stop: the plan.
+        texts: collector of the page's texts.
+        kinds: all kinds of storages. The data refer to kinds by position.
+        scales: units of the frontier's plot, for bytes and costs.
+        time: unit of the time axis.
+    """
     view, step = stop.view, stop.view.timeline
     sums, running = step.nbytes(), view.operator_at
     chosen = highest_moments(sums, COLUMNS)
     kept = sorted((v for v in view.values if v.state == KEPT), key=lambda v: -v.nbytes)
     named = _named(view, kept)
     peak, one_by_one = step.peak, set(map(id, named))
-    # Not named: in areas of their own, between parameters below and temporary values above.
+    # Unnamed values are drawn as areas, one for small values and one for recomputed ones. They lie between
+    # the parameters below and the temporary values above.
     apart = (StorageKind.INPUT, StorageKind.RECOMPUTED, StorageKind.TEMPORARY)
     rest = [v for v in view.values if id(v) not in one_by_one]
     small, again = (
@@ -234,7 +252,7 @@ def _stop(
 
 
 def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
-    """Values that are drawn one by one: what is kept, and what is large beside the peak."""
+    """Return the values that are drawn one by one: kept values, and values large against the peak."""
     least = view.timeline.peak.nbytes * _SMALL
     others = [
         v
@@ -246,7 +264,7 @@ def _named(view: StepView, kept: Sequence[Value]) -> list[Value]:
 
 
 def _cards(stop: Stop) -> list[tuple[str, str, str]]:
-    """The figures at the head: name, value, and the same without remat."""
+    """Return the main figures of a plan, as (name, value, the same without remat)."""
     figures, both = stop.figures, stop.before_after
     compiled, others = "", format_bytes(both.without_peak_bytes) if both.without_peak_bytes else ""
     if figures["planned_peak_bytes"]:
@@ -281,20 +299,24 @@ def _cards(stop: Stop) -> list[tuple[str, str, str]]:
 
 
 def _beside(without: str) -> str:
+    """Return the text of a figure without remat."""
     return f"{without} without remat" if without else "without remat: not known"
 
 
 def _op(value: Value) -> str:
+    """Return the operator of a value, with a note if the value is offloaded."""
     return f"{value.op}, offloaded" if value.state == OFFLOADED else value.op
 
 
 def _price(value: Value, unit: str) -> str:
+    """Return the cost of recomputing a kept value as text; empty for a value that is not kept."""
     if value.price is not None:
         return format_cost(value.price, unit)
     return "cannot be recomputed" if value.state == KEPT else ""
 
 
 def _kept_text(kept: Sequence[Value]) -> str:
+    """Return the sentence above the table of kept values."""
     if not kept:
         return "Forward keeps nothing for backward but inputs and outputs."
     text = (
@@ -310,7 +332,10 @@ def _kept_text(kept: Sequence[Value]) -> str:
 
 
 def _again(view: StepView, texts: Texts) -> dict[str, Any]:
-    """What runs again, by operator and source line; views and the like cost nothing and are counted only."""
+    """Return the table of recomputed operators by operator and source line, and its sentence.
+
+    Runs that cost nothing, such as views, are only counted.
+    """
     groups: dict[tuple[str, str], list[int]] = {}
     free = 0
     for run in view.recomputed:
@@ -349,7 +374,14 @@ def _again(view: StepView, texts: Texts) -> dict[str, Any]:
 def _without(
     curve: MemoryCurve | None, peak_bytes: int, clock: Clock | None, scale: Scale
 ) -> dict[str, Any]:
-    """The step without remat, over its own moments and its own time."""
+    """Return the curve of memory without remat, over its own moments and its own time.
+
+    Args:
+        curve: memory over the step without remat; None if unknown.
+        peak_bytes: peak without remat; 0 if unknown.
+        clock: times of the moments; None if unknown.
+        scale: unit of the time axis.
+    """
     if curve is None:
         return {"x": [], "nbytes": [], "peak": peak_bytes}
     chosen = highest_moments(curve.nbytes, COLUMNS)

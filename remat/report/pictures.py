@@ -1,4 +1,4 @@
-"""What all pictures share: files written whole, one look, units on axes."""
+"""Common parts of all pictures: figures, units of axes, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -30,30 +30,45 @@ _BYTES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What a number on an axis stands for: ``size`` bytes or units of cost."""
+    """Unit of an axis: 1 on the axis stands for ``size`` bytes or units of cost.
+
+    Attributes:
+        size: bytes or units of cost in one ``unit``.
+        unit: name of the unit, such as ``"GiB"`` or ``"ms"``.
+    """
 
     size: int
     unit: str
 
     @classmethod
     def of(cls, most: float, unit: str) -> Scale:
-        """The scale on which numbers up to ``most`` of a unit are short: bytes are ``"B"``."""
+        """Return the scale that keeps numbers up to ``most`` short.
+
+        Args:
+            most: largest amount on the axis, in ``unit``.
+            unit: unit of the amount: ``"B"`` for bytes, or a unit of cost.
+        """
         units = _BYTES if unit == "B" else scales_of(unit)
         name, size = next(((n, s) for n, s in units if most >= s), units[-1])
         return cls(size=size, unit=name)
 
     def text(self, amount: float) -> str:
+        """Return an amount in this unit as text, such as ``"1.5 GiB"``."""
         return f"{amount / self.size:.3g} {self.unit}"
 
 
-#: Steps between ticks of bytes, in a binary unit: whole numbers of the next smaller unit too.
+#: Steps between ticks of bytes, in a binary unit. Fractions are powers of 2, so that they are whole
+#: numbers in the next smaller unit.
 _STEPS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 5, 10, 20, 50, 100, 200, 500)
-#: Ticks of an axis above 0, at most.
+#: Most ticks of an axis above 0.
 _TICKS = 6
 
 
 def byte_ticks(most: float) -> list[float]:
-    """Round numbers from 0 to at most ``most``, both in a binary unit: 0, 50, 100 and 150 for 170."""
+    """Return tick positions for an axis of bytes: round numbers from 0 up to ``most``.
+
+    Both are in the axis's binary unit. For 170, the ticks are 0, 50, 100 and 150.
+    """
     step = next((s for s in _STEPS if most / s <= _TICKS), _STEPS[-1])
     return [k * step for k in range(int(most / step) + 1)]
 
@@ -61,12 +76,12 @@ def byte_ticks(most: float) -> list[float]:
 def figure_of(
     size: tuple[float, float], box: tuple[float, float, float, float], title: str
 ) -> tuple[Figure, Axes]:
-    """A figure of its own with axes in it, under a title; nothing global is touched.
+    """Create a figure with axes and a title, without Matplotlib's global state.
 
     Args:
         size: width and height in inches.
-        box: left, bottom, width and height of the axes, as shares of the figure.
-        title: what is drawn.
+        box: left, bottom, width and height of the axes, as fractions of the figure.
+        title: title of the figure.
     """
     from matplotlib.figure import Figure
 
@@ -78,10 +93,14 @@ def figure_of(
 
 
 def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
-    """Writes what ``draw`` draws to a file, whole or not at all; the same bytes every time.
+    """Draw a figure and write it to a file, atomically. Equal figures give identical bytes.
+
+    Args:
+        path: ends with ``.svg`` or ``.png``.
+        draw: function that returns the figure.
 
     Raises:
-        ProblemError: the path ends with something else than ``.svg`` or ``.png``.
+        ProblemError: the path has another suffix.
         PlanError: Matplotlib is not installed, or the file cannot be written.
     """
     target = Path(path)
@@ -97,8 +116,9 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
         raise PlanError(
             "drawing needs Matplotlib, which is not installed; pip install 'remat[plot]'"
         ) from error
-    picture = io.BytesIO()
+    picture = io.BytesIO()  # a failed drawing must not leave part of a file
     with matplotlib.rc_context(_SETTINGS):
+        # Matplotlib would write the date, or its own version.
         metadata = {"Date": None} if suffix == ".svg" else {"Software": None}
         draw().savefig(picture, format=suffix[1:], dpi=150, metadata=metadata)
     with writing(path, what="picture", error=PlanError):
@@ -106,5 +126,5 @@ def write_picture(path: str | Path, draw: Callable[[], Figure]) -> None:
 
 
 def shortened(text: str, width: int) -> str:
-    """A text of at most so many characters, the last of which says that some are missing."""
+    """Return a text with at most ``width`` characters; "…" replaces the end of a longer text."""
     return text if len(text) <= width else text[: width - 1] + "…"

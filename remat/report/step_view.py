@@ -1,7 +1,7 @@
-"""One step as pages and exports show it: its storages over time, its operators, what is kept and what runs again.
+"""One step as pages and exports show it: storages over time, operators, kept and recomputed values.
 
-Everything comes from where `Plan.timeline`, `Plan.plot` and `Plan.explain` get it, so that no page tells another
-figure than the plan itself.
+All data come from the same functions as `Plan.timeline`, `Plan.plot` and `Plan.explain`, so that
+pages agree with the plan.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from remat.solvers.graph_problem import GraphProblem
 if TYPE_CHECKING:
     from remat.planning.plan import Plan
 
-#: What a plan does with a value.
+#: States of a value under a plan.
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 
 
@@ -35,18 +35,21 @@ class Value:
     """One storage over the step.
 
     Attributes:
-        name: the value that forward hands to backward on it, else the node that made it.
-        op: the operator that made it; ``"input"`` of what the step is given, empty where it is not known.
+        name: value on the storage that forward returns for backward; if there is none, the node
+            that made the storage.
+        op: operator that made the storage; ``"input"`` for inputs of the step, empty if unknown.
         nbytes: bytes of the storage.
-        kind: what it is to the step.
-        first: moment at which it is there for the first time.
-        last: moment at which it is there for the last time.
-        state: ``"kept"`` from forward to backward; ``"recomputed"`` where this is the result of a further run;
-            ``"offloaded"`` of what goes to the host, and of what comes back; else empty.
-        source: the user's line, empty where unknown.
-        price: cost of recomputing it alone, of a kept one that can be recomputed.
-        module: the module that made it, empty where unknown.
-        shape: dtype and shape of the value, ``"float32[8, 16]"``; empty where unknown.
+        kind: kind of the storage.
+        first: first moment at which the storage is alive.
+        last: last moment at which the storage is alive.
+        state: ``"kept"`` from forward to backward; ``"recomputed"`` by a further run;
+            ``"offloaded"`` for a storage copied to host memory, and for the copy back; otherwise
+            empty.
+        source: source line in the user's code; empty if unknown.
+        price: cost of recomputing a kept value alone; None for other values, and if the value
+            cannot be recomputed.
+        module: module that made the storage; empty if unknown.
+        shape: dtype and shape of the value, such as ``"float32[8, 16]"``; empty if unknown.
     """
 
     name: str
@@ -67,12 +70,12 @@ class OperatorRun:
     """One run of an operator.
 
     Attributes:
-        name: the node.
-        op: its operator.
-        source: the user's line, empty where unknown.
+        name: name of the node.
+        op: operator of the node.
+        source: source line in the user's code; empty if unknown.
         in_backward: whether it runs in backward.
-        again: whether it runs for a second time.
-        cost: cost of this run in the unit of the step; None where it is not known.
+        again: whether an earlier run of the same node exists.
+        cost: cost of this run in the unit of the step; None if unknown.
     """
 
     name: str
@@ -85,11 +88,11 @@ class OperatorRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """When operators run, by their costs.
+    """Times at which operators run, computed from their costs.
 
     Attributes:
-        starts: start of each moment of a step, then the end of the step.
-        without: the same for the step without remat; empty where it is not known.
+        starts: start of each moment of the step, then the end of the step.
+        without: the same for the step without remat; empty if unknown.
         unit: unit of both.
     """
 
@@ -98,25 +101,26 @@ class Clock:
     unit: str
 
     def label(self, unit: str) -> str:
-        """What an axis in a multiple of the unit says."""
+        """Return the label of a time axis whose numbers are in ``unit``."""
         return f"modelled time, {unit}" if self.unit == "ps" else f"cost of operators, {unit}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepView:
-    """A step under one plan.
+    """The step under one plan.
 
     Attributes:
         graph: name of the joint graph.
         unit: unit of all costs.
-        timeline: what is alive when.
-        as_compiled: whether the moments of the timeline are kernels of compiled code, and not ``runs``.
-        values: its storages, in the order of the timeline.
-        runs: forward's operators, then backward's.
-        kept: what forward keeps for backward.
-        recomputed: what runs again.
-        without: memory over the step without remat; None where it is not known.
-        clock: when operators run; None where costs are not known, and of kernels.
+        timeline: storages alive at each moment.
+        as_compiled: whether moments of the timeline are kernels of compiled code, instead of
+            ``runs``.
+        values: storages of the step, in the order of the timeline.
+        runs: runs of forward's operators, then of backward's.
+        kept: storages that forward keeps for backward.
+        recomputed: further runs of nodes in backward.
+        without: memory over the step without remat; None if unknown.
+        clock: times at which operators run; None if costs are unknown or moments are kernels.
     """
 
     graph: str
@@ -132,7 +136,7 @@ class StepView:
 
     @property
     def operator_at(self) -> list[tuple[str, str]]:
-        """Name and source line of what runs at each moment; of a kernel, its name alone."""
+        """List of (name, source line) for the node that runs at each moment; kernels have no source line."""
         if self.as_compiled or len(self.runs) != len(self.timeline.moments):
             return [(name, "") for name in self.timeline.moments]
         return [(run.name, run.source) for run in self.runs]
@@ -146,13 +150,13 @@ def view_step(
     *,
     as_compiled: bool,
 ) -> StepView:
-    """The view of a plan's step.
+    """Build the view of a plan's step.
 
     Args:
-        plan: the plan.
-        problem: its graph problem.
-        costs: what running a node of the joint graph once costs, by name; empty where that is not known.
-        without: memory over the step without remat, where it is known.
+        plan: the plan, with its modules.
+        problem: graph problem of the plan.
+        costs: cost of one run of each node of the joint graph, by name; None or empty if unknown.
+        without: memory over the step without remat; None if unknown.
         as_compiled: whether the plan's timeline is that of compiled code.
     """
     assert problem is not None, "a plan with modules has its problem"
@@ -168,7 +172,7 @@ def view_step(
         for node in gm.graph.nodes:
             if node.op != "call_function":
                 continue
-            name = run_of(node)
+            name = run_of(node)  # a further run has a name of its own
             runs.append(
                 OperatorRun(
                     name=node.name,
@@ -180,7 +184,7 @@ def view_step(
                 )
             )
             ran.add(name)
-    # By operator and bytes: one of several results has a name of its own.
+    # By operator and bytes, because an offloaded element of a tuple and its storage have different names.
     sent = {
         (run_of(maker_of(nodes[value.name])), value.nbytes): value.name
         for value in plan.offloads
@@ -211,6 +215,7 @@ def view_step(
                 shape=_shape(node),
             )
         )
+    # The lengths differ if forward or backward has no operator: it still counts as one moment.
     clock = None
     if any(run.cost for run in runs) and not as_compiled and len(runs) == len(timeline.moments):
         own = [costs.get(name, 0) for name in (without.runs if without else ())]
@@ -234,12 +239,16 @@ def view_step(
 
 
 def short_module(path: str) -> str:
-    """A path of modules from its first number on, ``"layers.0.mlp"``, else its last name."""
+    """Return a module path from its first numbered part on, such as ``"layers.0.mlp"``.
+
+    A path without a number is shortened to its last name.
+    """
     found = re.search(r"\w+\.(\d|\*).*", path)
     return found[0] if found else path.rpartition(".")[2]
 
 
 def _shape(node: fx.Node | None) -> str:
+    """Return dtype and shape of a node's value, such as ``"float32[8, 16]"``; empty if unknown."""
     value = None if node is None else node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return ""

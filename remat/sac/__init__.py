@@ -1,6 +1,7 @@
-"""Selective activation checkpointing for eager code; `remat.checkpointing` is this module, too.
+"""Selective activation checkpointing for eager code; also importable as `remat.checkpointing`.
 
-Estimate a model, choose under a memory budget, apply the plan, and check it by running::
+Estimate a model, choose the modules to checkpoint under a memory budget, and apply the plan.
+`check` measures a plan on a real step::
 
     plan = remat.sac.plan(model, (x,), memory="12GiB")
     remat.sac.apply(model, plan)

@@ -1,1 +1,1 @@
-"""Plans for eager code: made in one call, and put to work."""
+"""Functions that make, check, apply and remove plans for eager code."""

@@ -1,4 +1,4 @@
-"""From a plan to a model that follows it: modules whose ``forward`` is checkpointed."""
+"""Apply a plan to a model by checkpointing the ``forward`` of its modules, and undo this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remat.sac.solve.plan import ModulePlan, SACPlan
 
 M = TypeVar("M", bound=nn.Module)
 
-#: In the ``__dict__`` of a model to which a plan that checkpoints nothing has been applied.
+#: Key in the ``__dict__`` of a model to which a plan without modules was applied; for `remove`.
 _APPLIED_NOTHING = "_remat_applied_nothing"
 
 
@@ -31,29 +31,30 @@ def apply(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> M:
-    """Checkpoint the modules of a plan, in place; a plan of no modules changes nothing.
+    """Checkpoint the modules of a plan in place. A plan without modules leaves the model as it is.
 
-    The ``forward`` of each of them is replaced on the instance; its class, its name, its parameters
-    and the keys of ``state_dict()`` stay. Hooks run outside of what is checkpointed. In eval mode, and
-    where no gradients are wanted, modules run as they did.
+    The ``forward`` of each planned module is replaced on the instance. The module's class, name,
+    parameters and ``state_dict()`` keys stay the same. Hooks run outside of the checkpointed
+    ``forward``. In eval mode, or if gradients are disabled, modules run their original ``forward``.
 
     Args:
-        model: the model that was planned, or one like it.
-        plan: which modules, and what of them is stored.
-        policies: more policies, which the plan's is composed with; see `remat.sac.policy`.
+        model: the model for which the plan was made, or a model with the same modules.
+        plan: the modules to checkpoint, and the operators whose results each module stores.
+        policies: further policies to compose with the plan's; see `remat.sac.policy`.
         firm: whether the plan's verdicts are MUSTs; see `remat.sac.policy`.
-        strict: whether other operators than those of the plan are an error; see `remat.sac.policy`.
+        strict: whether operators that differ from the plan are an error; see `remat.sac.policy`.
         allow_cache_entry_mutation: see `remat.sac.context_fn`.
 
     Returns:
-        The model that was given.
+        ``model`` itself.
 
     Raises:
-        PlanError: a module of the plan is missing in the model, or within another one, or a plan has
-            been applied already. The model is left as it was.
-        ProblemError: this is no plan, no module, or something is no policy.
-        PolicyError: when it runs: a module runs other operators than those of the plan, or the
-            policies cannot be followed together.
+        PlanError: the model lacks a module of the plan, two modules of the plan are nested or
+            identical, or the model already follows a plan. The model is left unchanged.
+        ProblemError: ``model`` is not a module, ``plan`` is not a `SACPlan`, or a policy is
+            invalid.
+        PolicyError: raised when a checkpointed module runs, if its operators differ from the plan
+            or the policies contradict each other.
     """
     _check_module(model)
     if not isinstance(plan, SACPlan):
@@ -67,6 +68,7 @@ def apply(
         "strict": strict,
         "allow_cache_entry_mutation": allow_cache_entry_mutation,
     }
+    # All are built before the first is set, so that an invalid policy leaves the model unchanged.
     made = [(module, Checkpointed(module, m, policies, options)) for m, module in chosen]
     for module, checkpointed in made:
         set_forward(module, checkpointed)
@@ -74,11 +76,14 @@ def apply(
 
 
 def remove(model: M) -> M:
-    """Undoes `apply`: every module runs as it did before.
+    """Undo `apply`, so that every module runs its original ``forward`` again.
+
+    Returns:
+        ``model`` itself.
 
     Raises:
         PlanError: no plan has been applied to the model.
-        ProblemError: this is no module.
+        ProblemError: ``model`` is not a module.
     """
     _check_module(model)
     found = [(m, own_forward(m)) for m in model.modules()]
@@ -92,13 +97,15 @@ def remove(model: M) -> M:
 
 
 class Checkpointed:
-    """The ``forward`` of a module that runs again in backward, but for what its plan stores.
+    """Replacement ``forward`` that runs a module under checkpointing, as a plan says.
 
-    An object and not a closure, so that a copy of the model runs the copy's forward, and a pickled
-    model can be read again. In eval mode, and where no gradients are wanted, the module runs as it did.
+    An object rather than a closure, so that a copied model calls its own copy, and a pickled model
+    can be loaded. In eval mode, or if gradients are disabled, the module runs its original
+    ``forward``.
 
     Attributes:
-        before: the ``forward`` that was on the module itself; None where it is the method of the class.
+        before: the ``forward`` that was set on the instance before; None if the module used the
+            method of its class.
     """
 
     def __init__(
@@ -112,14 +119,14 @@ class Checkpointed:
         self._module = module
         self._made_of = (plan, policies, options)
         self._contexts = policy(plan, *policies, **options)
-        # Where nothing is stored, a policy would cost its time in Python and change nothing.
+        # Without stored results, a policy would change nothing, but would run in Python for each operator.
         self._is_plain = not plan.stored and not policies
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not (self._module.training and torch.is_grad_enabled()):
             return self._forward(*args, **kwargs)
         more: dict[str, Any] = {"context_fn": self._contexts}
-        # Compilers read the verdicts of the plan from the policy.
+        # A compiler needs the policy even then, because it reads the plan's verdicts from the policy.
         if self._is_plain and not torch.compiler.is_compiling() and not is_traced():
             more = {}
         return checkpoint(self._forward, *args, use_reentrant=False, **more, **kwargs)
@@ -129,6 +136,7 @@ class Checkpointed:
             return self.before(*args, **kwargs)
         return type(self._module).forward(self._module, *args, **kwargs)
 
+    # `context_fn` returns a closure, which cannot be pickled.
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_contexts": None}
 
@@ -139,6 +147,12 @@ class Checkpointed:
 
 
 def _find(model: nn.Module, name: str) -> nn.Module:
+    """Return the module of a model by its qualified name, such as ``layers.0``.
+
+    Raises:
+        PlanError: the model has no such module; the message suggests similar names.
+    """
+    # With duplicates: a shared module has several names, and the plan may use any of them.
     names: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if name in names:
         return names[name]
@@ -154,6 +168,7 @@ def _find(model: nn.Module, name: str) -> nn.Module:
 
 
 def _check_module(model: object) -> None:
+    """Raise a ProblemError if ``model`` is not an instance of `torch.nn.Module`."""
     if not isinstance(model, nn.Module):
         raise ProblemError(
             why_no_instance(model) or f"expected a torch.nn.Module, got {type(model).__name__}"
@@ -161,7 +176,11 @@ def _check_module(model: object) -> None:
 
 
 def _check(model: nn.Module, chosen: list[tuple[ModulePlan, nn.Module]]) -> None:
-    """Refuse modules that would be checkpointed twice."""
+    """Raise a PlanError if a module would be checkpointed twice.
+
+    The error is raised if the model already follows a plan, or if two planned modules are nested or
+    the same.
+    """
     names_forwards = ((n, own_forward(m)) for n, m in model.named_modules())
     applied = next((n for n, f in names_forwards if isinstance(f, Checkpointed)), None)
     if applied is not None:

@@ -1,4 +1,4 @@
-"""Selective checkpointing in one call: estimate a model, choose under a memory budget, check by running."""
+"""Selective checkpointing in three calls: `estimate` a model, `plan` for a budget, `check` a plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from remat.sac.solve.plan import SACPlan
 from remat.solvers.base import Solver
 from remat.units import Budget
 
-#: Timed steps, of which the fastest counts; they alternate, so that noise meets both alike.
+#: Timed steps of each kind, of which the fastest counts. Steps without and with the plan alternate, so
+#: that noise affects both.
 REPEATS = 5
 
 
@@ -39,19 +40,24 @@ def estimate(
     cost: str | CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimate the memory that checkpointing each module frees, and the time that it takes.
+    """Estimate, for each module, the memory that checkpointing frees and the time it takes.
 
     Args:
         model: the model in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: how runtimes are found; see `collect_modules`.
-        cost: another cost model for the mode, by name (``"roofline:h100"``) or as an instance.
-        fake: whether to run on fake tensors; see `collect_modules`.
+        mode: name of the mode in which runtimes are estimated; see `collect_modules`.
+        cost: cost model to use instead of the mode's own: a name such as ``"roofline:h100"`` or an
+            instance.
+        fake: whether the step runs on fake tensors; see `collect_modules`.
+
+    Returns:
+        The model's modules with their operators and memory, as `plan` accepts them.
 
     Raises:
-        ProblemError: no such mode or cost model, or no operator of a module can be estimated.
-        CaptureError: the arguments are no tuple and dict, or no output requires a gradient.
+        ProblemError: ``mode`` or ``cost`` is unknown, or a module cannot be estimated.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
+            gradient.
     """
     model_of_costs = None if cost is None else registry().cost_model(cost)
     return collect_modules(model, args, kwargs, mode=mode, cost=model_of_costs, fake=fake)
@@ -73,33 +79,43 @@ def plan(
     time_limit: float | None = None,
     gap: float = GAP,
 ) -> SACPlan:
-    """Choose the modules to checkpoint, and the values that each stores, so that a step fits into memory.
+    """Choose the modules to checkpoint, and the results each stores, so that a step fits into memory.
+
+    Among the choices that fit, the plan takes the least recompute time, up to ``gap``.
 
     Args:
-        model: the model in train mode; or what `estimate` returned, for another budget.
+        model: the model in train mode. Or the result of `estimate`, to plan again for another
+            budget.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        memory: what the step may take at its peak, parameters and gradients included: ``"12GiB"``,
-            an int of bytes, or a number from 0 to 1: that ratio of the peak without checkpointing.
-        solver: a registered knapsack solver, by name, to decide within modules; None or
-            ``"auto"``: every best choice is computed.
-        mode: how runtimes are found.
-        cost: another cost model for the mode, by name (``"roofline:h100"``) or as an instance.
-        fake: whether to run on fake tensors; see `collect_modules`.
-        units: names or patterns of the modules that may be checkpointed.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one.
-        world_size: ranks that parameters and gradients are spread over.
-        time_limit: seconds for the program.
-        gap: relative gap at which it may stop; 0: never before the best.
+        memory: budget for the step's peak, including parameters and gradients: ``"12GiB"``, an int
+            of bytes, or a number from 0 to 1. Such a number is a ratio of the peak without
+            checkpointing.
+        solver: knapsack solver, as a name or an instance, that decides within modules. None or
+            ``"auto"``: exact Pareto frontiers decide.
+        mode: name of the mode in which runtimes are estimated.
+        cost: cost model to use instead of the mode's own: a name such as ``"roofline:h100"`` or an
+            instance.
+        fake: whether the step runs on fake tensors; see `collect_modules`.
+        units: names or patterns of the modules that may be checkpointed; None: all modules.
+        fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
+        world_size: number of ranks over which parameters and gradients are sharded.
+        time_limit: time limit of the integer program in seconds.
+        gap: relative gap at which the integer program may stop; 0: stop only at a proven optimum.
+
+    Returns:
+        The plan, for `apply`.
 
     Raises:
-        BudgetError: the memory cannot be read, or no plan fits; the message says what would.
-        ProblemError: an argument is not what it must be.
-        SolverError: a solver is unknown or cannot run here.
-        CaptureError: no output of the model requires a gradient.
+        BudgetError: ``memory`` cannot be parsed, or no plan fits; the message states the least
+            peak.
+        ProblemError: another argument is invalid, or a module cannot be estimated.
+        SolverError: the solver is unknown or cannot run on this machine.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
+            gradient.
     """
     registry().learn_operators()
-    budget = read_memory(memory)
+    budget = read_memory(memory)  # before the estimate, so that a typing error is found at once
     asked = None if solver is None or solver == "auto" else registry().solver(solver)
     tree = model
     if not isinstance(tree, ModuleTree):
@@ -117,10 +133,14 @@ def plan(
 
 
 def read_memory(memory: object) -> int | float:
-    """Bytes, or a ratio of the peak as a float; 1 is the ratio, as in every budget.
+    """Parse a memory budget.
+
+    Returns:
+        Bytes as an int, or a ratio of the peak without checkpointing as a float. The number 1 is
+        read as the ratio 1.0, as in every budget.
 
     Raises:
-        BudgetError: it is neither.
+        BudgetError: ``memory`` is neither bytes nor a number from 0 to 1.
     """
     budget = Budget.parse(memory)
     if budget.peak_bytes is not None:
@@ -132,14 +152,15 @@ def read_memory(memory: object) -> int | float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """A step that really ran without a plan and with it.
+    """Measurements of one real training step without checkpointing and under a plan.
 
     Attributes:
         plain_peak_bytes: measured peak without checkpointing.
         peak_bytes: measured peak under the plan.
-        plain_ms: milliseconds of a step without checkpointing.
-        ms: milliseconds of a step under the plan.
-        gradient_distance: norm of the difference of all gradients together, relative to their norm.
+        plain_ms: milliseconds of the fastest step without checkpointing.
+        ms: milliseconds of the fastest step under the plan.
+        gradient_distance: norm of the difference between the gradients of both steps, divided by
+            the norm of the gradients without checkpointing.
     """
 
     plain_peak_bytes: int
@@ -155,13 +176,14 @@ def check(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Run a step without a plan and with it, and measure both, memory by the allocator.
+    """Run a training step without and with a plan, and compare peak, time and gradients.
 
-    The model, its gradients, and the state of random generators are afterwards as before.
+    Peaks are measured by the allocator. The model, its gradients, and the states of random
+    generators are the same afterwards as before.
 
     Raises:
-        CaptureError: the model is a class, or a parameter, buffer or input lies on the meta device, or
-            is fake: nothing can run.
+        CaptureError: ``model`` is a class instead of an instance, or no output requires a gradient.
+            Or a parameter, buffer or input is a meta or fake tensor, so no step can run.
     """
     if no_instance := why_no_instance(model):
         raise CaptureError(no_instance)
@@ -198,7 +220,7 @@ def check(
 
 
 def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse to run tensors without data."""
+    """Raise a CaptureError if a parameter, buffer or input is a meta or fake tensor, without data."""
     named = [*model.named_parameters(), *model.named_buffers()]
     named += [("an input", t) for t in tensors_in((tuple(args), kwargs))]
     for name, tensor in named:
@@ -214,7 +236,7 @@ def _check_real(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 def _timed(
     step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
 ) -> float:
-    """Milliseconds of forward and backward."""
+    """Return the milliseconds that forward and backward of one step take."""
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
@@ -226,12 +248,17 @@ def _timed(
 
 
 def _distance(first: Sequence[torch.Tensor | None], second: Sequence[torch.Tensor | None]) -> float:
+    """Return the norm of the difference between two lists of gradients, divided by the first norm.
+
+    The distance is infinite if a parameter has a gradient in only one list. It is also infinite if
+    the lists differ and the norm of the first is 0.
+    """
     difference = norm = 0.0
     for a, b in zip(first, second, strict=True):
         if a is None or b is None:
             difference += 0.0 if a is b else float("inf")
             continue
-        difference += float((a - b).abs().double().pow(2).sum())  # of complex numbers, too
+        difference += float((a - b).abs().double().pow(2).sum())  # abs(): gradients may be complex
         norm += float(a.abs().double().pow(2).sum())
     if not difference:
         return 0.0

@@ -1,4 +1,4 @@
-"""A plan as checkpointing policies, for modules that are wrapped by hand."""
+"""Convert a plan to checkpointing policies, for modules that the user checkpoints by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def policy(
     strict: bool = True,
     allow_cache_entry_mutation: bool = False,
 ) -> ContextFn | dict[str, ContextFn]:
-    """A plan as what `torch.utils.checkpoint.checkpoint` takes for ``context_fn``.
+    """Convert a plan to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
     ::
 
@@ -50,23 +50,24 @@ def policy(
         checkpoint(layer, x, use_reentrant=False, context_fn=contexts["model.layers.0"])
 
     Args:
-        plan: the plan of a module, or of a model.
-        others: more policies, which the plan's is composed with; see `remat.sac.compose`.
-        firm: whether the plan's verdicts are MUSTs. If not, a MUST of another policy beats them, and
-            a compiler may.
-        strict: whether other operators than those of the plan are an error. If not, an operator
-            has the verdict of the one of its name that was met as often; verdicts are then wishes,
-            and what the plan does not know is recomputed. Gradients are right either way, memory
-            may be more or less than was planned.
-        allow_cache_entry_mutation: as in `remat.sac.context_fn`.
+        plan: the plan of one module or of a model.
+        others: further policies to compose with the plan's; see `remat.sac.compose`.
+        firm: whether the plan's verdicts are MUSTs. Otherwise they are PREFERs, which a MUST of
+            another policy or a compiler may override.
+        strict: whether a module whose operators differ from the plan is an error. If False,
+            operators are matched by name: the n-th ``aten.mm.default`` of a run has the verdict of
+            the n-th one in the plan. Verdicts are then PREFERs, and operators that the plan lacks
+            are recomputed. Gradients stay correct, but memory may differ from the plan.
+        allow_cache_entry_mutation: see `remat.sac.context_fn`.
 
     Returns:
-        One ``context_fn``; for the plan of a model, module name to ``context_fn``.
+        For a `ModulePlan`, a ``context_fn``. For a `SACPlan`, a dict of module name to
+        ``context_fn``.
 
     Raises:
-        ProblemError: this is no plan, or something is no policy.
-        PolicyError: when it runs: the module runs other operators than those of the plan, or the
-            policies cannot be followed together.
+        ProblemError: ``plan`` is not a plan, or one of ``others`` is not a policy.
+        PolicyError: raised when the module runs, if its operators differ from the plan or the
+            policies contradict each other.
     """
     if isinstance(plan, SACPlan):
         return {
@@ -90,9 +91,15 @@ def policy(
 
 
 def planned(plan: ModulePlan, *, firm: bool = True, strict: bool = True) -> Policy:
-    """The policy of a plan by itself, to `remat.sac.compose` with others; see `policy`.
+    """Return the policy of one module's plan, for example to combine it by `remat.sac.compose`.
 
-    It counts: it is for one run of the module, and its ``fresh()`` is for the next one.
+    The policy counts operators, so one object serves one run of the module. Its ``fresh()`` returns
+    a policy for the next run.
+
+    Args:
+        plan: the plan of one module.
+        firm: see `policy`.
+        strict: see `policy`.
     """
     return _Planned(plan, firm=firm, strict=strict)
 
@@ -102,14 +109,17 @@ _WISHES = (CheckpointPolicy.PREFER_SAVE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 class _Planned:
-    """Looks its verdicts up by the index of the operator.
+    """Policy that looks up the verdict for each operator in a plan, by the operator's position.
 
-    In a trace operators differ a little: dropout, say, is one operator there. So it is never strict
-    about them, and leaves strangers to the partitioner.
+    If a compiler traces the module, its operators differ slightly: dropout, for example, is a
+    single operator. The policy then looks up operators by name instead. It answers PREFER_RECOMPUTE
+    for operators that the plan lacks, which leaves them to the partitioner.
     """
 
     def __init__(self, plan: ModulePlan, *, firm: bool, strict: bool) -> None:
         self._plan = plan
+        # In eager mode, an operator found by name may not be the planned one. Its verdict is a PREFER, so
+        # that it can be adjusted to the verdicts of other operators.
         self._save, self._again = _FIRM if firm and (strict or is_traced()) else _WISHES
         self._stored = frozenset(plan.stored)
         self._by_index = strict and not is_traced()
@@ -136,10 +146,11 @@ class _Planned:
         return self._save if index in self._stored else self._again
 
     def end(self) -> None:
-        """Forward is over.
+        """Check, at the end of forward, that the module has run all operators of the plan.
 
         Raises:
-            PolicyError: it ended early.
+            PolicyError: the policy looks up operators by position, and operators of the plan are
+                missing.
         """
         if self._by_index and self._met != len(self._plan.ops):
             raise _other_operators(
@@ -147,6 +158,7 @@ class _Planned:
             )
 
     def _next_index(self, name: str) -> int:
+        """Return the position of the next operator, and check that the plan has ``name`` there."""
         index = self._met
         expected = self._plan.ops[index] if index < len(self._plan.ops) else "the end"
         if name != expected:
@@ -155,6 +167,7 @@ class _Planned:
         return index
 
     def _index_by_name(self, name: str) -> int | None:
+        """Return the plan's position for this occurrence of ``name``; None if the plan has fewer."""
         place = (name, self._met_by_name[name])
         self._met_by_name[name] += 1
         return self._by_name.get(place)
@@ -163,6 +176,7 @@ class _Planned:
         return f"plan of {self._plan.name or 'the model'}"
 
 
+# Cached: the policy is called for every operator, and an overload builds its text anew each time.
 @functools.cache
 def _name(op: Any) -> str:
     return str(op)

@@ -1,4 +1,4 @@
-"""Memory that checkpointing each module frees, and the time that it takes."""
+"""Estimates of the memory that checkpointing each module frees, and of the time it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The calls of modules in a step: the memory that each makes and keeps for backward."""
+"""Memory that each module call of a step makes, and keeps for backward."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from remat.sac.run.recording import ModuleSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CallStats:
-    """One call of a module in the step. Moments are those of `Lifetimes`.
+    """Memory of one module call in a step. Moments are those of `StepRecorder`.
 
     Attributes:
-        begin: first moment of its forward.
-        end: first moment after it.
-        back: when backward first asks for something that was saved in it: when it would run again.
-        back_end: when backward last does.
-        activation_bytes: memory that it makes, does not return, and backward reads.
-        input_bytes: inputs that nothing keeps until ``back``, unless the module is checkpointed.
-        gradient_bytes: by how much memory rises at most from ``back`` to the end of its backward.
-        made: bytes alive of all that it made, by moment of its forward.
-        freed_at: moment at which each of its operators' memory is made, and at which it is freed.
+        begin: first moment of the call's forward.
+        end: first moment after the call's forward.
+        back: moment at which backward first reads a tensor saved in the call. A checkpointed module
+            would run again here.
+        back_end: moment at which backward last reads a tensor saved in the call.
+        activation_bytes: bytes that the call allocates, does not return, and that are alive after
+            ``back``.
+        input_bytes: bytes of inputs that are freed by ``back`` unless the module is checkpointed.
+        gradient_bytes: largest increase of the step's alive bytes from ``back`` until ``back_end``.
+        made: alive bytes of all storages allocated in the call, at each moment of its forward.
+        freed_at: for each operator, the moment at which it ran and the moment at which its result
+            is freed.
     """
 
     begin: int
@@ -37,14 +40,16 @@ class CallStats:
 
     @property
     def freeable_bytes(self) -> int:
-        """What checkpointing frees until ``back`` if it stores nothing."""
+        """Bytes that checkpointing frees until ``back`` if no results are stored."""
         return self.activation_bytes - self.input_bytes
 
 
 def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
-    """What a step shows of a call of a module that has a backward."""
+    """Return the memory of a module call in a step. The call must have a backward."""
     made = step.made(span)
+    # A returned storage stays alive in any case, so checkpointing does not free it.
     crosses = [k for k in made if k not in span.outputs and step.died[k] > span.back_begin]
+    # Checkpointing keeps the inputs for recomputation, even those that would be freed.
     lost = [k for k in span.inputs if step.born[k] >= 0 and step.died[k] <= span.back_begin]
     back = step.total[span.back_begin : span.back_end + 1]
     died: dict[int, int] = {}
@@ -61,12 +66,23 @@ def call_stats(step: Lifetimes, span: ModuleSpan) -> CallStats:
         input_bytes=int(step.nbytes[lost].sum()),
         gradient_bytes=int(back.max() - back[0]),
         made=step.alive(made)[span.begin : span.end],
+        # An operator that allocates nothing has no lifetime: it counts as freed one moment later.
         freed_at=tuple((moment, died.get(moment, moment + 1)) for moment in ran),
     )
 
 
 def as_checkpointed(step: Lifetimes, span: ModuleSpan, stats: SACStats) -> SACStats:
-    """What a checkpointed call keeps and runs again, by operator."""
+    """Return the statistics that a module's operators have if the module is checkpointed.
+
+    There are two changes. First, a returned result counts its bytes if it would be freed before
+    backward. Second, operators after the last saved tensor take no time, because recomputation
+    stops there.
+
+    Args:
+        step: the step.
+        span: the module call.
+        stats: statistics of the call's operators without checkpointing.
+    """
     lost = {
         int(step.born[k]): int(step.nbytes[k])
         for k in sorted(span.outputs)

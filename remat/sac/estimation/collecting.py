@@ -1,4 +1,4 @@
-"""From the operators that ran in one call of a module to its statistics."""
+"""Convert the operators that ran in one module call to the module's statistics."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from remat.graph.costs import CostModel, Profile, Roofline
 from remat.sac.estimation.stats import PS_PER_MS, SACStats
 from remat.sac.run.recording import Call, ModuleSpan
 
-#: The mode in which operators really run.
+#: Name of the mode that runs and times each operator.
 BENCHMARK = "operator-level-benchmark"
-#: Names of the modes, with the cost model behind each.
+#: Modes by name, with the class of their cost model.
 MODES: dict[str, type[CostModel]] = {
     BENCHMARK: Profile,
     "operator-level-cost-model": Roofline,
@@ -23,10 +23,10 @@ MODES: dict[str, type[CostModel]] = {
 
 
 def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
-    """The cost model of a mode, or the one that is given for it.
+    """Return the cost model for a mode: ``cost`` if given, else the mode's own.
 
     Raises:
-        ProblemError: no such mode, or the model does not count picoseconds.
+        ProblemError: ``mode`` is unknown, or ``cost`` does not count picoseconds.
     """
     if mode not in MODES:
         raise ProblemError(
@@ -43,10 +43,11 @@ def model_of(mode: str, cost: CostModel | None = None) -> CostModel:
 
 
 def runtimes(calls: Iterable[Call], model: CostModel) -> dict[fx.Node, float]:
-    """Milliseconds of everything that the calls run.
+    """Return the milliseconds of each node in `Call.parts`, without calls that are skipped.
 
-    Where runtimes are measured, views are as well: on a CPU they take their microsecond. A model
-    gives them nothing, nor memory that is allocated and not written.
+    `Profile` measures views as well, because each takes about a microsecond on a CPU. With any
+    other cost model, views take no time, nor do operators that allocate memory without writing to
+    it.
     """
     shown = [c for c in calls if not c.skipped]
     if isinstance(model, Profile):
@@ -72,13 +73,14 @@ def collect(
     span: ModuleSpan,
     saved: Collection[int],
 ) -> SACStats:
-    """The statistics of one call of a module.
+    """Return the statistics of one module call.
 
     Args:
-        calls: the operators that ran in it, those that are skipped included.
+        calls: operators that ran in the call, including skipped ones.
         runtimes: milliseconds of each node in `Call.parts`.
-        span: the call of the module. Storages that it returned live whatever is decided.
-        saved: storages that autograd kept.
+        span: the module call. Storages that it returned count no bytes, because they stay alive
+            whether or not the module is checkpointed.
+        saved: storages that autograd saved for backward.
     """
     shown = [c for c in calls if not c.skipped]
     views = {i for i, c in enumerate(shown) if c.view is not None}
@@ -95,18 +97,27 @@ def collect(
             i for i, c in enumerate(shown) if c.returns and all(k in saved for k in c.returns)
         ],
         inplace_ops=sorted(pair for pair in together if pair[0] not in again),
-        # What may draw is stored, and so draws nothing when the module runs again: the rest would then
-        # draw other numbers.
+        # An opaque operator is stored, so it draws nothing when the module runs again. Recomputed random
+        # operators would then draw other numbers.
         force_store_random=span.no_tensor or any(c.is_opaque for c in shown),
     )
 
 
 def _groups(calls: Sequence[Call], views: Collection[int]) -> tuple[set[tuple[int, int]], set[int]]:
-    """Pairs of operators that are decided as one, and operators that must run again.
+    """Return the pairs of operators that share a decision, and the operators that must run again.
 
-    Each operator that writes to a storage is decided with the first on it. So is what read that
-    storage before: where the written value is stored, a repeated read would find it instead of the
-    earlier one. What writes to a copy that is made again each time must be repeated with it.
+    Every operator that writes to a storage shares the decision of the first operator on the
+    storage. So does every operator that read the storage before. If the written value were stored,
+    a repeated read would find it instead of the earlier value. An operator that writes to a copy by
+    ``clone`` must run again, because each rerun makes a new copy.
+
+    Args:
+        calls: operators of a module call, including skipped ones.
+        views: positions of views among the operators that are not skipped.
+
+    Returns:
+        Pairs (operator, first operator on the storage), and operators that must run again.
+        Operators are positions among those that are not skipped.
     """
     first: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -140,7 +151,17 @@ def _repeated(
     views: Collection[int],
     drawn: Collection[int],
 ) -> set[int]:
-    """All that must run again because some must: groups, and random operators, stay as one."""
+    """Return all operators that must run again because others must.
+
+    If one operator of a group must run again, so must the whole group. If a random operator must,
+    so must all random operators. Groups are followed until no operator is added.
+
+    Args:
+        copied: operators that write to copies by ``clone``.
+        together: pairs of operators that share a decision; see `_groups`.
+        views: operators that return views.
+        drawn: operators that may draw random numbers.
+    """
     again = set(copied)
     while True:
         more = {

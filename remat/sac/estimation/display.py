@@ -1,4 +1,4 @@
-"""Output of the estimator: tables, the trade-off of a module as a picture, and plain data for JSON."""
+"""Output of the estimator: tables, a plot of a module's trade-off, and data for JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from remat.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Operators of one group that are listed by name.
+#: Most operator names that a row of a table lists.
 _NAMED = 4
 #: Colours of the three curves.
 _GREEDY, _LINES, _EXACT = "#2f5d9e", "#d06a1b", "#3b8057"
@@ -36,11 +36,18 @@ Point = tuple[float, float]
 
 
 def show(table: Table, *, ruled: bool = False) -> None:
-    """Print a table; unless on a terminal, without rules and at full width."""
+    """Print a table.
+
+    Without a terminal, the table has no rules and its lines are not wrapped.
+
+    Args:
+        table: the table.
+        ruled: whether a table on a terminal has a box around it.
+    """
     terminal = sys.stdout.isatty()
     table.box = box.ROUNDED if ruled and terminal else (box.SIMPLE_HEAD if terminal else None)
     out = Console(
-        width=None if terminal else 1000,
+        width=None if terminal else 1000,  # wide enough for every row
         soft_wrap=not terminal,
         markup=False,
         emoji=False,
@@ -48,11 +55,12 @@ def show(table: Table, *, ruled: bool = False) -> None:
     )
     with out.capture() as captured:
         out.print(table)
+    # Rich pads each line with blanks.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def totals(stats: SACStats) -> str:
-    """The line above the operators of a module."""
+    """Return the summary line of a module: bytes, milliseconds, and whether random results are stored."""
     return (
         f"Total Memory: {sum(stats.memory)} B Total Runtime: {sum(stats.runtimes):.6g} ms "
         f"Store Random: {stats.force_store_random}"
@@ -60,7 +68,7 @@ def totals(stats: SACStats) -> str:
 
 
 def operators(stats: SACStats) -> Table:
-    """One row for each operator."""
+    """Return a table of a module's operators, one per row."""
     table = _table()
     table.add_column("Op Name", overflow="fold")
     for name in ("Runtime (ms)", "Memory (B)"):
@@ -76,7 +84,11 @@ def operators(stats: SACStats) -> Table:
 
 
 def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
-    """What is freed and recomputed in all after each step: views, candidates, what is stored."""
+    """Return a table of a module's greedy order, with cumulated bytes and milliseconds in each row.
+
+    The rows are views, which are always recomputed, then candidates in greedy order, then items
+    that are always stored. All rows are cumulated, those of stored items included.
+    """
     table = _table()
     table.add_column("Op Names", overflow="fold")
     for name in ("Discarded", "Discarded (B)", "Recomputed", "Recomputed (ms)", "MSPS"):
@@ -114,7 +126,10 @@ def steps(order: SACGreedyOrderMeta, stats: SACStats) -> Table:
 
 
 def order_data(order: SACGreedyOrderMeta) -> dict[str, Any]:
-    """A greedy order as JSON can hold it but for sets; what recomputing frees at no time has no rate."""
+    """Convert a greedy order to a dict for JSON.
+
+    Sets stay sets, which the JSON encoder must convert. An infinite ``msps`` becomes None.
+    """
     candidates = [
         c._asdict() | {"msps": c.msps if math.isfinite(c.msps) else None} for c in order.msps_meta
     ]
@@ -123,7 +138,10 @@ def order_data(order: SACGreedyOrderMeta) -> dict[str, Any]:
 
 
 def tradeoff_data(fitted: SACTradeOffStats | None) -> dict[str, Any] | None:
-    """A trade-off as what JSON can hold; the curve as pairs, for JSON's keys are text."""
+    """Convert a trade-off to a dict for JSON, or None to None.
+
+    The curve becomes a list of pairs, because keys in JSON are text.
+    """
     if fitted is None:
         return None
     return {**asdict(fitted), "tradeoff_curve": list(fitted.tradeoff_curve.items())}
@@ -142,13 +160,13 @@ def _yes(value: bool) -> str:
 def draw_tradeoff(
     stats: SACStats, fitted: SACTradeOffStats, path: str | Path, *, title: str
 ) -> None:
-    """Draws the trade-off of a module to a file, whole or not at all.
+    """Write a plot of a module's trade-off to a file, atomically.
 
     Args:
-        stats: the module's operators.
-        fitted: its greedy curve with the lines above.
+        stats: statistics of the module's operators.
+        fitted: the module's greedy curve and the lines above it.
         path: ends with ``.svg`` or ``.png``.
-        title: what the module is called.
+        title: title of the plot.
 
     Raises:
         ProblemError: the path has another suffix.
@@ -158,12 +176,12 @@ def draw_tradeoff(
 
 
 def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) -> Figure:
-    """The picture of `draw_tradeoff` as a figure of its own; nothing global is touched."""
+    """Return the plot of `draw_tradeoff` as a figure, without Matplotlib's global state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 5.0))
     axes = figure.add_axes((0.1, 0.13, 0.86, 0.74))
-    # To free a little more, the next candidate has to be recomputed whole: curves are stairs.
+    # Stairs, because freeing one more byte means recomputing the whole next candidate.
     x, y = zip(*fitted.tradeoff_curve.items(), strict=True)
     axes.step(x, y, where="pre", color=_GREEDY, marker="o", markersize=3, label="greedy")
     x, y = zip(*exact_points(stats), strict=True)
@@ -181,7 +199,11 @@ def tradeoff_figure(stats: SACStats, fitted: SACTradeOffStats, *, title: str) ->
 
 
 def exact_points(stats: SACStats) -> list[Point]:
-    """Every best choice as (fraction of memory discarded, fraction of runtime recomputed)."""
+    """Return all Pareto-optimal choices of a module, fewest discarded bytes first.
+
+    Returns:
+        Points (fraction of memory discarded, fraction of runtime recomputed).
+    """
     grouping, frontier = group(stats), exact_frontier(stats)
     free_bytes = sum(item.nbytes for item in grouping.free)
     free_ps = sum(item.runtime_ps for item in grouping.free)

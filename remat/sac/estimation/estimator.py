@@ -1,4 +1,4 @@
-"""Estimator of one forward pass: statistics, curves, tables and JSON of what each module could recompute."""
+"""Estimator of selective checkpointing from one forward pass, with the interface of PyTorch's."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from remat.sac.estimation.stats import (
 from remat.sac.estimation.tradeoff import greedy_order, upper_envelope
 from remat.sac.run.recording import StepRecorder, without_replays
 
-#: Version of the JSON form.
+#: Version of the format that `Estimate.to_json` writes.
 JSON_VERSION = 1
 
 
 class Estimate:
-    """The statistics of modules, and what follows from them.
+    """Statistics of modules, with the orders, curves, tables and JSON derived from them.
 
     Attributes:
-        sac_mod_stats: module name to its statistics, of its first call. The outermost module is
-            called by its class, others by their place in it: ``Model.layers.0``.
+        sac_mod_stats: module name to the statistics of the module's first call. The outermost
+            module is named by its class, every other module by its path: ``Model.layers.0``.
         sac_mod_greedy_order_meta: module name to the greedy order.
         sac_mod_tradeoff_stats: module name to the trade-off; filled by `pwlf_sac_tradeoff_curve`.
-        sac_mod_calls: module name to how often it was called.
-        sac_mod_unsteady: module name to why there is no plan for it: its calls run different
-            operators. Such modules are in none of the above.
-        mode: how runtimes are found.
+        sac_mod_calls: module name to the number of its calls.
+        sac_mod_unsteady: module name to the reason why the module cannot have a plan: its calls run
+            different operators. Such modules have no statistics, order or trade-off.
+        mode: name of the mode in which runtimes are estimated.
         cost: the cost model in use.
     """
 
@@ -66,16 +66,16 @@ class Estimate:
     def pwlf_sac_tradeoff_curve(
         self, n_segments: int = 2, save_tradeoff_graphs: bool = False
     ) -> None:
-        """Fits at most so many straight lines above the greedy curve of each module.
+        """Fit up to ``n_segments`` straight lines above the greedy curve of each module.
 
         Args:
-            n_segments: the most lines.
-            save_tradeoff_graphs: draw each module to ``tradeoff_graphs/NAME.png``; what no file name may have in it
-                is quoted as in addresses: ``a%2Fb.png``.
+            n_segments: most lines for each module.
+            save_tradeoff_graphs: whether to draw each module to ``tradeoff_graphs/NAME.png``. The
+                name is percent-encoded, so ``a/b`` is drawn to ``a%2Fb.png``.
 
         Raises:
             ProblemError: ``n_segments`` is below 1.
-            PlanError: a picture was asked for, and Matplotlib is not installed, or it cannot be
+            PlanError: plots are requested, and Matplotlib is not installed or a plot cannot be
                 written.
         """
         for name, stats in self.sac_mod_stats.items():
@@ -85,15 +85,19 @@ class Estimate:
             folder = Path("tradeoff_graphs")
             folder.mkdir(exist_ok=True)
             for name in self.sac_mod_stats:
-                # A module may be called "a/b", which is no folder.
+                # A module may be named "a/b", which must not become a folder.
                 self.plot(folder / f"{quote(name, safe='')}.png", name)
 
     def plot(self, path: str | Path, module: str) -> None:
-        """Draws the greedy curve of a module, the lines above it, and the exact frontier.
+        """Draw the greedy curve of a module, the lines above it, and the exact frontier.
+
+        Args:
+            path: ends with ``.svg`` or ``.png``.
+            module: name of the module.
 
         Raises:
-            ProblemError: the module is not known, or the path ends in neither .svg nor .png.
-            PlanError: Matplotlib is not installed, or the picture cannot be written.
+            ProblemError: the module has no statistics, or the path has another suffix.
+            PlanError: Matplotlib is not installed, or the plot cannot be written.
         """
         stats = self._stats(module)
         fitted = self.sac_mod_tradeoff_stats.get(module)
@@ -102,7 +106,12 @@ class Estimate:
         draw_tradeoff(stats, fitted, path, title=module)
 
     def display_modulewise_sac_stats(self, depth: int = 2, print_tabular: bool = False) -> None:
-        """Prints both tables for each module; the outermost module has depth 1."""
+        """Print the operators and the greedy order of each module.
+
+        Args:
+            depth: deepest modules to print; the outermost module has depth 1.
+            print_tabular: whether tables on a terminal have a box around them.
+        """
         for name, stats in self.sac_mod_stats.items():
             if name.count(".") < depth:
                 print(f"Module: {name}")
@@ -112,7 +121,12 @@ class Estimate:
                 self.display_sac_tradeoff_stats(order, stats, print_tabular)
 
     def display_sac_stats(self, sac_stats: SACStats, print_tabular: bool = False) -> None:
-        """Prints the operators of a module; with ``print_tabular``, with rules between them."""
+        """Print the operators of a module.
+
+        Args:
+            sac_stats: statistics of the module.
+            print_tabular: whether the table has a box around it on a terminal.
+        """
         print(totals(sac_stats))
         show(operators(sac_stats), ruled=print_tabular)
 
@@ -122,11 +136,17 @@ class Estimate:
         sac_stats: SACStats,
         print_tabular: bool = False,
     ) -> None:
-        """Prints what has been freed and recomputed after each step of the greedy order."""
+        """Print the bytes freed and the time recomputed after each step of a module's greedy order.
+
+        Args:
+            greedy_order_meta: the greedy order of the module.
+            sac_stats: statistics of the module.
+            print_tabular: whether the table has a box around it on a terminal.
+        """
         show(steps(greedy_order_meta, sac_stats), ruled=print_tabular)
 
     def to_json(self) -> str:
-        """Everything that was found, as JSON; sets as sorted lists, infinity as null."""
+        """Return all results as JSON text; sets become sorted lists, infinite values become null."""
         modules = {
             name: {
                 "calls": self.sac_mod_calls[name],
@@ -146,6 +166,11 @@ class Estimate:
         return json.dumps(data, indent=2, allow_nan=False, default=sorted) + "\n"
 
     def _stats(self, module: str) -> SACStats:
+        """Return the statistics of a module.
+
+        Raises:
+            ProblemError: the module has no statistics.
+        """
         if module in self.sac_mod_stats:
             return self.sac_mod_stats[module]
         why = self.sac_mod_unsteady.get(module)
@@ -153,10 +178,13 @@ class Estimate:
         raise ProblemError(why or f"module '{module}' was not estimated; some that were: {known}")
 
     def _take(self, name: str, stats: SACStats) -> None:
-        """Adds one call of a module.
+        """Add the statistics of one module call.
+
+        The first call of a run defines the module's statistics. If a later call runs different
+        operators, the module becomes unsteady.
 
         Raises:
-            ProblemError: it ran other operators in an earlier run.
+            ProblemError: the module ran different operators in an earlier run of the estimator.
         """
         earlier = self._earlier.get(name)
         if earlier is not None:
@@ -169,6 +197,7 @@ class Estimate:
         self.sac_mod_calls[name] = self.sac_mod_calls.get(name, 0) + 1
         if name in self.sac_mod_unsteady:
             return
+        # The first call of a new run replaces the statistics of the earlier run.
         known = self.sac_mod_stats.get(name)
         if known is None or earlier is not None:
             self.sac_mod_stats[name] = stats
@@ -186,10 +215,10 @@ class Estimate:
 
 
 class SACEstimator(Estimate):
-    """Estimates what selective checkpointing of each module frees, and what time that takes.
+    """Estimates, for each module, the memory that selective checkpointing frees and the time it takes.
 
-    Use it under ``FakeTensorMode``; nothing is allocated and, unless runtimes are measured, nothing
-    is run. What belongs to modules with children is recorded, under the name of each::
+    Use it under ``FakeTensorMode``. Then nothing is allocated, and operators run only if their
+    runtimes are measured. Modules with children are recorded, each under its name::
 
         with FakeTensorMode():
             model, x = Model(), torch.randn(8, 512)
@@ -197,21 +226,25 @@ class SACEstimator(Estimate):
                 model(x)
         estimator.display_modulewise_sac_stats(depth=4, print_tabular=True)
 
-    The names are PyTorch's (``torch.distributed._tools.sac_estimator``). What differs: the memory
-    of an operator is that of the storages which it allocates, so an in-place operator has none; what
-    costs nothing to store is read off the module's real outputs; batch normalisation in training
-    works in place on its statistics; an operator that reads memory before another one overwrites it
-    is decided with that one; an operator's result counts as kept by autograd if anything in the
-    outermost module keeps it.
+    The interface is that of ``torch.distributed._tools.sac_estimator``, with these differences:
+
+    * The memory of an operator is that of the storages it allocates, so an in-place operator has
+      none.
+    * Results that cost nothing to store are found from the module's real outputs.
+    * Batch normalisation in training counts as an in-place write to its statistics.
+    * An operator that reads memory before another operator overwrites it shares that operator's
+      decision.
+    * An operator's result counts as saved by autograd if any module in the outermost module saves
+      it.
 
     The results are the attributes and methods of `Estimate`.
 
     Args:
-        gpu_type: the device of ``"operator-level-cost-model"``, by PyTorch's name for it
-            (``"NVIDIA H100"``) or by ours (``"h100"``); an H100 where it is left out.
+        gpu_type: device of the mode ``"operator-level-cost-model"``: PyTorch's name (``"NVIDIA
+            H100"``) or remat's (``"h100"``); None: an H100.
 
     Raises:
-        ProblemError: no such device is known.
+        ProblemError: the device is unknown.
     """
 
     def __init__(self, gpu_type: str | None = None) -> None:
@@ -227,18 +260,22 @@ class SACEstimator(Estimate):
     def __call__(
         self, estimate_mode_type: str, cost: CostModel | None = None, *, fake: bool = True
     ) -> Self:
-        """Says how runtimes are found.
+        """Set the mode in which runtimes are estimated.
 
         Args:
-            estimate_mode_type: ``"operator-level-benchmark"``: every distinct call really runs, on
-                tensors made up for it (see `remat.graph.costs.Profile`);
-                ``"operator-level-cost-model"``: a roofline, of `gpu_type` on every machine.
-            cost: another model in its stead, such as ``Roofline.parse("a100")``.
-            fake: False to record a real run. Some models run other operators on fake tensors:
-                ``transformers`` looks whether a mask masks anything only where it can.
+            estimate_mode_type: ``"operator-level-benchmark"`` runs and times every distinct call,
+                on tensors made for it (see `remat.graph.costs.Profile`).
+                ``"operator-level-cost-model"`` is a roofline of `gpu_type` on any machine.
+            cost: cost model to use instead of the mode's own, such as ``Roofline.parse("a100")``.
+            fake: False to record a run on real tensors. Some models run other operators on fake
+                tensors. ``transformers``, for example, can inspect the values of a mask only on
+                real tensors.
+
+        Returns:
+            The estimator itself.
 
         Raises:
-            ProblemError: no such mode, or the model does not count picoseconds.
+            ProblemError: the mode is unknown, or ``cost`` does not count picoseconds.
         """
         if cost is None and estimate_mode_type == "operator-level-cost-model":
             cost = self._device
@@ -247,7 +284,7 @@ class SACEstimator(Estimate):
         return self
 
     def __enter__(self) -> Self:
-        """Starts recording; raises as `record` does."""
+        """Start recording, and return the estimator; raises the errors of `record`."""
         self._contexts.enter_context(self.record().forward())
         return self
 
@@ -255,14 +292,14 @@ class SACEstimator(Estimate):
         self._contexts.close()
 
     def record(self, given: Iterable[torch.Tensor] = ()) -> StepRecorder:
-        """A recorder of another run, whose modules are added to the statistics as they end.
+        """Return a recorder for a run; each outermost module that ends adds to the statistics.
 
         Args:
-            given: tensors that are there before it.
+            given: tensors that exist before the run.
 
         Raises:
-            ProblemError: there is no ``FakeTensorMode``, and a real run was not asked for; or there is
-                one, and it was.
+            ProblemError: a ``FakeTensorMode`` is needed but not active, or is active although
+                `fake` is False.
         """
         in_fake = torch_compat.active_fake_mode() is not None
         if in_fake and not self._needs_fake:
@@ -280,10 +317,16 @@ class SACEstimator(Estimate):
         return StepRecorder(given, self._conclude)
 
     def _conclude(self, recorder: StepRecorder, position: int) -> None:
-        """Turns what was recorded of an outermost module into statistics."""
+        """Add the statistics of an outermost module call, and of all module calls inside of it.
+
+        Args:
+            recorder: recorder of the run.
+            position: position of the outermost call in ``recorder.spans``.
+        """
         spans = [span for span in recorder.spans[position:] if not span.failed]
         first = spans[0].first
         calls = recorder.calls[first:]
+        # Only fake tensors replay views; see `without_replays`.
         if self._needs_fake:
             returned = (x for span in recorder.spans[position:] for x in span.returned)
             calls = recorder.calls[first:] = without_replays(calls, returned)

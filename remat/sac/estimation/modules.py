@@ -1,4 +1,4 @@
-"""The modules of a model in one step: their operators, and their share of the memory."""
+"""Modules of a model in one training step, with their operators and memory."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ from remat.torch_compat import pytree
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleStats:
-    """One module.
+    """Statistics of one module in a training step.
 
     Attributes:
-        name: under the class of the outermost module: ``Model.layers.0``.
-        parent: position of the module that calls it; -1 for the outermost.
-        is_leaf: whether it has no children; such are never checkpointed.
-        parameter_bytes: of its parameters, and so of their gradients.
-        calls: its calls that have a backward.
-        stats: its operators; None for leaves, and for modules whose calls run different ones.
-            Other than in `SACEstimator`, results that are returned and that nothing keeps until
-            backward have their bytes, and what comes after the last saved tensor takes no time:
-            running again stops before it.
-        why_not: why it cannot be checkpointed; empty if it can.
-        overhead_ms: milliseconds that running it again takes beyond its operators: policies, and what
-            PyTorch does about them. 0 where it was not measured.
+        name: path of the module below the class of the outermost module, such as
+            ``Model.layers.0``.
+        parent: position of the module that calls this module; -1 for the outermost module.
+        is_leaf: whether the module has no children. A leaf is never checkpointed.
+        parameter_bytes: bytes of the module's parameters; their gradients take as many.
+        calls: memory of the module's calls that have a backward.
+        stats: statistics of the module's operators; None for a leaf, or if calls run different
+            operators. Unlike in `SACEstimator`, a returned result counts its bytes if it would be
+            freed before backward. Operators after the last saved tensor take no time, because
+            recomputation stops there.
+        why_not: reason why the module cannot be checkpointed; empty if there is none.
+        overhead_ms: milliseconds that recomputation takes beyond the operators, for policies and
+            PyTorch's bookkeeping; 0 if not measured.
     """
 
     name: str
@@ -57,43 +58,44 @@ class ModuleStats:
 
     @property
     def fqn(self) -> str:
-        """The name as in ``model.named_modules()``; empty for the model itself."""
+        """Name of the module as in ``model.named_modules()``; empty for the model itself."""
         return self.name.partition(".")[2]
 
     @property
     def operators(self) -> SACStats:
-        """Its operators; only where it can run again."""
+        """Statistics of the module's operators, for a module that has some."""
         assert self.stats is not None, f"'{self.name}' has no statistics"
         return self.stats
 
     @property
     def can_run_again(self) -> bool:
-        """Whether it may be checkpointed: not the model itself, no leaf, and nothing speaks against it."""
+        """Whether the module may be checkpointed: not the model, not a leaf, and without `why_not`."""
         return bool(self.fqn) and not self.why_not and self.stats is not None
 
     @property
     def activation_bytes(self) -> int:
-        """Memory that its calls make, do not return, and backward reads."""
+        """Bytes that the module's calls allocate, do not return, and that backward needs."""
         return sum(call.activation_bytes for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleTree:
-    """The modules of a model in one training step.
+    """Modules of a model in one training step, with the memory of the step.
 
     Attributes:
-        modules: in the order in which they are first called: parents before their children.
-        post_order: their positions in the order in which they first return.
-        other: bytes alive by moment, without parameters and their gradients.
-        gradients: bytes of parameters' gradients by moment.
-        parameter_bytes: of all parameters.
-        forward_end: the first moment of backward.
-        step_ms: milliseconds of forward's operators, and twice as much for backward.
-        state_bytes: of the generator's state that PyTorch keeps for each checkpointed call; 0 on a GPU,
-            where it is in the host's memory.
-        mode: how runtimes were found.
-        cost: the cost model.
-        policy_ms: milliseconds that a policy takes for each operator of forward; 0 where it was not measured.
+        modules: the modules, in the order of their first calls; parents come before their children.
+        post_order: positions of the modules, in the order in which their first calls end.
+        other: bytes alive at each moment, without parameters and their gradients.
+        gradients: bytes of the parameters' gradients that are alive at each moment.
+        parameter_bytes: bytes of all parameters.
+        forward_end: first moment of backward.
+        step_ms: estimated milliseconds of a step without recomputation. Backward counts twice as
+            much as forward.
+        state_bytes: bytes of the random generator's state, which PyTorch keeps for each
+            checkpointed call. 0 for a model on a GPU, because the state is in host memory.
+        mode: name of the mode in which runtimes were estimated.
+        cost: name of the cost model.
+        policy_ms: milliseconds that a policy adds to each operator of forward; 0 if not measured.
     """
 
     modules: tuple[ModuleStats, ...]
@@ -109,10 +111,10 @@ class ModuleTree:
     policy_ms: float = 0.0
 
     def __getitem__(self, fqn: str) -> ModuleStats:
-        """A module by its name, with or without the class of the model in front.
+        """Return a module by name, with or without the model's class in front.
 
         Raises:
-            ProblemError: there is none.
+            ProblemError: no module of this name ran in the step.
         """
         for module in self.modules:
             if fqn in (module.fqn, module.name):
@@ -121,7 +123,7 @@ class ModuleTree:
         raise ProblemError(f"no module '{fqn}' ran in this step; some that did: {known}")
 
     def ancestors(self, k: int) -> list[int]:
-        """Positions of the modules that a module runs in, innermost first."""
+        """Return the positions of the modules that contain module ``k``, innermost first."""
         found, parent = [], self.modules[k].parent
         while parent >= 0:
             found.append(parent)
@@ -129,12 +131,16 @@ class ModuleTree:
         return found
 
     def memory(self, world_size: int = 1) -> Ints:
-        """Bytes alive by moment; parameters and gradients are spread over so many ranks."""
+        """Return the bytes alive at each moment on one rank.
+
+        Args:
+            world_size: number of ranks over which parameters and gradients are sharded.
+        """
         sharded = self.parameter_bytes + self.gradients
         return self.other + -(-sharded // world_size)
 
     def peak_bytes(self, world_size: int = 1) -> int:
-        """Most bytes alive at once."""
+        """Return the peak of the step on one rank; see `memory`."""
         return int(self.memory(world_size).max(initial=0))
 
 
@@ -147,22 +153,26 @@ def collect_modules(
     cost: CostModel | None = None,
     fake: bool | None = None,
 ) -> ModuleTree:
-    """Estimates a model from one step, forward and backward.
+    """Estimate the modules of a model by running one step, forward and backward.
 
     Args:
-        model: in train mode.
+        model: the model in train mode.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        mode: how runtimes are found; see `SACEstimator`. In ``"operator-level-benchmark"``, modules on
-            real CPU tensors are timed while they run again, operator by operator (`remat.sac.estimation.reruns`).
-        cost: another cost model for the mode.
-        fake: whether to run on fake tensors, which takes neither memory nor a GPU. Some models run
-            other operators then (see `SACEstimator`), and a plan made from those is refused when it
-            is applied. None: fake, unless all parameters and inputs lie on the CPU.
+        mode: name of the mode in which runtimes are estimated; see `SACEstimator`. On real CPU
+            tensors, ``"operator-level-benchmark"`` also times modules while they run again
+            (`remat.sac.estimation.reruns`), unless ``cost`` is given.
+        cost: cost model to use instead of the mode's own.
+        fake: whether the step runs on fake tensors, which need neither memory nor a GPU. Some
+            models run other operators on fake tensors (see `SACEstimator`). A plan with other
+            operators is refused when the model runs. None: use real tensors only if all parameters,
+            buffers and inputs are on the CPU.
 
     Raises:
-        ProblemError: no such mode, or no operator of a module can be estimated.
-        CaptureError: the arguments are no tuple and dict, or no output requires a gradient.
+        ProblemError: ``mode`` is unknown, ``model`` is not a module, or a module cannot be
+            estimated.
+        CaptureError: ``args`` is not a tuple, ``kwargs`` is not a dict, or no output requires a
+            gradient.
     """
     if not isinstance(model, nn.Module):
         raise ProblemError(
@@ -194,10 +204,11 @@ def collect_modules(
 def record_step(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], estimator: SACEstimator
 ) -> Lifetimes:
-    """Runs forward and backward of one step; the estimator takes what its modules run.
+    """Run and record forward and backward of one step.
 
-    A loss that is called ``loss`` is what backward starts from, and everything else that forward
-    returned stays alive; without one, it starts from all outputs (see `loss_only`).
+    The estimator receives the operators of all modules. Backward starts from the output named
+    ``loss`` while the other outputs stay alive. Without such an output, it starts from all outputs
+    (see `loss_only`).
 
     Raises:
         CaptureError: no output requires a gradient.
@@ -214,18 +225,19 @@ def record_step(
 
 
 def _on_the_cpu(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether all tensors are on the CPU."""
     return all(t.device.type == "cpu" for t in tensors)
 
 
 def build_tree(
     model: nn.Module, estimator: SACEstimator, lifetimes: Lifetimes, state_bytes: int
 ) -> ModuleTree:
-    """Joins what the estimator knows of operators with what is known of memory.
+    """Combine an estimator's operators with the memory of the same step.
 
     Args:
         model: the model.
-        estimator: its operators.
-        lifetimes: a step of it.
+        estimator: estimator that received the operators of the step.
+        lifetimes: memory of the step.
         state_bytes: see `ModuleTree`.
     """
     spans = lifetimes.spans
@@ -255,6 +267,7 @@ def build_tree(
                 why_not=_why_not(name, calls, estimator, lifetimes),
             )
         )
+    # At equal moments, the inner module ends first.
     ended = sorted(order, key=lambda name: (order[name][0].end, -places[name]))
     roots = [s.stats for s in modules if s.parent < 0 and s.stats is not None]
     return ModuleTree(
@@ -264,6 +277,7 @@ def build_tree(
         gradients=lifetimes.alive(lifetimes.gradients),
         parameter_bytes=int(sum(lifetimes.nbytes[k] for k in lifetimes.resident)),
         forward_end=lifetimes.forward_end,
+        # Backward is taken to cost twice as much as forward.
         step_ms=3 * sum(sum(s.runtimes) for s in roots),
         state_bytes=state_bytes,
         mode=estimator.mode,
@@ -274,12 +288,13 @@ def build_tree(
 def with_reruns(
     tree: ModuleTree, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> ModuleTree:
-    """The tree with what running modules again really takes, on the CPU.
+    """Return a tree whose runtimes are measured while modules run again on the CPU.
 
-    Modules that lie in one another are checkpointed in steps of their own. Those with the same
-    operators get the same times, the median of theirs: so they stay equal. Where a module fails when it
-    runs again, those of its steps keep the times of operators one by one.
+    Nested modules are checkpointed in separate steps, one set of steps per nesting level. Modules
+    with the same operators get the same times, namely their medians, so that they stay equal. If a
+    module fails when it runs again, all modules of its level keep their estimated runtimes.
     """
+    # Level 0 runs even without modules, because its steps also time forward.
     levels: dict[int, list[str]] = {0: []}
     can = [m.can_run_again for m in tree.modules]
     for k, module in enumerate(tree.modules):
@@ -303,12 +318,14 @@ def with_reruns(
 
 
 def _kind(stats: SACStats) -> tuple[Any, ...]:
+    """Return a key that modules with the same operators and memory share."""
     return tuple(stats.func_names), tuple(stats.memory)
 
 
 def _as_alike(
     module: ModuleStats, alike: Mapping[Any, Sequence[tuple[list[float], float]]]
 ) -> ModuleStats:
+    """Return a module with the median times of all modules of its kind; see `_kind`."""
     times, overheads = zip(*alike[_kind(module.operators)], strict=True)
     typical = [statistics.median(each) for each in zip(*times, strict=True)]
     return replace(
@@ -321,6 +338,7 @@ def _as_alike(
 def _why_not(
     name: str, calls: Sequence[ModuleSpan], estimator: SACEstimator, lifetimes: Lifetimes
 ) -> str:
+    """Return the reason why a module cannot be checkpointed; empty if there is none."""
     if calls[0].is_leaf:
         return "it has no children"
     if name in estimator.sac_mod_unsteady:

@@ -1,9 +1,9 @@
-"""The time of running modules again, measured in the backward of real steps.
+"""Time that modules take when they run again, measured in the backward of real steps.
 
-An operator that is timed by itself finds its arguments in the cache, and memory for its result that was
-just freed. When a module runs again in backward neither need be so, and between its operators memory is
-freed, and there is Python: the module's own, and PyTorch's that looks after what is stored. Together
-that can be as much as the operators take by themselves.
+An operator timed by itself finds its arguments in the cache, and memory for its result that was
+just freed. When a module runs again in backward, neither may be the case. Between its operators,
+memory is freed and Python code runs: the module's own, and PyTorch's bookkeeping of stored results.
+Together this can take as long as the operators themselves.
 """
 
 from __future__ import annotations
@@ -31,28 +31,33 @@ from remat.sac.run.lifetimes import given_tensors, loss_only
 from remat.sac.run.module_calls import in_backward, set_forward
 from remat.sac.run.operators import is_skipped
 
-#: Timed steps, after one that does not count.
+#: Timed steps, after a warm-up step.
 STEPS = 7
-#: Operators in the chain that shows what timing takes by itself, and runs of it.
+#: Operators in the chain that measures the overhead of a context, and runs of the chain.
 _CHAIN, _RUNS = 100, 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rerun:
-    """A module that ran again.
+    """Measured times of one module that ran again in backward.
 
     Attributes:
-        ops: name and milliseconds of each operator, in order, without those that are skipped: by how
-            much longer the module takes if it runs again than if it is stored. Memory that is freed
-            before it is a part of that.
-        overhead_ms: milliseconds that the module takes if all its operators are stored.
+        ops: (name, milliseconds) of each operator in order, without skipped operators. The
+            milliseconds are the time saved if the operator's result is stored. They include freeing
+            memory before the operator.
+        overhead_ms: milliseconds that the rerun takes if the results of all operators are stored.
     """
 
     ops: tuple[tuple[str, float], ...]
     overhead_ms: float
 
     def runtimes(self, names: Sequence[str], otherwise: Sequence[float]) -> list[float]:
-        """Milliseconds of operators by name; of those that did not run again, what is given."""
+        """Return the milliseconds of operators, matched by name and order.
+
+        Args:
+            names: names of a module's operators, in order.
+            otherwise: milliseconds of the same operators, for those that did not run again.
+        """
         found = list(otherwise)
         ran = [name for name, _ in self.ops]
         for block in SequenceMatcher(None, names, ran, autojunk=False).get_matching_blocks():
@@ -63,11 +68,12 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reruns:
-    """Some steps in which modules ran again.
+    """Measured times of steps in which modules ran again.
 
     Attributes:
         forward_ms: milliseconds of forward's operators.
-        modules: by name; those that did not run the same operators each time are left out.
+        modules: module name to the module's times. Modules whose operators differ between steps are
+            left out.
     """
 
     forward_ms: float
@@ -80,19 +86,19 @@ def time_reruns(
     kwargs: Mapping[str, Any] | None = None,
     names: Sequence[str] = (),
 ) -> Reruns | None:
-    """Runs steps on the CPU in which modules run again, and takes the time.
+    """Time steps on the CPU in which modules run again.
 
-    Medians of `STEPS` steps in which they store nothing, and of as many in which they store all.
-    Buffers, gradients and random states are afterwards as before.
+    Times are medians of `STEPS` steps in which the modules store nothing, and of `STEPS` steps in
+    which they store every result. Buffers, gradients and random states are restored afterwards.
 
     Args:
         model: the model.
         args: positional arguments of a call.
         kwargs: keyword arguments of a call.
-        names: modules as in ``model.named_modules()``, none of them within another.
+        names: names of the modules to checkpoint, as in ``model.named_modules()``; none is nested.
 
     Returns:
-        None if one of the modules cannot run again.
+        The times; None if one of the modules fails when it runs again.
     """
     named = dict(kwargs or {})
     given = given_tensors(model, args, named)
@@ -112,7 +118,7 @@ def time_reruns(
 def _checkpointed(
     model: nn.Module, names: Sequence[str], watch: _Watch, policy: PolicyLike
 ) -> Iterator[None]:
-    """Modules that are checkpointed, and watched when they run again."""
+    """Checkpoint modules within the ``with`` block, with their reruns reported to ``watch``."""
     with contextlib.ExitStack() as undo:
         for name in names:
             module = model.get_submodule(name)
@@ -124,11 +130,12 @@ def _checkpointed(
 
 
 def _everything(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Policy that saves the result of every operator."""
     return CheckpointPolicy.PREFER_SAVE
 
 
 class _Watch:
-    """Collects what operators take in forward, and what modules take in backward."""
+    """Collects the times of forward's operators and of modules that run again in backward."""
 
     def __init__(self) -> None:
         self._timing_ms = timing_ms()
@@ -140,30 +147,37 @@ class _Watch:
 
     @contextlib.contextmanager
     def step(self, stored: bool, counts: bool) -> Iterator[None]:
-        """A step runs, in which modules store all or nothing."""
+        """Time one step in the ``with`` block.
+
+        Args:
+            stored: whether the modules store every result; otherwise they store none.
+            counts: whether the step's times are collected; False for a warm-up step.
+        """
         self._stored, self._counts = stored, counts
         self._timer = _Timer()
+        # Not with stored results: the timer's own time would count as overhead.
         with contextlib.nullcontext() if stored else self._timer:
             yield
         if counts and not stored:
             self._forward.append(self._timer.forward_ms)
 
     def call(self, name: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Runs a module; in backward, takes its time."""
+        """Run a module's forward; if backward is running, also time it."""
         if not in_backward():
             return forward(*args, **kwargs)
         self._timer.again = []
         start = time.perf_counter()
         try:
             return forward(*args, **kwargs)
-        finally:  # running again ends in an exception
+        finally:  # PyTorch ends a rerun by an exception once all saved tensors are there again
             if self._counts and self._stored:
                 spent = 1e3 * (time.perf_counter() - start)
                 self._overheads.setdefault(name, []).append(spent)
-            elif self._counts:
+            elif self._counts:  # an entry for the start, so that the first operator has a gap, too
                 self._again.setdefault(name, []).append([("", start, start), *self._timer.again])
 
     def found(self) -> Reruns:
+        """Return the medians of all collected times."""
         return Reruns(
             forward_ms=statistics.median(self._forward),
             modules={
@@ -177,12 +191,19 @@ class _Watch:
     def _typical(
         self, runs: Sequence[Sequence[tuple[str, float, float]]], overhead_ms: float
     ) -> Rerun:
-        """What a module takes, from some runs with the same operators."""
+        """Return the median times of a module over several reruns of the same operators.
+
+        Args:
+            runs: for each rerun, (name, begin, end) of each operator in seconds, after an entry for
+                the start.
+            overhead_ms: milliseconds of a rerun if every result is stored.
+        """
         steps = range(1, len(runs[0]))
         alone = [statistics.median(1e3 * (run[k][2] - run[k][1]) for run in runs) for k in steps]
         gaps = [statistics.median(1e3 * (run[k][1] - run[k - 1][2]) for run in runs) for k in steps]
         gaps = [max(0.0, gap - self._timing_ms) for gap in gaps]
-        # Of what lies between, some is there if all is stored too; the rest is mostly memory being freed.
+        # Part of the time between operators is overhead, which remains if every result is stored. The rest
+        # is mostly the freeing of memory, and is attributed to the operators.
         share = max(0.0, 1.0 - overhead_ms / sum(gaps)) if any(gaps) else 0.0
         names = (name for name, _, _ in runs[0][1:])
         taken = (ms + share * gap for ms, gap in zip(alone, gaps, strict=True))
@@ -190,11 +211,14 @@ class _Watch:
 
 
 class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Takes the time of every operator, below all that stores and recomputes.
+    """Dispatch mode that times every operator that really runs.
+
+    It is entered before PyTorch's checkpointing modes, so operators with stored results do not
+    reach it.
 
     Attributes:
         forward_ms: milliseconds of all operators of forward.
-        again: name, begin and end of the operators of a module that runs again.
+        again: (name, begin, end) of each operator of the module that runs again, in seconds.
     """
 
     def __init__(self) -> None:
@@ -216,18 +240,22 @@ class _Timer(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @functools.cache
 def timing_ms() -> float:
-    """Milliseconds by which an operator takes longer when it is timed, on this CPU."""
+    """Return the milliseconds that timing adds to an operator, measured on this CPU."""
     return _slower_ms(_Timer)
 
 
 @functools.cache
 def policy_ms() -> float:
-    """Milliseconds by which an operator of forward takes longer under a policy, on this CPU."""
+    """Return the milliseconds that a policy adds to an operator of forward, measured on this CPU."""
     return _slower_ms(lambda: context_fn([])()[0])
 
 
 def _slower_ms(make: Callable[[], contextlib.AbstractContextManager[Any]]) -> float:
-    """Milliseconds by which a short operator takes longer in a context."""
+    """Return the milliseconds that running in a context adds to a short operator.
+
+    Args:
+        make: function that returns a new context manager.
+    """
     x = torch.ones(1)
     took: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(_RUNS):
@@ -237,4 +265,5 @@ def _slower_ms(make: Callable[[], contextlib.AbstractContextManager[Any]]) -> fl
                 for _ in range(_CHAIN):
                     x.sin()
                 took[inside].append(time.perf_counter() - start)
+    # Minima, because interruptions only add time. Noise may make the difference negative.
     return max(0.0, 1e3 * (min(took[True]) - min(took[False])) / _CHAIN)

@@ -1,7 +1,7 @@
-"""What the estimator knows about the operators of a module, and what of it is decided together.
+"""Statistics of a module's operators, and groups of operators that share a decision.
 
-The classes and their fields are those of ``torch.distributed._tools.sac_estimator``, so that tools
-written for either take the other's.
+The classes and their fields match ``torch.distributed._tools.sac_estimator``. So a tool written for
+one accepts the objects of the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from networkx.utils import UnionFind
 
 from remat.errors import ProblemError
 
-#: Integer units in a millisecond: runtimes are compared in picoseconds.
+#: Picoseconds in a millisecond. Solvers need integers, so they get runtimes in picoseconds.
 PS_PER_MS = 10**9
 
 
@@ -22,19 +22,22 @@ PS_PER_MS = 10**9
 class SACStats:
     """Operators of one module, in the order in which they ran.
 
+    Operators are positions in ``func_names``.
+
     Attributes:
-        func_names: operators' names, ``"aten.mm.default"``.
-        runtimes: milliseconds each.
-        memory: bytes of the storages that each allocates; 0 for views, and for what makes an output
-            of the module, which lives whatever is decided.
+        func_names: names of the operators, such as ``"aten.mm.default"``.
+        runtimes: milliseconds of each operator.
+        memory: bytes of the storages that each operator allocates. Views have 0, and so have
+            storages that the module returns, because these stay alive in any case.
         view_like_ops: operators that return views.
-        rand_ops: operators that draw random numbers, or may: those that are not known to be functions of
-            their inputs (`remat.declare_pure`).
-        saved_autograd_ops: operators whose result autograd keeps for backward.
-        inplace_ops: (operator, first operator on the same storage) for what works in place; an
-            operator on an argument of the module is its own first.
-        force_store_random: whether random results must be stored, because the module is given no
-            tensor from which they could be computed again, or because one of them may do more than draw.
+        rand_ops: operators that draw random numbers, and operators that may draw some because they
+            are not declared pure (`remat.declare_pure`).
+        saved_autograd_ops: operators whose results autograd saves for backward.
+        inplace_ops: pairs (operator, first operator on the same storage) that share a decision
+            because of in-place writes. An operator that writes to an argument of the module is
+            paired with itself.
+        force_store_random: whether random results must be stored. The reason is that the module has
+            no tensor among its arguments, or that an operator is not declared pure.
     """
 
     func_names: list[str]
@@ -51,14 +54,14 @@ class SACStats:
 
 
 class MSPS(NamedTuple):
-    """One candidate for recomputation: an operator, or a group that is decided as one.
+    """One candidate for recomputation: an operator, or a group of operators that share a decision.
 
     Attributes:
-        func_names: names of the operators in it.
-        op_idx: the operator, or the head of the group.
-        memory: bytes that recomputing frees.
-        runtime: milliseconds that recomputing takes.
-        msps: bytes per millisecond; infinite where recomputing takes no time.
+        func_names: names of the candidate's operators.
+        op_idx: position of the operator, or of the group's first operator.
+        memory: bytes that recomputing the candidate frees.
+        runtime: milliseconds that recomputing the candidate takes.
+        msps: bytes per millisecond; infinite if recomputing takes no time.
     """
 
     func_names: set[str]
@@ -70,13 +73,14 @@ class MSPS(NamedTuple):
 
 @dataclass
 class SACTradeOffStats:
-    """Memory against time for one module, as a piecewise-linear upper envelope.
+    """Trade-off between memory and time of one module, with straight lines above the greedy curve.
 
     Attributes:
-        n_segments: number of segments.
+        n_segments: number of line segments.
         slopes: slope of each segment.
         intercepts: intercept of each segment.
-        fit_breaks: where segments begin and end, one more than segments.
+        fit_breaks: fractions of memory discarded at which segments begin, then the end of the last
+            one.
         tradeoff_curve: fraction of memory discarded to fraction of runtime recomputed.
         sac_memory: bytes of all operators.
         sac_runtime: milliseconds of all operators.
@@ -93,13 +97,13 @@ class SACTradeOffStats:
 
 @dataclass
 class SACGreedyOrderMeta:
-    """The greedy order of one module.
+    """Greedy order of one module's operators.
 
     Attributes:
         recomputed_ops: operators that are always recomputed.
-        stored_ops: operators, or heads of groups, that are always stored.
-        inplace_op_groups: head of each in-place group to the operators in it.
-        random_ops_group: head of the random group to the operators in it.
+        stored_ops: first operators of the items that are always stored.
+        inplace_op_groups: first operator of each item with in-place writes to the item's operators.
+        random_ops_group: first operator of each item with random operators to the item's operators.
         msps_meta: candidates, most bytes per time first.
     """
 
@@ -112,11 +116,11 @@ class SACGreedyOrderMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """Operators that are stored or recomputed as one.
+    """Operators that share one decision: all are stored or all are recomputed.
 
     Attributes:
-        ops: the operators, in order; the first is the head.
-        nbytes: bytes that storing them takes.
+        ops: the operators, in order; the first one identifies the item.
+        nbytes: bytes that storing their results takes.
         runtime_ps: picoseconds that recomputing them takes.
     """
 
@@ -127,12 +131,12 @@ class Item:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """The operators of a module by what may be decided about them.
+    """Operators of a module, separated into those that a solver decides and those with a fixed decision.
 
     Attributes:
-        free: what is decided, in the order of its first operators.
-        stored: what is stored in any case.
-        recomputed: views: recomputed in any case.
+        free: items that a solver decides, by the position of their first operator.
+        stored: items that are always stored.
+        recomputed: views, which are always recomputed.
     """
 
     free: tuple[Item, ...]
@@ -141,16 +145,18 @@ class Grouping:
 
 
 def group(stats: SACStats) -> Grouping:
-    """Merges what must be decided together: in-place groups, and all random operators.
+    """Group the operators that share a decision: in-place groups, and all random operators.
 
-    An in-place group is everything that writes to one storage, with the operator that made it. It
-    is stored if the module did not make that storage, that is, if the first operator on it works in
-    place itself or is a view; else recomputing would write to the caller's memory twice. Random
-    operators, and every group with one of them in it, are stored if `SACStats.force_store_random` says so.
-    Groups that share an operator are one.
+    An in-place group holds all operators that write to one storage, and the operator that allocated
+    it. The group is always stored if the module did not allocate the storage. That is the case if
+    the first operator on the storage is itself in place or is a view. Recomputing would write to
+    the caller's memory twice.
+
+    Random operators are always stored if `SACStats.force_store_random` is set, together with their
+    groups. Groups with a common operator are merged.
 
     Raises:
-        ProblemError: lengths or indices do not fit.
+        ProblemError: the statistics are inconsistent; see `check`.
     """
     check(stats)
     views = set(stats.view_like_ops)
@@ -184,10 +190,11 @@ def _item(stats: SACStats, ops: list[int]) -> Item:
 
 
 def check(stats: SACStats) -> None:
-    """Refuses statistics that do not fit together.
+    """Check that statistics are consistent.
 
     Raises:
-        ProblemError: naming the field.
+        ProblemError: a list has the wrong length, a position does not exist, or a number is
+            negative.
     """
     n = len(stats.func_names)
     for name in ("runtimes", "memory"):
@@ -207,7 +214,11 @@ def check(stats: SACStats) -> None:
 
 
 def difference(before: SACStats, after: SACStats) -> str | None:
-    """Where two calls of a module part: "runs … as operator 3 instead of …, which"."""
+    """Return the first difference between the operators of two module calls; None if there is none.
+
+    The text is the start of a clause: "runs aten.mm.default as operator 3 instead of
+    aten.add.Tensor, which".
+    """
     for i, (a, b) in enumerate(zip(before.func_names, after.func_names, strict=False)):
         if a != b:
             return f"runs {b} as operator {i} instead of {a}, which"

@@ -1,4 +1,4 @@
-"""Memory against time for one module: the greedy order, few straight lines above its curve, the exact frontier."""
+"""Trade-off between memory and time of one module: greedy order, lines above its curve, frontier."""
 
 from __future__ import annotations
 
@@ -20,14 +20,19 @@ from remat.sac.estimation.stats import (
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.problem import KnapsackProblem
 
-#: Corners that the segments are fitted to; of more, neighbours are merged, upwards.
+#: Most corners of a fit, whose time grows at least with their square. Neighbours beyond are merged.
 MOST_CORNERS = 400
 
 Point = tuple[float, float]
 
 
 def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
-    """The choice of values to store, as a knapsack over the undecided items: bytes against picoseconds."""
+    """Build the knapsack that chooses results to store: weights in bytes, values in picoseconds.
+
+    Args:
+        grouping: operators of a module; the knapsack's items are its ``free`` items.
+        capacity: bytes that may be stored.
+    """
     return KnapsackProblem(
         weights=tuple(item.nbytes for item in grouping.free),
         values=tuple(item.runtime_ps for item in grouping.free),
@@ -36,16 +41,20 @@ def as_knapsack(grouping: Grouping, capacity: int) -> KnapsackProblem:
 
 
 def exact_frontier(stats: SACStats) -> KnapsackFrontier:
-    """Every Pareto-optimal choice of free items: bytes stored against picoseconds not recomputed."""
+    """Return all Pareto-optimal choices of a module's free items to store.
+
+    Weights are the bytes stored, values the picoseconds of recomputation avoided.
+    """
     grouping = group(stats)
     return knapsack_frontier(as_knapsack(grouping, sum(i.nbytes for i in grouping.free)))
 
 
 def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
-    """Orders the candidates of a module by the bytes that recomputing frees per time.
+    """Order the candidates of a module by freed bytes per recompute time, largest first.
 
-    Views are always recomputed. What is decided together is one candidate; what recomputing takes
-    no time comes first, then the most bytes per time; equals in the order in which they ran.
+    Views are always recomputed and are not candidates. Operators that share a decision are one
+    candidate. Candidates without recompute time come first. Ties are in the order in which the
+    operators ran.
     """
     grouping = group(stats)
     written = {i for pair in stats.inplace_ops for i in pair}
@@ -75,10 +84,10 @@ def greedy_order(stats: SACStats) -> SACGreedyOrderMeta:
 
 
 def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[float, float]:
-    """Fraction of memory discarded to fraction of runtime recomputed, candidate by candidate.
+    """Return the curve of a greedy order: fraction of memory discarded to fraction recomputed.
 
-    It begins with the views, which are always recomputed. Candidates that free nothing are left
-    out: nobody recomputes them.
+    The first point is that of the views, which are always recomputed. Each candidate adds one
+    point. Candidates that free no bytes are left out, because recomputing them has no benefit.
     """
     memory, runtime = sum(stats.memory), sum(stats.runtimes)
     spent = sum(stats.runtimes[i] for i in order.recomputed_ops)
@@ -95,16 +104,21 @@ def greedy_curve(stats: SACStats, order: SACGreedyOrderMeta) -> OrderedDict[floa
 def upper_envelope(
     stats: SACStats, order: SACGreedyOrderMeta, n_segments: int = 2
 ) -> SACTradeOffStats:
-    """The greedy curve under ``n_segments`` straight lines.
+    """Fit up to ``n_segments`` straight lines above the greedy curve of a module.
 
-    To discard a fraction of the memory between two points of the curve, the candidates up to the
-    later one have to be recomputed: the curve is a staircase. Each segment lies above all the stairs
-    in its range, and among all ways to do that with so many segments, the area under these is the
-    least; it is found by dynamic programming over where segments begin. Lines may jump where one
-    ends. (PyTorch searches for a least-squares fit, which cuts through the stairs.)
+    The curve is a staircase: between two of its points, all candidates up to the later point must
+    be recomputed. Each line lies above all stairs in its range. Among all such fits, the result has
+    the least total area below the lines. It is found by dynamic programming over the beginnings of
+    segments. Consecutive lines need not meet. (PyTorch's estimator computes a least-squares fit,
+    which cuts through the stairs.)
+
+    Args:
+        stats: statistics of the module.
+        order: greedy order of the module.
+        n_segments: most line segments.
 
     Raises:
-        ProblemError: ``n_segments`` is below 1.
+        ProblemError: ``n_segments`` is not an int of at least 1.
     """
     if isinstance(n_segments, bool) or not isinstance(n_segments, int) or n_segments < 1:
         raise ProblemError(f"n_segments must be 1 or more, got {n_segments!r}")
@@ -129,7 +143,11 @@ def upper_envelope(
 
 
 def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
-    """Reduce to a maximum number of corners; each is no further right and no lower than the corners it replaces."""
+    """Merge neighbouring corners of a rising staircase, so that at most ``most`` remain.
+
+    Each merged corner is no further right and no lower than the corners that it replaces. So a line
+    fitted above the result is above all ``corners``.
+    """
     if len(corners) <= most:
         return list(corners)
     starts = [k * len(corners) // most for k in range(most)]
@@ -138,12 +156,22 @@ def merge_corners(corners: Sequence[Point], most: int) -> list[Point]:
 
 
 def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float, float, float]]:
-    """Segments above all corners with the least area: (where it begins, slope, intercept)."""
+    """Fit line segments above all corners, with the least total area below the segments.
+
+    Args:
+        corners: corners (x, y) of a rising staircase, from left to right.
+        end: x at which the last segment ends.
+        segments: most segments.
+
+    Returns:
+        (x at which the segment begins, slope, intercept) for each segment.
+    """
     n = len(corners)
     starts = [*(x for x, _ in corners), end]
     # lines[i][j]: area, slope and intercept of the best line above corners i to i + j.
     lines = [_best_lines(corners, starts, i) for i in range(n)]
-    # best[j]: the least area up to corner j, and where the segments under it begin; of equals, the fewest.
+    # best[j]: the least area up to corner j, and the corners at which segments begin. With equal areas,
+    # the fit with fewer segments stays.
     best: list[tuple[float, tuple[int, ...]]] = [(line[0], (0,)) for line in lines[0]]
     for _ in range(1, min(segments, n)):
         more = []
@@ -160,10 +188,13 @@ def fit(corners: Sequence[Point], end: float, segments: int) -> list[tuple[float
 def _best_lines(
     corners: Sequence[Point], starts: Sequence[float], first: int
 ) -> list[tuple[float, float, float]]:
-    """For each last corner, the line above the corners from ``first`` on with the least area.
+    """Return the lines of least area above the corners from ``first`` on, one per last corner.
 
-    The area under a line is its width times its height in the middle, and the lowest line there
-    that is above all corners runs along their upper hull.
+    The area below a line is its width times its height at the middle of its range. So the best line
+    runs along the edge of the corners' upper hull above the middle.
+
+    Returns:
+        (area, slope, intercept) for each last corner.
     """
     hull: list[Point] = []
     found: list[tuple[float, float, float]] = []
@@ -174,7 +205,9 @@ def _best_lines(
         hull.append((x, y))
         begin, end = starts[first], starts[j + 1]
         middle = (begin + end) / 2
+        # -1.0 is below every y, so that only x decides.
         k = min(max(bisect_left(hull, (middle, -1.0)), 1), len(hull) - 1)
+        # Beyond the last corner, a falling line would cut the last stair, which reaches to the end.
         if len(hull) == 1:
             slope = 0.0
         else:
@@ -187,7 +220,7 @@ def _best_lines(
 
 
 def _turns_up(a: Point, b: Point, c: Point) -> bool:
-    """Whether ``b`` lies on or below the line from ``a`` to ``c``."""
+    """Return whether ``b`` lies on or below the line from ``a`` to ``c``."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0]) >= 0
 
 

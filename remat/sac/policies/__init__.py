@@ -1,1 +1,1 @@
-"""Checkpointing policies, and the region that follows them."""
+"""Checkpointing policies, and the contexts that apply them to a checkpointed region."""

@@ -1,4 +1,4 @@
-"""Compose several checkpointing policies, and check their answers."""
+"""Compose several checkpointing policies into one, and validate the answers of policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remat.errors import PolicyError, ProblemError
 
 #: ``policy(ctx, op, *args, **kwargs)``, as `torch.utils.checkpoint` calls it.
 Policy = Callable[..., CheckpointPolicy]
-#: A policy, or the operators to save, as PyTorch takes them.
+#: A policy, or a list of operators to save, as PyTorch accepts them.
 PolicyLike = Policy | Sequence[Any]
 
 SAVE = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
@@ -25,22 +25,30 @@ MUST = (
 
 
 def compose(*policies: PolicyLike) -> Policy:
-    """One policy out of several.
+    """Compose several checkpointing policies into one policy.
 
-    Every policy is asked about every operator exactly once, in the order given, whatever the others
-    said: a policy may count. A MUST beats every PREFER. Where nobody insists, the first answer other
-    than PREFER_RECOMPUTE holds, which is also the answer of those that have no opinion.
+    For each operator, the composed policy calls every given policy exactly once, in the given
+    order. It calls all of them even if an early answer already decides, because a policy may count
+    operators.
 
-    A policy with a method ``fresh()`` is asked for a fresh one each time that a region runs; so is
-    what is composed of it.
+    A MUST answer beats every PREFER answer. Without a MUST, the first answer other than
+    PREFER_RECOMPUTE holds. So a policy that has no preference for an operator answers
+    PREFER_RECOMPUTE.
+
+    A policy may have a method ``fresh()``. Each run of a region then uses the policy that
+    ``fresh()`` returns. The composed policy has this method as well.
 
     Args:
         policies: policies, or lists of operators that must be saved.
 
+    Returns:
+        The composed policy.
+
     Raises:
-        ProblemError: something in it is neither.
-        PolicyError: when it runs: two policies insist on different things, or one raised, or
-            answered with something other than a `CheckpointPolicy`.
+        ProblemError: no policy is given, or an argument is neither a policy nor a list of
+            operators.
+        PolicyError: raised by the composed policy if two MUST answers differ, or if a policy raises
+            an exception or returns something other than a `CheckpointPolicy`.
     """
     if not policies:
         raise ProblemError("nothing to compose: expected at least one policy")
@@ -49,6 +57,8 @@ def compose(*policies: PolicyLike) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class _Composed:
+    """Policy that asks several policies and combines their answers; see `compose`."""
+
     parts: tuple[Policy, ...]
 
     def fresh(self) -> Policy:
@@ -79,7 +89,7 @@ class _Composed:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """Saves the operators of a list."""
+    """Policy that answers MUST_SAVE for listed operators and PREFER_RECOMPUTE for all others."""
 
     ops: frozenset[Any]
 
@@ -92,10 +102,11 @@ class _Listed:
 
 
 def as_policy(policy: PolicyLike) -> Policy:
-    """A policy as it is; a list of operators as the policy that saves them.
+    """Return a callable policy unchanged; convert a list of operators to a policy that saves them.
 
     Raises:
-        ProblemError: it is neither, or an operator stands there without its overload.
+        ProblemError: ``policy`` is neither callable nor a sequence, or an entry of the sequence is
+            not an operator with its overload, such as ``torch.ops.aten.mm.default``.
     """
     if callable(policy):
         return policy
@@ -118,15 +129,23 @@ def as_policy(policy: PolicyLike) -> Policy:
 def ask(
     policy: Policy, ctx: Any, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CheckpointPolicy:
-    """The answer of a policy for an operator.
+    """Call a policy for one operator and return its answer.
+
+    Args:
+        policy: the policy.
+        ctx: context that PyTorch passes to policies.
+        op: the operator.
+        args: positional arguments of the operator's call.
+        kwargs: keyword arguments of the operator's call.
 
     Raises:
-        PolicyError: it raised, or it answered with something other than a `CheckpointPolicy`.
+        PolicyError: the policy raises an exception, or returns something other than a
+            `CheckpointPolicy`.
     """
-    answer: Any  # for it may answer otherwise than it should
+    answer: Any  # a user's policy may return anything
     try:
         answer = policy(ctx, op, *args, **kwargs)
-    except PolicyError:
+    except PolicyError:  # its message already says what to do
         raise
     except Exception as error:
         raise PolicyError(
@@ -145,23 +164,24 @@ def ask(
 
 
 def fresh(policy: Policy) -> Policy:
-    """The policy for one more run of a region: a new one if it counts and says how to renew it."""
+    """Return the policy for the next run of a region: ``policy.fresh()`` if defined, else ``policy``."""
     renew = getattr(policy, "fresh", None)
     made: Policy = policy if renew is None else renew()
     return made
 
 
 def end(policy: Policy) -> None:
-    """Tells a policy that the forward of its region is over, if it has a method ``end()``."""
+    """Call ``policy.end()`` at the end of a region's forward, if the policy has this method."""
     ended = getattr(policy, "end", None)
     if ended is not None:
         ended()
 
 
 def name_of(policy: Policy) -> str:
-    """Name of a policy in messages."""
+    """Return the name of a policy for error messages."""
     named = getattr(policy, "__qualname__", None) or getattr(policy, "__name__", None)
     if named is not None:
         return str(named)
     printed = str(policy)
+    # A default repr contains an address, which differs from run to run.
     return type(policy).__qualname__ if printed.startswith("<") else printed

@@ -1,17 +1,21 @@
-"""Keeping the decisions of one region consistent: random operators, and writes in place.
+"""Keep the verdicts of one checkpointed region consistent for random operators and in-place writes.
 
-Recomputation is right if every operator that runs again finds what it found in forward. A saved
-operator is not run again, so it neither draws its numbers nor writes to its argument. Hence:
+Recomputation is correct if every operator that runs again finds the inputs and the generator state
+that it had in forward. A saved operator does not run again. During recomputation it therefore
+neither draws random numbers nor writes to its arguments. This leads to three rules:
 
-* Of random operators, what is recomputed must come before what is saved: recomputation starts from
-  the generator's state at the beginning of the region, and a saved operator does not advance it. An
-  operator that is not known to be a function of its inputs may draw, and may do more: it is saved unless
-  a policy insists, or it writes to what is recomputed.
-* What writes to a tensor is saved if the tensor is, and recomputed if it is; and what read the tensor
-  before a saved write is saved too, for it would find what was written later.
-* What writes to a tensor from outside the region, such as a buffer, is saved: it would be written to
-  twice. Whatever is recomputed must find such tensors as they were; otherwise backward is refused, as
-  PyTorch refuses it where a saved tensor was written to.
+* Random operators: recomputation starts from the generator state at the beginning of the region,
+  and saved operators do not advance that state. So a random operator may be recomputed only if no
+  earlier random operator is saved. An operator that is not declared pure counts as random and may
+  have other side effects. Such an operator is saved unless a policy answers MUST or the operator
+  writes in place.
+* In-place writes to a tensor made in the region: the writing operator must have the same verdict as
+  the operator that made the tensor. If both are saved, every earlier reader of the tensor must be
+  saved as well, because a repeated read would find the written value.
+* In-place writes to a tensor from outside the region, such as a buffer: the writing operator is
+  saved, because recomputation would write a second time. Recomputed operators must find outside
+  tensors unchanged. Otherwise backward raises an error, as PyTorch does for a modified saved
+  tensor.
 """
 
 from __future__ import annotations
@@ -36,18 +40,28 @@ _CONSTANT = torch.ops.aten.lift_fresh.default
 
 
 class RandomOps:
-    """The random operators of one run of a region."""
+    """Tracks the random operators of one run of a region, to decide which of them must be saved."""
 
     def __init__(self) -> None:
-        self._saved: Any = None
+        self._saved: Any = None  # the last saved operator that may have drawn random numbers
 
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """The verdict on an operator, made consistent with those before.
+        """Return the verdict for an operator, adjusted to the verdicts for earlier random operators.
+
+        PREFER_RECOMPUTE becomes PREFER_SAVE if recomputing the operator would draw different
+        numbers.
+
+        Args:
+            verdict: verdict of the region's policy.
+            op: the operator.
+            args: positional arguments of the operator's call.
+            kwargs: keyword arguments of the operator's call.
 
         Raises:
-            PolicyError: it must be recomputed, and recomputing would give other numbers.
+            PolicyError: the verdict is MUST_RECOMPUTE or MUST_CPU_OFFLOAD, and recomputing the
+                operator would draw other numbers than in forward.
         """
         opaque = not is_known(op)
         if not (opaque or is_random_call(op, args, kwargs)):
@@ -80,24 +94,37 @@ class RandomOps:
 
 
 def _has_generator(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an argument is a `torch.Generator`, whose state checkpointing does not restore."""
     return any(isinstance(x, torch.Generator) for x in (*args, *kwargs.values()))
 
 
 class Writes:
-    """The tensors of one run of a region, and the in-place writes to them."""
+    """Tracks the tensors of one run of a region and the in-place writes to them."""
 
     def __init__(self) -> None:
+        # Keys are storage ids. `_made` holds a tensor's maker and whether the maker is saved, `_read` the
+        # last recomputed reader, and `_versions` the first recomputed reader with the version it read.
         self._made: dict[int, tuple[Any, bool]] = {}
         self._read: dict[int, Any] = {}
         self._written: set[int] = set()
-        # Tensors from outside the region by storage; those that are read again, with the reader.
+        # Tensors from outside the region; weak, so that tracking does not extend their lifetimes.
         self._outside: dict[int, weakref.ref[torch.Tensor]] = {}
         self._versions: dict[int, tuple[Any, int]] = {}
 
     def settle(
         self, verdict: CheckpointPolicy, op: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> CheckpointPolicy:
-        """The verdict on an operator, made consistent with those before as far as it is a wish."""
+        """Return the verdict for an operator, adjusted to earlier verdicts on the tensors it writes to.
+
+        Only PREFER verdicts change. `record` raises an error for a MUST verdict that is
+        inconsistent.
+
+        Args:
+            verdict: verdict of the region's policy.
+            op: the operator.
+            args: positional arguments of the operator's call.
+            kwargs: keyword arguments of the operator's call.
+        """
         for key in _keys_written(op, args, kwargs):
             maker, kept = self._made.get(key, (None, False))
             if kept and verdict is CheckpointPolicy.PREFER_RECOMPUTE:
@@ -116,11 +143,19 @@ class Writes:
         kwargs: dict[str, Any],
         out: Any,
     ) -> None:
-        """Takes note of an operator and its verdict.
+        """Record an operator that has run, with its final verdict.
+
+        Args:
+            verdict: final verdict for the operator.
+            op: the operator.
+            args: positional arguments of the operator's call.
+            kwargs: keyword arguments of the operator's call.
+            out: the operator's result.
 
         Raises:
-            PolicyError: what it writes to is decided otherwise, or was read by something that would
-                read it again.
+            PolicyError: the operator writes in place, and its verdict is the opposite of the
+                verdict for the tensor's maker. Or the operator is saved and writes to a tensor that
+                a recomputed operator has read.
         """
         given = _storages([*args, *kwargs.values()])
         saved = verdict in SAVE
@@ -130,14 +165,14 @@ class Writes:
         for key in _keys_written(op, args, kwargs):
             self._write(op, key, verdict)
         returned = _keys([out])
-        # A constant is made anew by each run, though it comes in as an argument.
+        # `lift_fresh` returns its argument, but each run creates that constant anew.
         made = [k for k in returned if k not in given or op is _CONSTANT]
-        for key in made:  # may have been the name of a tensor that is gone
+        for key in made:  # a freed storage may have had the same id
             self._made[key] = (op, saved)
             self._read.pop(key, None)
             self._outside.pop(key, None)
             self._versions.pop(key, None)
-        if not saved and (made or not returned):  # a view reads nothing
+        if not saved and (made or not returned):  # a view reads no elements
             changed = _keys(written(op, args, kwargs))
             for key in given:
                 self._read[key] = op
@@ -146,6 +181,7 @@ class Writes:
                     self._versions.setdefault(key, (op, torch_compat.version(outside)))
 
     def _write(self, op: Any, key: int, verdict: CheckpointPolicy) -> None:
+        """Check one in-place write to the storage ``key``, and remember the write if it is saved."""
         maker, kept = self._made.get(key, (None, False))
         if verdict not in SAVE:
             if kept:
@@ -168,10 +204,11 @@ class Writes:
         self._written.add(key)
 
     def check(self) -> None:
-        """Check that a tensor read again by recomputation is unchanged.
+        """Check that outside tensors which recomputation will read are unchanged since forward.
 
         Raises:
-            PolicyError: a tensor from outside the region was written to since it was read.
+            PolicyError: a tensor from outside the region was written to in place after a recomputed
+                operator had read it in forward.
         """
         for key, (op, version) in self._versions.items():
             tensor = self._outside[key]()
@@ -184,10 +221,16 @@ class Writes:
                 )
 
     def accept(self, cache: dict[Any, dict[int, Any]]) -> None:
-        """Tell PyTorch's cache that writes within the region are intended.
+        """Update version counters in PyTorch's cache, so that writes within the region are no error.
 
-        From now on, a change to a saved tensor is an error, as ever. What an operator in place
-        returns is exempt, for nobody looks at it: a counter that is the caller's goes on counting.
+        In backward, PyTorch compares each saved tensor's version with the version in its cache
+        entry. After this call, only later writes to a saved tensor raise an error. Results of
+        in-place operators are exempt, because PyTorch returns the operator's argument and ignores
+        the cached result. So a step counter of the caller may keep counting.
+
+        Args:
+            cache: operator to its cache entries by call number, as PyTorch's forward context stores
+                them.
         """
         if not self._written:
             return
@@ -202,6 +245,7 @@ class Writes:
 
 
 def _keys_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+    """Return the storages that an in-place operator writes to; an empty list for other operators."""
     return _keys(declared_writes(op, args, kwargs)) if _is_in_place(op) else []
 
 
@@ -215,9 +259,9 @@ def _keys(values: Iterable[Any]) -> list[int]:
 
 
 def _storages(values: Iterable[Any]) -> dict[int, torch.Tensor]:
-    """The storages of the tensors in arguments or results, each with the first tensor on it.
+    """Return the storages of all tensors in ``values``: storage id to the first tensor on the storage.
 
-    This runs for every operator, so plain tensors are not looked for the general way.
+    This function runs for every operator, so plain tensors take a fast path.
     """
     found: dict[int, torch.Tensor] = {}
     for x in values:

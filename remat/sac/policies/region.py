@@ -1,4 +1,4 @@
-"""One checkpointed region: the two contexts that PyTorch enters, and policies behind them."""
+"""Context managers of one checkpointed region, which apply policies to its operators."""
 
 from __future__ import annotations
 
@@ -22,36 +22,45 @@ from remat.sac.policies.compose import (
 )
 from remat.sac.policies.consistency import RandomOps, Writes
 
-#: What ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=…)`` wants.
+#: Type of the argument in ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=…)``.
 ContextFn = Callable[[], tuple[Any, Any]]
 
 
 def context_fn(
     *policies: PolicyLike, module: str = "", allow_cache_entry_mutation: bool = False
 ) -> ContextFn:
-    """Policies as what `torch.utils.checkpoint.checkpoint` takes for ``context_fn``.
+    """Convert policies to the ``context_fn`` argument of `torch.utils.checkpoint.checkpoint`.
 
-    Beyond what PyTorch does by itself, decisions are kept consistent. A random operator that a policy
-    would rather recompute, though one before it is saved, is saved as well, and so is what writes in
-    place to a saved tensor; where a MUST is in the way, it is refused. A saved tensor may be written
-    to by what is saved within the region; any other change to it is an error in backward.
+    Unlike PyTorch's own contexts, these keep the verdicts of a region consistent. A random operator
+    is saved instead of recomputed if an earlier random operator is saved. An operator that writes
+    in place to a saved tensor is saved as well. If a MUST verdict forbids saving, the region raises
+    a `PolicyError`.
+
+    A saved operator of the region may write to a saved tensor. Any other change to a saved tensor
+    is an error in backward.
 
     Args:
-        policies: policies, or lists of operators to save; several are composed, see `compose`.
-        module: what to call the region in messages.
-        allow_cache_entry_mutation: do not look after writes in place, and accept changes to saved
-            tensors; it is then up to the caller that they do no harm.
+        policies: policies, or lists of operators to save; several are combined by `compose`.
+        module: name of the region for error messages.
+        allow_cache_entry_mutation: disable the checks of in-place writes and accept changes to
+            saved tensors. The caller must then ensure that gradients stay correct.
+
+    Returns:
+        A function without arguments, which returns two context managers: for forward and for
+        recomputation.
 
     Raises:
-        ProblemError: something in it is no policy.
-        PolicyError: when it runs: a policy fails, or cannot be followed.
+        ProblemError: no policy is given, or an argument is neither a policy nor a list of
+            operators.
+        PolicyError: raised when the region runs, if a policy fails or its verdicts are
+            inconsistent.
     """
     policy = as_policy(policies[0]) if len(policies) == 1 else compose(*policies)
 
     def contexts() -> tuple[Any, Any]:
         if is_traced():
-            # Nothing is recomputed in a trace: verdicts become tags. Partitioners keep random numbers
-            # and writes consistent, on a graph in which nothing writes.
+            # A trace recomputes nothing: verdicts become tags of nodes. Partitioners keep random
+            # numbers consistent, and the traced graph is functionalised, so it contains no writes.
             return _contexts(_Run(policy, module), True)
         run = _Run(policy, module, RandomOps(), None if allow_cache_entry_mutation else Writes())
         forward, recompute = _contexts(run, allow_cache_entry_mutation)
@@ -61,19 +70,21 @@ def context_fn(
 
 
 def _contexts(run: _Run, allow_cache_entry_mutation: bool) -> tuple[Any, Any]:
+    """Return PyTorch's forward and recompute contexts for a policy."""
     make: Any = create_selective_checkpoint_contexts
     forward, recompute = make(run, allow_cache_entry_mutation=allow_cache_entry_mutation)
     return forward, recompute
 
 
 def is_traced() -> bool:
-    """Whether operators run to be compiled, and not for their results."""
+    """Return whether a compiler is tracing the operators that currently run."""
+    # Dynamo and AOTAutograd have a tracing context; make_fx by itself has only a proxy mode.
     proxies = torch_compat.get_dispatch_mode(torch_compat.TorchDispatchModeKey.PROXY)
     return proxies is not None or torch_compat.TracingContext.try_get() is not None
 
 
 class _Run:
-    """The policy of one run of a region, as PyTorch calls it: once for each operator of forward."""
+    """Policy for one run of a region; PyTorch calls it once for each operator of forward."""
 
     def __init__(
         self,
@@ -92,6 +103,7 @@ class _Run:
             verdict = ask(self._policy, ctx, op, args, kwargs)
             if self._writes is not None:
                 verdict = self._writes.settle(verdict, op, args, kwargs)
+            # After the writes, whose adjustment may have saved a random operator.
             if self._random is not None:
                 verdict = self._random.settle(verdict, op, args, kwargs)
             if self._writes is not None:
@@ -101,7 +113,15 @@ class _Run:
         return verdict
 
     def end(self, cache: Any) -> None:
-        """Forward is over; ``cache`` is what PyTorch has saved of it."""
+        """Finish the region's forward.
+
+        Args:
+            cache: the results that PyTorch has saved in the region.
+
+        Raises:
+            PolicyError: raised by the region's policy, for example if operators of a plan are
+                missing.
+        """
         try:
             end(self._policy)
         except PolicyError as error:
@@ -110,10 +130,10 @@ class _Run:
             self._writes.accept(cache)
 
     def check(self) -> None:
-        """Recomputation begins.
+        """Check, when recomputation begins, that tensors from outside the region are unchanged.
 
         Raises:
-            PolicyError: it would read other numbers than forward did.
+            PolicyError: a tensor from outside the region, which recomputation reads, has changed.
         """
         try:
             if self._writes is not None:
@@ -129,7 +149,7 @@ class _Run:
 
 
 class _Forward:
-    """PyTorch's forward context, and a word to the policy when forward is over."""
+    """PyTorch's forward context, which also finishes the run when forward ends without an exception."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode
@@ -145,17 +165,18 @@ class _Forward:
         trace: TracebackType | None,
     ) -> None:
         self._mode.__exit__(kind, error, trace)
+        # After an exception, missing operators of a plan are no error of their own.
         if kind is None:
             self._run.end(self._mode.storage)
 
 
 class _Recompute:
-    """PyTorch's context of recomputation, once it is known to find what forward found."""
+    """PyTorch's recompute context, which first checks that tensors from outside are unchanged."""
 
     def __init__(self, mode: Any, run: _Run) -> None:
         self._mode = mode
         self._run = run
-        self.storage = mode.storage  # as PyTorch's own context has it
+        self.storage = mode.storage  # an attribute of PyTorch's own context, too
 
     def __enter__(self) -> Any:
         self._run.check()

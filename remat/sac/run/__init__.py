@@ -1,1 +1,1 @@
-"""Record of a step: operators, modules and lifetimes of memory."""
+"""Recording of a training step: operators, module calls, and lifetimes of storages."""

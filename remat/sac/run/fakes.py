@@ -1,4 +1,4 @@
-"""Runs that leave a model as it was: with fakes of its tensors, or all put back after a real one."""
+"""Run a model without changing it: on fake copies of its tensors, or with its state restored."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from remat.running.measure import as_before
 
 @contextlib.contextmanager
 def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """A run that leaves values, gradients and random generators as they were.
+    """Restore the state that a training step changes, after the ``with`` block.
 
-    Fake tensors have no values to put back, and nothing is drawn for them; their gradients go.
+    The state consists of buffers, inputs, gradients, and random generators. Under a fake mode only
+    gradients are restored, because fake tensors have no values and draw no random numbers.
+    Gradients are None when the block begins.
+
+    Args:
+        tensors: parameters, buffers and inputs of the step.
     """
     if torch_compat.active_fake_mode() is None:
         device = next((t.device for t in tensors if t.device.type == "cuda"), torch.device("cpu"))
@@ -36,9 +41,10 @@ def left_as_found(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def fake_of(tensor: torch.Tensor, faker: torch_compat.FakeTensorMode) -> torch.Tensor:
-    """A fake of a tensor; of one on the meta device, as if it lay on the CPU.
+    """Return a fake copy of a tensor. A strided meta tensor becomes a fake tensor on the CPU.
 
-    Operators choose by device what they run: attention on the meta device is not what runs.
+    PyTorch chooses operators by device. On the meta device it would choose, for example, another
+    attention operator than in a real step.
     """
     if not tensor.is_meta or tensor.layout is not torch.strided:
         made: torch.Tensor = faker.from_tensor(tensor)
@@ -55,7 +61,10 @@ def fake_of(tensor: torch.Tensor, faker: torch_compat.FakeTensorMode) -> torch.T
 
 @contextlib.contextmanager
 def fake_parameters(model: nn.Module, faker: torch_compat.FakeTensorMode) -> Iterator[None]:
-    """Puts fake tensors in the place of parameters and buffers; tied ones stay tied."""
+    """Replace a model's parameters and buffers by fake tensors within the ``with`` block.
+
+    Tied parameters stay tied. The real tensors are put back afterwards.
+    """
     put: list[tuple[dict[str, Any], str, Any]] = []
     known: dict[int, Any] = {}
     for module in model.modules():
@@ -63,6 +72,7 @@ def fake_parameters(model: nn.Module, faker: torch_compat.FakeTensorMode) -> Ite
             for name, tensor in slots.items():
                 if tensor is None:
                     continue
+                # One fake per tensor, not per slot, so that tied parameters share their fake.
                 if id(tensor) not in known:
                     fake = fake_of(tensor, faker)
                     if isinstance(tensor, nn.Parameter) and not isinstance(fake, nn.Parameter):
@@ -78,7 +88,12 @@ def fake_parameters(model: nn.Module, faker: torch_compat.FakeTensorMode) -> Ite
 
 
 def check_fake(name: str, module: nn.Module) -> None:
-    """Refuses real parameters: they were made outside of the fake mode."""
+    """Raise a ProblemError if a module has real tensors under a fake mode that refuses real ones.
+
+    Args:
+        name: name of the module for the message.
+        module: the module.
+    """
     mode = torch_compat.active_fake_mode()
     if mode is None or mode.allow_non_fake_inputs:
         return

@@ -1,4 +1,4 @@
-"""When the storages of one training step are made and freed, and which module was running meanwhile."""
+"""Lifetimes of the storages in one training step, and the module calls of the same step."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lifetimes:
-    """One training step: each storage with its size and its life, and all calls of modules.
+    """Storages of one training step with sizes and lifetimes, and all module calls.
 
-    Moments, storages and spans are those of `StepRecorder`.
+    Storages are numbers, and moments are points in time; both are defined by `StepRecorder`. Arrays
+    over storages are indexed by the storage's number.
 
     Attributes:
-        moments: how many there are.
-        born: by storage; below 0 if it was there before.
-        died: by storage; ``moments`` if it was there at the end.
-        nbytes: by storage.
-        resident: storages of parameters.
-        gradients: storages of their gradients.
-        calls: operators of forward.
-        spans: calls of modules in the order in which they began.
-        forward_end: the first moment of backward.
-        written: storage to the last moment at which an operator wrote to it.
+        moments: number of moments in the step.
+        born: moment at which each storage is allocated; below 0 if it existed before the step.
+        died: moment at which each storage is freed; ``moments`` if it is alive at the end of the
+            step.
+        nbytes: bytes of each storage.
+        resident: storages of the parameters.
+        gradients: storages of the parameters' gradients.
+        calls: operators of forward, in order.
+        spans: module calls, in the order in which they begin.
+        forward_end: first moment of backward.
+        written: storage to the last moment at which an operator of forward wrote to it.
     """
 
     moments: int
@@ -50,7 +52,13 @@ class Lifetimes:
 
     @classmethod
     def of(cls, recorder: StepRecorder, model: nn.Module, forward_end: int) -> Lifetimes:
-        """What was recorded of a step of a model that has just ended."""
+        """Build the lifetimes of a recorded step, directly after the step has ended.
+
+        Args:
+            recorder: recorder of the step.
+            model: the model that ran, whose parameters now hold the step's gradients.
+            forward_end: first moment of backward.
+        """
         died = np.array(recorder.died, dtype=np.int64)
         parameters = list(model.parameters())
         return cls(
@@ -67,42 +75,49 @@ class Lifetimes:
         )
 
     def alive(self, chosen: Iterable[int]) -> Ints:
-        """Bytes alive of some storages, by moment."""
+        """Return the bytes of the chosen storages that are alive at each moment."""
         at = np.fromiter(chosen, dtype=np.int64)
         change = np.zeros(self.moments + 1, dtype=np.int64)
+        # Not change[...] += …, which would count a repeated moment once.
+        # Births before the step are negative, hence the maximum.
         np.add.at(change, np.maximum(self.born[at], 0), self.nbytes[at])
         np.subtract.at(change, self.died[at], self.nbytes[at])
         return np.cumsum(change)[:-1]
 
     @functools.cached_property
     def total(self) -> Ints:
-        """Bytes alive by moment."""
+        """Bytes of all storages that are alive at each moment."""
         return self.alive(range(len(self.born)))
 
     def made(self, span: ModuleSpan) -> Ints:
-        """Storages that were made in a call of a module."""
+        """Return the storages that were allocated during a module call."""
         return np.flatnonzero((self.born >= span.begin) & (self.born < span.end))
 
     def operators(self, span: ModuleSpan) -> list[Call]:
-        """What ran in a call of a module, without what checkpointing passes over."""
+        """Return the operators of a module call, without those that checkpointing ignores."""
         return [call for call in self.calls[span.first : span.last] if not call.skipped]
 
 
 def given_tensors(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[torch.Tensor]:
-    """The tensors that are there before a step: parameters, buffers and inputs."""
+    """Return the tensors that exist before a step: parameters, buffers and inputs."""
     return [*model.parameters(), *model.buffers(), *tensors_in((tuple(args), kwargs))]
 
 
 def loss_only(model: Callable[..., Any]) -> Callable[..., Any]:
-    """The same model; where its output has a ``loss``, nothing else of it requires a gradient."""
+    """Wrap a model so that backward starts from its ``loss`` only.
+
+    If the output has a ``loss`` that requires a gradient, the wrapped model returns the loss and
+    all tensors of the output, detached. Otherwise it returns the output unchanged.
+    """
 
     def step(*args: Any, **kwargs: Any) -> Any:
         out = model(*args, **kwargs)
         loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             return out
+        # Detached but returned, because a user's step keeps the whole output alive during backward.
         return loss, [t.detach() for t in tensors_in(out)]
 
     return step

@@ -1,6 +1,6 @@
-"""Being told when the forward of a module begins and ends, and what the module is called.
+"""Report when the forward of each module begins and ends, with a name for each module.
 
-This is also the one place that puts another ``forward`` on a module.
+No other file replaces the ``forward`` of a module.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ Forward = Callable[..., Any]
 
 
 def own_forward(module: nn.Module) -> Forward | None:
-    """The ``forward`` that was put on a module itself; None where it has that of its class."""
+    """Return the ``forward`` set on a module instance; None if the method of its class applies."""
     found: Forward | None = module.__dict__.get("forward")
     return found
 
 
 def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None]:
-    """Puts a ``forward`` on a module itself; None gives it back that of its class.
+    """Set ``forward`` on a module instance; None removes it, so that the method of the class applies.
 
     Returns:
-        What puts back the one from before, unless it is somebody else's by then.
+        A function that restores the previous ``forward``. The function does nothing if another
+        ``forward`` has been set since.
     """
     before = own_forward(module)
 
@@ -49,7 +50,7 @@ def set_forward(module: nn.Module, forward: Forward | None) -> Callable[[], None
 
 
 def in_backward() -> bool:
-    """Whether it is backward that runs what runs now: a checkpointed module, once more."""
+    """Return whether this thread runs backward, where checkpointed modules run forward again."""
     return int(torch_compat.current_graph_task_id()) != -1
 
 
@@ -58,12 +59,12 @@ class ModuleCall:
     """One call of a module's ``forward``.
 
     Attributes:
-        name: what the module is called; see `watching`.
+        name: name of the module, as described at `watching`.
         module: the module.
         args: positional arguments.
-        kwargs: keyword arguments; of the first call of a module that nobody named before, they are
-            there when it ends.
-        failed: whether it ended in an exception.
+        kwargs: keyword arguments. In the first call of a module that was not passed to `watching`,
+            they are empty until the call ends.
+        failed: whether the call raised an exception; final once the call has ended.
     """
 
     name: str
@@ -79,27 +80,33 @@ class ModuleCall:
 
 
 class Watcher(Protocol):
-    """Who is told about calls, the inner ones between begin and end of the outer one."""
+    """Interface of an object that is told about module calls.
+
+    An inner call begins and ends between the begin and the end of its outer call.
+    """
 
     def begin(self, call: ModuleCall) -> None:
-        """A call begins."""
+        """Handle the begin of a module call."""
 
     def end(self, call: ModuleCall, out: Any) -> None:
-        """It ended, and returned this; None if it failed."""
+        """Handle the end of a module call; ``out`` is its result, or None if it raised an exception."""
 
 
 @contextlib.contextmanager
 def watching(watcher: Watcher, *models: nn.Module) -> Iterator[None]:
-    """Tells a watcher of every module that runs forward in this thread within the ``with`` block.
+    """Report every module forward of this thread to a watcher within the ``with`` block.
 
-    A module is called after its place below the first module that was called: ``Model.layers.0``, as
-    PyTorch's tools do; the second module of one class that is called by itself gets a number. What
-    forward hooks do is outside of ``forward``, as it is for checkpointing. Modules that run again in
-    backward are not told of.
+    The outermost module is named by its class, and a module inside of it by its path:
+    ``Model.layers.0``. PyTorch's tools use the same names. If several outermost modules share a
+    class, the second is named ``Model_1``, the third ``Model_2``, and so on.
 
-    Each module's ``forward`` is replaced on the instance, and passes other threads by. A module that
-    is in none of the models is met in PyTorch's global pre-hooks when it is first called; what its own
-    pre-hooks do belongs to that first call.
+    Forward hooks run outside of the reported call, as they run outside of a checkpointed
+    ``forward``. Modules that run again in backward are not reported.
+
+    The ``forward`` of each module is replaced on the instance. Calls from other threads pass
+    through without a report. A module that is in none of ``models`` is detected at its first call,
+    by a global forward pre-hook of PyTorch. The report of this first call includes the module's own
+    pre-hooks.
     """
     watch = _Watch(watcher)
     try:
@@ -115,20 +122,21 @@ def watching(watcher: Watcher, *models: nn.Module) -> Iterator[None]:
 
 
 class _Watch:
-    """The modules that are watched."""
+    """Names the watched modules, wraps their ``forward``, and reports their calls to a watcher."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
         self._thread: int | None = threading.get_ident()
         self._roots: dict[str, nn.Module] = {}
-        self._known: dict[int, nn.Module] = {}  # keeps them alive: identities stay theirs
+        # By id. The dict keeps modules alive, so that no id is reused.
+        self._known: dict[int, nn.Module] = {}
         self._undo: list[Callable[[], None]] = []
-        # Modules in their first call, which hooks tell of, and how deep in it they call themselves.
+        # Modules in their first call, which hooks report, with the depth of recursive calls.
         self._depth: dict[int, int] = {}
         self._handles: list[RemovableHandle] = []
 
     def adopt(self, module: nn.Module) -> str:
-        """Watches a module, and all below it, from its next call on; returns its name."""
+        """Report the future calls of a module and all its submodules; return the module's name."""
         name = self._place(module)
         if name is None:
             name = kind = type(module).__name__
@@ -144,7 +152,8 @@ class _Watch:
         return name
 
     def release(self) -> None:
-        """Leaves every module as it was."""
+        """Restore the ``forward`` of every module and remove all hooks."""
+        # A replacement that other code has wrapped since stays in place, but reports no more calls.
         self._thread = None
         for handle in self._handles:
             handle.remove()
@@ -152,7 +161,7 @@ class _Watch:
             undo()
 
     def met(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A module is called, any module: one that is not known is watched from here on."""
+        """Handle PyTorch's global pre-hook: adopt a module that is unknown at its first call."""
         if not self._sees():
             return
         key = id(module)
@@ -164,7 +173,11 @@ class _Watch:
                 self._first_call(ModuleCall(name=name, module=module, args=args))
 
     def _first_call(self, call: ModuleCall) -> None:
-        """Tells of a call whose ``forward`` PyTorch has looked up already."""
+        """Report a call that a replaced ``forward`` would miss, by a hook on the module.
+
+        PyTorch looks up ``forward`` before it runs pre-hooks, so the current call still runs the
+        original.
+        """
         module, handled = call.module, sys.exception()
 
         def ended(_: nn.Module, args: Any, kwargs: dict[str, Any], out: Any) -> None:
@@ -178,15 +191,21 @@ class _Watch:
 
         self._watcher.begin(call)
         self._depth[id(module)] = 1
+        # prepend: the end is reported before the user's forward hooks run. always_call: also after an
+        # exception, unless that is the one which the caller was already handling.
         self._handles.append(
             module.register_forward_hook(ended, prepend=True, with_kwargs=True, always_call=True)
         )
 
     def _sees(self) -> bool:
+        """Return whether a call happens in the watched thread and not in backward."""
         return threading.get_ident() == self._thread and not in_backward()
 
     def _place(self, module: nn.Module) -> str | None:
-        """Where a module stands that was added to a known one after that was first called."""
+        """Return the name of a module inside a known outermost module; None if it is in none.
+
+        A module is found here if it was added after the outermost module's first call.
+        """
         for name, root in self._roots.items():
             for path, part in root.named_modules(prefix=name):
                 if part is module:
@@ -194,6 +213,7 @@ class _Watch:
         return None
 
     def _wrap(self, name: str, module: nn.Module) -> None:
+        """Replace the ``forward`` of a module by one that reports each call under ``name``."""
         if isinstance(module, torch.jit.ScriptModule):
             return
         forward = module.forward

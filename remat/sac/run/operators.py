@@ -1,4 +1,4 @@
-"""What an operator reads, writes and makes, and which ones selective checkpointing passes over."""
+"""Tensors that an operator reads and writes, and operators that selective checkpointing ignores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from remat import torch_compat
 from remat.graph.storages import storage_of
 from remat.torch_compat import pytree
 
-#: Operators beside PyTorch's that are neither counted nor decided about.
+#: Operators ignored beside PyTorch's own list, as in ``torch.distributed._tools.sac_estimator``.
 _ALSO = frozenset([torch.ops.aten.lift_fresh.default, torch.ops.aten.clone.default])
-#: What CUDA's caching allocator rounds up to.
+#: Block size of CUDA's caching allocator: ``kMinBlockSize`` in CUDACachingAllocator.
 CUDA_BLOCK_BYTES = 512
-#: Operators that write to the statistics they are given, though their schema does not say so, with
-#: the positions of the statistics and of the switch.
+#: Operators that write to their running statistics in training, though their schemas do not say so.
+#: Values: positions of the statistics among the arguments, and position of ``training``.
 _STATISTICS = {
     torch.ops.aten.native_batch_norm.default: ((3, 4), 5),
     torch.ops.aten.cudnn_batch_norm.default: ((3, 4), 5),
@@ -28,16 +28,17 @@ _STATISTICS = {
 
 
 def is_skipped(op: Any) -> bool:
-    """Whether an operator is neither counted nor decided about; it runs again with the region.
+    """Return whether selective checkpointing ignores an operator.
 
-    These are the operators that PyTorch never asks a policy about (detaching, and questions about
-    metadata), constants coming in, copies by ``clone``, and the profiler's marks.
+    An ignored operator has no verdict, is not counted, and runs again with its region. These are
+    the operators about which PyTorch never asks a policy (``detach`` and queries of metadata),
+    constants, copies by ``clone``, and markers of the profiler.
     """
     return op in SAC_IGNORED_OPS or op in _ALSO or getattr(op, "namespace", "") == "profiler"
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
-    """All tensors in nested containers, dataclasses included."""
+    """Return all tensors in nested containers and in the fields of dataclasses."""
     return list(_tensors_in(values))
 
 
@@ -50,9 +51,9 @@ def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
 
 
 def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Identity of each storage behind a tensor, with the plain tensor on it; see `plain_parts`.
+    """Yield (identity, plain tensor) for each storage behind a tensor; see `plain_parts`.
 
-    A layout without a storage, such as a sparse one, stands for itself.
+    A tensor without a storage, such as a sparse one, has an identity of its own.
     """
     for part in plain_parts(x):
         storage = storage_of(part)
@@ -60,7 +61,7 @@ def storages(x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The plain tensors that a tensor consists of: itself, or all that are in a tensor subclass."""
+    """Yield the plain tensors of a tensor: the tensor itself, or a subclass's inner tensors."""
     if not torch_compat.is_traceable_wrapper_subclass_type(type(x)):
         yield x
         return
@@ -71,14 +72,14 @@ def plain_parts(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def allocated_bytes(nbytes: int, device: torch.device) -> int:
-    """Bytes that a storage takes: on CUDA, its allocator hands out whole blocks."""
+    """Return the bytes that a storage of ``nbytes`` occupies; CUDA's allocator rounds up to blocks."""
     if device.type != "cuda" or os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING", "0") != "0":
         return nbytes
     return math.ceil(nbytes / CUDA_BLOCK_BYTES) * CUDA_BLOCK_BYTES
 
 
 def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments whose numbers an operator changes."""
+    """Return the tensor arguments that an operator modifies, undeclared writes included."""
     if op in _STATISTICS:
         places, switch = _STATISTICS[op]
         return tensors_in([args[k] for k in places]) if args[switch] else []
@@ -86,7 +87,8 @@ def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.
 
 
 def declared_writes(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments that an operator changes by its schema."""
+    """Return the tensor arguments whose values an operator modifies according to its schema."""
+    # In-place views, such as transpose_, change metadata and no elements.
     if not torch_compat.schema(op).is_mutable or torch.Tag.inplace_view in op.tags:
         return []
     found = []

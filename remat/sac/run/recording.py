@@ -1,4 +1,4 @@
-"""One recording of a step: operators, the life of every storage, and the calls of modules."""
+"""Recorder of one training step: operators, lifetimes of storages, and module calls."""
 
 from __future__ import annotations
 
@@ -21,28 +21,36 @@ from remat.sac.run.module_calls import ModuleCall, in_backward, watching
 from remat.sac.run.operators import allocated_bytes, is_skipped, storages, tensors_in, written
 from remat.torch_compat import pytree
 
-#: When a storage was made that was there before and that nothing counts: no operator returned it.
+#: Value of ``born`` for a storage that existed before the step and is not counted, because it was not
+#: given and no operator returned it.
 _UNCOUNTED = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One operator that ran in forward. Storages are numbers: positions in the lists of `StepRecorder`.
+    """One operator that ran in forward.
+
+    Storages are numbers, which index the lists of `StepRecorder`.
 
     Attributes:
         op: the operator.
-        node: the call as a node, for cost models.
-        parts: what really runs: the call itself, or what the tensor subclasses it is given do.
-        results: what stands for the tensors of its result in the arguments of later nodes.
-        moment: when it returned.
-        reads: storages of its arguments.
-        writes: those that it writes to.
-        returns: storages of its results.
-        made: storages that it allocates, with their bytes.
-        skipped: whether checkpointing passes over it.
-        view: for what returns nothing but views of its arguments, what they show of which storage; else None.
-        is_random: whether it draws random numbers.
-        is_opaque: whether it is not known to be a function of its inputs, and may draw too.
+        node: the call as an FX node, for cost models.
+        parts: nodes of the operators that really run: ``node`` alone, or the operators that a
+            tensor subclass runs in its place.
+        results: placeholder nodes that stand for the result's tensors in the arguments of later
+            nodes.
+        moment: moment at which the operator returned.
+        reads: storages of the arguments.
+        writes: storages that the operator writes to.
+        returns: storages of the results.
+        made: (storage, bytes) of each storage of the results that is not a storage of the
+            arguments.
+        skipped: whether selective checkpointing ignores the operator.
+        view: a key of operator, storages, sizes, strides and offsets if all results are views of
+            arguments; otherwise None.
+        is_random: whether the operator draws random numbers.
+        is_opaque: whether the operator is not known to depend on its inputs only, so it may draw
+            random numbers.
     """
 
     op: Any
@@ -61,30 +69,33 @@ class Call:
 
     @property
     def name(self) -> str:
-        """As in ``aten.mm.default``."""
+        """Name of the operator, such as ``"aten.mm.default"``."""
         return str(self.op)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModuleSpan:
-    """One call of a module, on the clock of the step.
+    """One call of a module, with the moments at which it begins and ends.
 
     Attributes:
-        name: the module's, under the class of the outermost one.
-        parent: the call it was made in, by position; -1 for the outermost.
+        name: name of the module, as described at `watching`.
+        parent: position of the enclosing module call in `StepRecorder.spans`; -1 for an outermost
+            call.
         is_leaf: whether the module has no children.
-        begin: first moment of its forward.
-        end: first moment after its forward.
-        first: position of its first operator.
-        last: position after its last operator.
-        back_begin: when backward first asks for a tensor that was saved in it; -1 if it never does.
-        back_end: when backward last does.
-        last_saved: when the last tensor was saved in it: running again stops there.
-        inputs: storages that it was given.
-        outputs: storages behind what it returned.
-        returned: what stands for the tensors that it returned in the arguments of nodes.
-        no_tensor: whether it was given no tensor.
-        failed: whether it ended in an exception.
+        begin: first moment of the call's forward.
+        end: first moment after the call's forward.
+        first: position of the call's first operator in `StepRecorder.calls`.
+        last: position after the call's last operator.
+        back_begin: moment at which backward first reads a tensor saved in the call; -1 if it never
+            does.
+        back_end: moment at which backward last reads a tensor saved in the call.
+        last_saved: moment at which the call saved its last tensor for backward. Recomputation stops
+            there.
+        inputs: storages of the call's arguments.
+        outputs: storages of the call's result.
+        returned: placeholder nodes that stand for the result's tensors in the arguments of nodes.
+        no_tensor: whether the call's arguments contain no tensor.
+        failed: whether the call raised an exception.
     """
 
     name: str
@@ -105,24 +116,27 @@ class ModuleSpan:
 
 
 class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records what runs. It keeps no tensor alive: fake ones stand for them in the nodes of calls.
+    """Dispatch mode that records the operators, storages and module calls of one step.
 
-    A moment is the return of an operator, or the first time that backward asks for what was saved in a
-    module. A storage is alive at moment ``t`` if ``born <= t < died``.
+    Nodes hold fake tensors, so the recorder extends no tensor's lifetime.
+
+    Time is counted in moments. Each return of an operator is one moment. So is the first time that
+    backward reads a tensor saved in a module call. A storage is alive at moment ``t`` if
+    ``born <= t < died``.
 
     Args:
-        given: tensors that are there before.
-        concluded: is called at the end of each outermost module that did not fail, with this and the
-            position of its span.
+        given: tensors that exist before the step.
+        concluded: callback for the end of each outermost module call without an exception. Its
+            arguments are the recorder and the position of the call in ``spans``.
 
     Attributes:
         now: the current moment.
-        calls: the operators of forward, in order; those that backward runs again are left out.
-        spans: calls of modules in the order in which they began.
-        born: by storage; below 0 if it was there before.
-        died: by storage; -1 as long as it lives.
-        nbytes: by storage.
-        saved: storages that autograd kept.
+        calls: operators of forward, in order. Operators that backward runs again are not included.
+        spans: module calls, in the order in which they begin.
+        born: moment at which each storage is allocated; below 0 if it existed before the step.
+        died: moment at which each storage is freed; -1 while it is alive.
+        nbytes: bytes of each storage.
+        saved: storages of the tensors that autograd saved for backward.
         written: storage to the last moment at which an operator of forward wrote to it.
     """
 
@@ -152,14 +166,19 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
     @contextlib.contextmanager
     def forward(self, *models: nn.Module) -> Iterator[None]:
-        """Records what runs forward, all modules included; see `watching` for those that are named."""
+        """Record the operators and module calls in the ``with`` block as forward.
+
+        Args:
+            models: models whose modules get their names from them; see `watching` for other
+                modules.
+        """
         hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
         with watching(self, *models), hooks, self:
             yield
 
     def begin(self, call: ModuleCall) -> None:
-        """A module begins (see `remat.sac.run.module_calls.Watcher`)."""
-        if not self._inside:
+        """Add the span of a module call that begins; see `Watcher.begin`."""
+        if not self._inside:  # the outermost module's parameters include those of inner modules
             check_fake(call.name, call.module)
         self.spans.append(
             ModuleSpan(
@@ -174,7 +193,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         self._inside.append(len(self.spans) - 1)
 
     def end(self, call: ModuleCall, out: Any) -> None:
-        """A module ends."""
+        """Complete the span of a module call that ends; see `Watcher.end`."""
         position, returned = self._inside.pop(), tensors_in(out)
         span = self.spans[position]
         span.end, span.last, span.failed = self.now, len(self.calls), call.failed
@@ -185,12 +204,21 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             self._concluded(self, position)
 
     def known(self, tensors: Iterable[torch.Tensor]) -> frozenset[int]:
-        """Storages behind tensors, as far as an operator has met them or they were given."""
+        """Return the numbers of the storages behind tensors, except storages without a number.
+
+        Storages have a number if they were given or if a recorded operator has used them.
+        """
         keys = (key for t in tensors for key, _ in storages(t))
         return frozenset(self._alive[key] for key in keys if key in self._alive)
 
     def _number(self, tensors: Iterable[torch.Tensor], born: int) -> tuple[int, ...]:
-        """Storages behind tensors, each once; those not met before, or not counted, are born."""
+        """Return the numbers of the storages behind tensors, and assign numbers to new storages.
+
+        Args:
+            tensors: the tensors.
+            born: moment of allocation for storages that are new or not counted so far; `_UNCOUNTED`
+                if they exist already and are not to be counted.
+        """
         found: dict[int, None] = {}
         for key, part in (s for t in tensors for s in storages(t)):
             number = self._alive.get(key)
@@ -199,6 +227,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 self.born.append(_UNCOUNTED)
                 self.died.append(-1)
                 self.nbytes.append(0)
+                # On the storage, not the tensor: memory stays allocated as long as any view of it lives.
                 weakref.finalize(storage_of(part) or part, self._freed, key).atexit = False
             if self.born[number] == _UNCOUNTED != born:
                 self.born[number], self.nbytes[number] = born, _bytes(part)
@@ -206,15 +235,18 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         return tuple(found)
 
     def _freed(self, key: int) -> None:
+        """Record that a storage, given by its identity, has been freed."""
         self.died[self._alive.pop(key)] = self.now
 
     def _pack(self, x: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Record a tensor that autograd saves, and attach the position of the current module call."""
         self.saved |= self.known([self._fake(x)])
         for position in self._inside:
             self.spans[position].last_saved = self.now
         return (self._inside[-1] if self._inside else -1), x
 
     def _unpack(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
+        """Record that backward reads a saved tensor, for all module calls around the saving operator."""
         position, x = packed
         first = False
         while position >= 0:
@@ -223,14 +255,16 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
                 span.back_begin, first = self.now, True
             span.back_end = self.now
             position = span.parent
+        # A moment of its own, at which a checkpointed module would run again.
         self.now += first
         return x
 
     def _fake(self, x: torch.Tensor) -> torch.Tensor:
-        """What stands for a tensor in a fake mode that takes real ones; the same every time."""
+        """Return the fake copy of a real tensor if the fake mode converts real ones; always the same."""
         if self._converts is None or torch_compat.is_fake(x):
             return x
         fake = self._converts.from_tensor(x)
+        # Held here, because the fake mode remembers its conversions only weakly.
         return self._converted.setdefault(id(fake), fake)
 
     def __torch_dispatch__(
@@ -248,7 +282,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
             out = func(*args, **kwargs)
         results = tensors_in(out)
         if skipped and not results:
-            return out  # a question about metadata
+            return out  # a query of metadata, which is no moment
         if again:
             self._number(results, self.now)
         else:
@@ -291,9 +325,10 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
         )
 
     def _check_device(self, op: Any, results: Sequence[torch.Tensor]) -> None:
+        """Raise a ProblemError if results of the step are on several devices."""
         for result in results:
             if result.dim() == 0 and result.device.type == "cpu":
-                continue  # a number that comes along
+                continue  # scalars on the CPU accompany every device
             if self._device is None:
                 self._device = result.device
             elif result.device != self._device:
@@ -307,7 +342,7 @@ class StepRecorder(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-c
 
 
 class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What tensor subclasses do when they are given an operator."""
+    """Dispatch mode that collects the operators that tensor subclasses run on their inner tensors."""
 
     def __init__(self, nodes: _Nodes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -318,6 +353,7 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if any(map(torch_compat.is_traceable_wrapper_subclass_type, types)):
+            # The subclass then runs its inner operators, which come back here.
             return NotImplemented
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -327,7 +363,11 @@ class _Parts(torch_compat.TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Nodes:
-    """Calls as nodes of a graph. Nothing in it is connected: tensors are placeholders, with fake values."""
+    """Converts calls of operators to FX nodes.
+
+    The nodes are not connected. In their arguments, placeholders with fake values stand for
+    tensors.
+    """
 
     def __init__(self, mode: torch_compat.FakeTensorMode) -> None:
         self._graph = fx.Graph()
@@ -336,16 +376,17 @@ class _Nodes:
         self._values: dict[Hashable, torch.Tensor] = {}
 
     def call(self, op: Any, args: Any, kwargs: Any, out: Any) -> fx.Node:
+        """Return a node for a call of an operator, with fake values of its result in the metadata."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.of, (tuple(args), kwargs))
         node = self._graph.call_function(op, args, kwargs)
-        if isinstance(out, torch.Tensor):  # most do; a tree takes longer
+        if isinstance(out, torch.Tensor):  # the usual case, faster than a tree
             node.meta["val"] = self._value(out)
         else:
             node.meta["val"] = pytree.tree_map_only(torch.Tensor, self._value, out)
         return node
 
     def of(self, x: torch.Tensor) -> fx.Node:
-        """The placeholder of a tensor."""
+        """Return the placeholder that stands for a tensor."""
         known: fx.Node | None = self._of.get(x)  # type: ignore[no-untyped-call]
         if known is None:
             known = self._of[x] = self._graph.placeholder("x")
@@ -357,7 +398,10 @@ class _Nodes:
         return value
 
     def _made(self, x: torch.Tensor) -> torch.Tensor:
-        """A fake tensor that looks like this one, one for all that look alike."""
+        """Return a fake tensor of the same size, strides, dtype and device, shared by equal tensors.
+
+        A tensor that is not strided or is quantized is returned unchanged.
+        """
         if x.layout is not torch.strided or x.is_quantized:
             return x
         kind = (str(x.size()), str(x.stride()), x.dtype, x.device)
@@ -370,33 +414,36 @@ class _Nodes:
 
 
 def _bytes(x: torch.Tensor) -> int:
-    """Bytes of the storage behind a plain tensor; without one, none are counted."""
+    """Return the allocated bytes of the storage behind a plain tensor; 0 if it has no storage."""
     storage = storage_of(x)
     return 0 if storage is None else allocated_bytes(hint(storage.nbytes()), x.device)
 
 
 def _shown(x: torch.Tensor) -> Hashable:
-    """What a tensor shows of its storage."""
+    """Return a key of a tensor's size, strides and offset within its storage."""
     return str(x.size()), str(x.stride()), str(x.storage_offset())
 
 
 def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[Call]:
-    """The same calls, with those that fake tensors alone take marked as skipped.
+    """Return the calls, with views that only fake tensors replay marked as skipped.
 
-    After a write to its memory, autograd makes a view again, for its place in the graph of the
-    gradient. For plain tensors it works that out without running anything; for tensor subclasses, and
-    fake tensors are one, it runs the view's operators on the new base and drops the result. Where the
-    model's own tensors are plain, no policy is ever asked about these, so they may not be counted.
-    Such a call makes a view that was there before, of memory that was written since, and nobody
-    uses it.
+    After an in-place write, autograd gives each view of the written tensor a new place in the
+    backward graph. For plain tensors it does this without running an operator. For tensor
+    subclasses, such as fake tensors, it runs the view's operators on the written base and drops
+    their result. If the model's own tensors are plain, a policy never sees these replays, so they
+    must not be counted.
+
+    A call is such a replay if it repeats an earlier view, the viewed memory was written to in
+    between, and nothing uses the result.
 
     Args:
-        calls: what ran, in order.
-        returned: what stands for the tensors that modules returned.
+        calls: operators that ran, in order.
+        returned: placeholder nodes that stand for the tensors returned by modules.
     """
     suspects = _made_again(calls)
     used = set(returned)
     found = list(calls)
+    # From the end, so that a replay which only other replays use is found, too.
     for i, call in reversed(list(enumerate(calls))):
         if i in suspects and used.isdisjoint(call.results):
             found[i] = replace(call, skipped=True)
@@ -406,7 +453,7 @@ def without_replays(calls: Sequence[Call], returned: Iterable[fx.Node]) -> list[
 
 
 def _made_again(calls: Sequence[Call]) -> set[int]:
-    """Calls that make a view of written memory as an earlier call did before that was written."""
+    """Return the positions of calls that repeat an earlier view after a write to its memory."""
     first: dict[Hashable, int] = {}
     written: dict[int, int] = {}
     again: set[int] = set()

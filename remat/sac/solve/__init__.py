@@ -1,1 +1,1 @@
-"""Which modules to checkpoint, and what each of them stores."""
+"""Choice of the modules to checkpoint, and of the results that each stores."""

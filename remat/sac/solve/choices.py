@@ -1,4 +1,4 @@
-"""The choices for one module: its Pareto-optimal sets of operators to store."""
+"""Choices for one module: its Pareto-optimal sets of operators whose results are stored."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from remat.solvers.base import Solver
 from remat.solvers.frontier import KnapsackFrontier, knapsack_frontier
 from remat.solvers.run import run
 
-#: Choices for one module, at most: HiGHS takes the longer the more there are.
+#: Most choices for one module, because HiGHS takes longer with more of them.
 MOST_CHOICES = 40
-#: Bytes at which a solver is asked for what a module stores.
+#: Number of byte budgets for which a given solver chooses the results that a module stores.
 ASKED = 24
 
 
 def optimal_checkpointing_policy(
     sac_stats: SACStats, memory_budget: float, solver: Solver | None = None
 ) -> list[int]:
-    """Which operators to store so that recomputing the others takes the least time.
+    """Choose the operators of a module to store, so that recomputing the others takes the least time.
 
     Args:
-        sac_stats: the operators of the module.
-        memory_budget: share of the module's memory that may be stored, 0 to 1.
-        solver: any knapsack solver; `remat.solvers.auto.Auto` where None.
+        sac_stats: statistics of the module's operators.
+        memory_budget: fraction of the module's memory that may be stored, from 0 to 1.
+        solver: a knapsack solver; None: `remat.solvers.auto.Auto`.
 
     Returns:
-        For each operator, 1 if it is stored and 0 if it is recomputed. What must be stored (see
-        `remat.sac.estimation.stats.group`) is.
+        For each operator, 1 if its result is stored and 0 if it is recomputed. Operators that must
+        be stored (see `remat.sac.estimation.stats.group`) always have 1.
 
     Raises:
-        ProblemError: the budget is not between 0 and 1, or the statistics do not fit together.
-        BudgetError: what must be stored is more than the budget; the message says by how much.
-        SolverError: as from `remat.solve`.
+        ProblemError: the budget is not a number from 0 to 1, or the statistics are inconsistent.
+        BudgetError: the results that must be stored exceed the budget; the message states by how
+            much.
+        SolverError: the solver fails, as in `remat.solve`.
     """
     if not isinstance(sac_stats, SACStats):
         raise ProblemError(
@@ -73,12 +74,12 @@ get_optimal_checkpointing_policy_per_module = optimal_checkpointing_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleChoice:
-    """A set of operators that a checkpointed module may store.
+    """One set of operators whose results a checkpointed module may store.
 
     Attributes:
-        stored: its operators that are stored.
-        kept_bytes: bytes of their results.
-        recompute_ps: picoseconds that the others take, for each call.
+        stored: operators whose results are stored.
+        kept_bytes: bytes of the stored results.
+        recompute_ps: picoseconds of recomputation in each call of the module.
     """
 
     stored: tuple[int, ...]
@@ -89,23 +90,24 @@ class ModuleChoice:
 def choices(
     stats: SACStats, most_kept: int, solver: Solver | None = None, overhead_ps: int = 0
 ) -> tuple[ModuleChoice, ...]:
-    """The choices for a module that keep less than so many bytes, most bytes kept first.
+    """Return the choices of a module that store fewer than ``most_kept`` bytes, most bytes first.
 
     Args:
-        stats: its operators.
-        most_kept: bytes from which on checkpointing frees nothing.
-        solver: the knapsack solver that finds them; None: `knapsack_frontier`, whose points are all
-            Pareto-optimal.
-        overhead_ps: picoseconds that running again takes besides, whatever is stored.
+        stats: statistics of the module's operators.
+        most_kept: bytes that checkpointing frees at most. Storing as many or more has no benefit.
+        solver: knapsack solver that finds the choices; None: points of the exact Pareto frontier.
+        overhead_ps: picoseconds that recomputation takes beyond the operators, the same for each
+            choice.
     """
     grouping = group(stats)
     always = tuple(i for item in grouping.stored for i in item.ops)
     fixed = sum(item.nbytes for item in grouping.stored)
     views_ps = overhead_ps + sum(round(stats.runtimes[i] * PS_PER_MS) for i in grouping.recomputed)
     free_ps = sum(item.runtime_ps for item in grouping.free)
-    room = most_kept - fixed - 1
+    room = most_kept - fixed - 1  # a choice that stores `most_kept` bytes frees none
     if room < 0:
         return ()
+    # Also with a given solver, which is asked for the frontier's budgets.
     frontier = knapsack_frontier(as_knapsack(grouping, room))
     found: list[ModuleChoice] = []
     for point in _points(frontier, MOST_CHOICES if solver is None else ASKED):
@@ -119,13 +121,17 @@ def choices(
             kept_bytes=fixed + sum(item.nbytes for item in items),
             recompute_ps=views_ps + free_ps - sum(item.runtime_ps for item in items),
         )
+        # A heuristic solver may find nothing better with more bytes.
         if not found or choice.recompute_ps < found[-1].recompute_ps:
             found.append(choice)
     return tuple(reversed(found))
 
 
 def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
-    """Plain checkpointing: all of a module runs again, without a policy; None if something must be stored."""
+    """Return the choice of plain checkpointing, or None if results of the module must be stored.
+
+    Plain checkpointing runs the whole module again, without a policy.
+    """
     grouping = group(stats)
     if grouping.stored:
         return None
@@ -135,9 +141,10 @@ def plain_choice(stats: SACStats, overhead_ps: int = 0) -> ModuleChoice | None:
 
 
 def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
-    """Points of a frontier, at most so many: first those on its convex hull, for the rest evenly by rank.
+    """Select at most ``most`` points of a frontier, and return their sorted positions.
 
-    The hull is what the linear relaxation uses; the others fill up what is left of a budget.
+    Points on the convex hull come first, because the linear relaxation uses them. Further points,
+    evenly spaced by rank, use the rest of a budget better.
     """
     count = len(frontier)
     if count <= most:
@@ -152,14 +159,15 @@ def _points(frontier: KnapsackFrontier, most: int) -> list[int]:
 
 
 def _evenly(count: int, most: int) -> set[int]:
-    """At most so many of ``range(count)``, spread evenly from the first to the last."""
+    """Select at most ``most`` numbers of ``range(count)``, evenly spaced from first to last."""
     if most < 2 or count <= most:
         return set(range(min(count, most)))
     return {round(i * (count - 1) / (most - 1)) for i in range(most)}
 
 
 def _below(frontier: KnapsackFrontier, a: int, b: int, c: int) -> bool:
-    """Whether point ``b`` is on or below the line from ``a`` to ``c``."""
+    """Return whether point ``b`` of a frontier lies on or below the line from ``a`` to ``c``."""
+    # In Python's integers, since products of bytes and picoseconds exceed 64 bits.
     weights, values = frontier.weights, frontier.values
     left = (int(values[b]) - int(values[a])) * (int(weights[c]) - int(weights[b]))
     return left <= (int(values[c]) - int(values[b])) * (int(weights[b]) - int(weights[a]))
@@ -168,19 +176,21 @@ def _below(frontier: KnapsackFrontier, a: int, b: int, c: int) -> bool:
 def candidates(
     tree: ModuleTree, units: Sequence[str] | None = None, fsdp_units: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """Positions of the modules that may be checkpointed.
+    """Return the positions of the modules that may be checkpointed.
 
-    Leaves may not, nor the model itself: where all of it runs again at the start of backward, the
-    step needs what it needed before.
+    Leaves are excluded. So is the model itself: if all of it ran again at the start of backward,
+    the peak would be the same.
 
     Args:
         tree: the modules.
-        units: names, or patterns such as ``model.layers.*``, of those that may be; None: all.
-        fsdp_units: names or patterns of what FSDP gathers as one; nothing that contains one of them
-            may be checkpointed.
+        units: names, or patterns such as ``model.layers.*``, of the modules that may be
+            checkpointed; None: all modules.
+        fsdp_units: names or patterns of the modules that FSDP gathers as one unit. A module that
+            contains such a unit may not be checkpointed.
 
     Raises:
-        ProblemError: a name is no module's, or a name without a pattern is of one that cannot be.
+        ProblemError: a name or pattern matches no module, or a module named in ``units`` cannot be
+            checkpointed.
     """
     names = [m.fqn for m in tree.modules]
     wanted = set(range(len(names))) if units is None else _matching(tree, units, "units")
@@ -199,6 +209,12 @@ def candidates(
 
 
 def _matching(tree: ModuleTree, patterns: Sequence[str], what: str) -> set[int]:
+    """Return the positions of the modules that match names or patterns.
+
+    Raises:
+        ProblemError: ``patterns`` is a str, or a pattern matches no module. The message begins with
+            ``what``, the argument's name.
+    """
     if isinstance(patterns, str):
         raise ProblemError(
             f"{what} is the text {patterns!r}; expected names, such as [{patterns!r}]"

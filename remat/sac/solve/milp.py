@@ -1,4 +1,4 @@
-"""The plan of a model: the choices of its modules, the program over them, and the figures of the result."""
+"""Plan of a model: the modules' choices, the integer program over them, and the resulting plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remat.sac.solve.program import Outcome, least_time
 from remat.solvers.base import Solver
 from remat.solvers.run import check_time_limit
 
-#: Relative gap at which the program stops: less than estimated times are off.
+#: Relative gap at which the program stops, which is smaller than the error of estimated times.
 GAP = 0.005
 
 
@@ -31,27 +31,29 @@ def plan_modules(
     time_limit: float | None = None,
     gap: float = GAP,
 ) -> SACPlan:
-    """Choose the modules to checkpoint, and the operators that each stores.
+    """Choose the modules to checkpoint, and the operators whose results each stores.
 
-    The peak of the step stays within the budget at the least recompute time. No module within a
-    checkpointed one is checkpointed, no leaf is, and nothing that contains an FSDP unit. Each module
-    offers Pareto-optimal sets of operators to store, so that what is chosen is a set and no fraction of
-    memory. The chosen plan is simulated moment by moment (`remat.sac.solve.peaks`).
+    The plan has the least recompute time for which the step's peak stays within the budget, up to
+    ``gap``. It checkpoints no leaf, no module within a checkpointed module, and no module that
+    contains an FSDP unit. Each module offers Pareto-optimal sets of operators to store. The program
+    selects one whole set, not a fraction of memory. The chosen plan is simulated moment by moment
+    (`remat.sac.solve.peaks`).
 
     Args:
         tree: the modules.
-        memory_bytes: bytes that the step may take, parameters and gradients included.
-        world_size: ranks that parameters and gradients are spread over, by FSDP. What FSDP gathers
-            for a moment is not counted.
-        units: names or patterns of the modules that may be checkpointed; None: all.
-        fsdp_units: names or patterns of the modules that FSDP gathers as one.
-        solver: a knapsack solver that decides within a module, at some budgets; None: exact frontiers.
-        time_limit: seconds; without it, work is counted.
-        gap: relative gap at which the program may stop; 0: never before the best.
+        memory_bytes: budget for the step's peak in bytes, including parameters and gradients.
+        world_size: number of ranks over which FSDP shards parameters and gradients. Parameters that
+            FSDP gathers temporarily are not counted.
+        units: names or patterns of the modules that may be checkpointed; None: all modules.
+        fsdp_units: names or patterns of the modules that FSDP gathers as one unit.
+        solver: knapsack solver that decides within modules, for several budgets; None: exact
+            frontiers.
+        time_limit: seconds; None: branch-and-bound nodes are limited instead.
+        gap: relative gap at which the program may stop; 0: stop only at a proven optimum.
 
     Raises:
-        ProblemError: an argument is not what it must be, or names no module.
-        BudgetError: no plan fits; the message says what would, and by how much the budget is short.
+        ProblemError: an argument is invalid, or names no module.
+        BudgetError: no plan fits; the message states the least peak and the missing bytes.
     """
     _check(memory_bytes, world_size, time_limit, gap)
     started = time.monotonic()
@@ -61,6 +63,7 @@ def plan_modules(
         result = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     else:
         options = _options(tree, chosen, solver)
+        # At least 0.1 s, so that the program can still find a plan.
         left = None if time_limit is None else max(0.1, started + time_limit - time.monotonic())
         result = least_time(tree, options, plain, memory_bytes, gap=gap, time_limit=left)
         decision = {k: _without_policy(tree, k, c, gap) for k, c in result.decision.items()}
@@ -69,6 +72,7 @@ def plan_modules(
 
 
 def _check(memory_bytes: int, world_size: int, time_limit: float | None, gap: float) -> None:
+    """Raise a ProblemError if an argument of `plan_modules` is invalid."""
     if isinstance(memory_bytes, bool) or not isinstance(memory_bytes, int) or memory_bytes < 0:
         raise ProblemError(f"memory_bytes must be a number of bytes, got {memory_bytes!r}")
     if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
@@ -79,10 +83,17 @@ def _check(memory_bytes: int, world_size: int, time_limit: float | None, gap: fl
 
 
 def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) -> ModuleChoice:
-    """Plain checkpointing of a module where what it stores is not worth a policy, else its choice.
+    """Return plain checkpointing if the stored results are not worth a policy; else ``choice``.
 
-    A policy is asked about every operator, in Python. So it must avoid more time than that takes, where it
-    was measured, and more than the gap anywhere. Plain checkpointing keeps no more memory.
+    A policy runs Python code for every operator. So the choice must save more time than its policy
+    takes, if that was measured. It must also save more than ``gap`` of its recompute time. Plain
+    checkpointing stores nothing, so memory does not increase.
+
+    Args:
+        tree: the modules.
+        k: position of the module.
+        choice: the choice for the module.
+        gap: relative gap of the integer program.
     """
     module = tree.modules[k]
     plain = plain_choice(module.operators, round(module.overhead_ms * PS_PER_MS))
@@ -96,14 +107,15 @@ def _without_policy(tree: ModuleTree, k: int, choice: ModuleChoice, gap: float) 
 def _options(
     tree: ModuleTree, chosen: Sequence[int], solver: Solver | None
 ) -> dict[int, tuple[ModuleChoice, ...]]:
-    """The choices of each candidate that frees anything; equal modules share them."""
+    """Return the choices of each candidate module that frees memory. Equal modules share them."""
     known: dict[tuple[int, float, str], tuple[ModuleChoice, ...]] = {}
     found: dict[int, tuple[ModuleChoice, ...]] = {}
     for k in chosen:
         module = tree.modules[k]
         stats = module.operators
+        # The mean, because one choice serves all calls of a module.
         most = sum(c.freeable_bytes for c in module.calls) // len(module.calls)
-        key = (most, module.overhead_ms, repr(stats))
+        key = (most, module.overhead_ms, repr(stats))  # mutable statistics have no hash
         if key not in known:
             overhead_ps = round(module.overhead_ms * PS_PER_MS)
             known[key] = choices(stats, most, solver, overhead_ps)
@@ -113,6 +125,7 @@ def _options(
 
 
 def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int) -> SACPlan:
+    """Build the plan from the result of the integer program."""
     modules = []
     for k in sorted(result.decision, key=lambda k: tree.modules[k].calls[0].begin):
         module, choice = tree.modules[k], result.decision[k]
@@ -137,6 +150,7 @@ def _plan(tree: ModuleTree, result: Outcome, memory_bytes: int, world_size: int)
         plain_peak_bytes=tree.peak_bytes(world_size),
         recompute_ms=spent / PS_PER_MS,
         step_ms=tree.step_ms,
+        # HiGHS's bound is inexact, and no bound may exceed the cost of this plan.
         bound_ms=min(result.bound_ps, float(spent)) / PS_PER_MS,
         world_size=world_size,
         solver="highs",

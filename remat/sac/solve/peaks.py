@@ -1,4 +1,4 @@
-"""The memory of a step under a decision, at each program point (moment)."""
+"""Simulated memory of a step under a decision, at each moment (program point) of the step."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from remat.sac.estimation.stats import SACStats
 from remat.sac.run.lifetimes import Ints
 from remat.sac.solve.choices import ModuleChoice
 
-#: A decision: module to its choice.
+#: A decision: position of each checkpointed module to its choice.
 Decision = Mapping[int, ModuleChoice]
-#: Sets of stored operators; see `stored_sets`.
+#: 0/1 matrix of stored operators, from `stored_sets`.
 Stored = Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Simulated:
-    """The memory of a step in which modules are checkpointed.
+    """Simulated memory of a step in which modules are checkpointed.
 
     Attributes:
-        memory: bytes alive by moment, while nothing runs again.
-        reruns: bytes at the peak while a module runs again, by module and call.
-        peak_bytes: most of all of them.
+        memory: bytes alive at each moment, without recomputation's own memory.
+        reruns: (module, call) to the peak bytes of the step while the module runs again for this
+            call.
+        peak_bytes: peak of the step, the maximum of ``memory`` and ``reruns``.
     """
 
     memory: Ints
@@ -35,16 +36,16 @@ class Simulated:
 
 
 def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
-    """Simulate a step in which some modules are checkpointed.
+    """Simulate the memory of a step in which some modules are checkpointed.
 
-    From the end of its forward to the start of its backward, a module keeps what it stores and its
-    inputs. Then it runs again, and has back everything that backward reads. The state of the generator
-    is kept from the start of its forward to the end of its backward.
+    From the end of its forward to the start of its backward, a checkpointed module keeps its stored
+    results and its inputs. Then it runs again, and has all tensors that backward reads. The random
+    generator's state is kept from the start of forward to the end of backward.
 
     Args:
         tree: the modules.
-        decision: module to what is chosen for it.
-        plain: bytes alive by moment without checkpointing.
+        decision: position of each checkpointed module to its choice.
+        plain: bytes alive at each moment without checkpointing.
     """
     memory = plain.copy()
     reruns = {}
@@ -56,9 +57,11 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
             memory[forward] += held_longer(call, stats, stored, forward)[0]
             memory[call.end : call.back + 1] += choice.kept_bytes - call.freeable_bytes
             memory[call.begin : call.back_end + 1] += tree.state_bytes
-            # The state from before it runs again is kept beside that of its forward.
+            # PyTorch forks the generator for a rerun: its current state is kept beside that of forward.
             own = int(rerun_peaks(call, stats, stored)[0]) + tree.state_bytes
+            # The stored results are in `memory` already.
             reruns[k, i] = own - choice.kept_bytes
+    # Only now, because `memory` at a rerun depends on the decisions for all other modules.
     for k, i in reruns:
         reruns[k, i] += int(memory[tree.modules[k].calls[i].back])
     peak = max([int(memory.max(initial=0)), *reruns.values()])
@@ -66,9 +69,15 @@ def simulate(tree: ModuleTree, decision: Decision, plain: Ints) -> Simulated:
 
 
 def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
-    """Most bytes alive of a module's own while it runs again, for each set of stored operators.
+    """Return the peak of a module's own bytes while it runs again, for each set of stored operators.
 
-    Stored results wait for their operator; everything else is as in forward.
+    A stored result is alive from the start of recomputation on. Other results have their lifetimes
+    of forward.
+
+    Args:
+        call: the module call that runs again.
+        stats: statistics of the module's operators.
+        stored: the sets, as from `stored_sets`.
     """
     nbytes = stored * np.array(stats.memory, dtype=np.int64)
     ran = np.zeros((len(stored), call.end - call.begin), dtype=np.int64)
@@ -79,10 +88,16 @@ def rerun_peaks(call: CallStats, stats: SACStats, stored: Stored) -> Ints:
 
 
 def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints) -> Ints:
-    """Bytes at moments of a call's forward that are alive only because they are stored.
+    """Return the bytes in a call's forward that are alive only because they are stored.
+
+    Args:
+        call: the module call.
+        stats: statistics of the module's operators.
+        stored: sets of stored operators, as from `stored_sets`.
+        moments: moments of the call's forward.
 
     Returns:
-        A row for each set of stored operators, a column for each moment.
+        Bytes, with a row for each set and a column for each moment.
     """
     freed = np.array([died for _, died in call.freed_at], dtype=np.int64)
     order = np.argsort(freed, kind="stable")
@@ -93,7 +108,7 @@ def held_longer(call: CallStats, stats: SACStats, stored: Stored, moments: Ints)
 
 
 def stored_sets(stats: SACStats, choices: Sequence[ModuleChoice]) -> Stored:
-    """What choices store: a row for each choice, a column for each operator; 1 if it is stored."""
+    """Return a 0/1 matrix of stored operators, with a row per choice and a column per operator."""
     found = np.zeros((len(choices), len(stats)), dtype=np.int64)
     for row, choice in zip(found, choices, strict=True):
         row[list(choice.stored)] = 1

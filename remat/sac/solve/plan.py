@@ -1,4 +1,4 @@
-"""Plans for eager code: which modules are checkpointed, and which of their operators are stored."""
+"""Plans for eager code: the checkpointed modules, and the operators whose results each stores."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from remat.graph.purity import name_of
 from remat.graph.text.literals import read_target
 from remat.units import format_bytes
 
-#: Operators that are listed by name, most frequent first.
+#: Most operator names in a row of `_explain`.
 _NAMED = 4
 
 
-#: Figures that are no less than 0, and less than what a float can hold.
+#: Attributes that must be at least 0 and less than ``_TOO_LARGE``, in a module's plan and in a whole plan.
 _OF_MODULE = ("stored_bytes", "discarded_bytes", "recompute_ms")
 _OF_STEP = (
     "budget_bytes", "peak_bytes", "plain_peak_bytes", "recompute_ms", "step_ms", "bound_ms",
@@ -28,16 +28,16 @@ _TOO_LARGE = 2**100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModulePlan:
-    """One checkpointed module.
+    """Plan of one checkpointed module.
 
     Attributes:
-        name: its fully qualified name, as in ``model.named_modules()``.
-        ops: names of its operators in the order in which they run, ``"aten.mm.default"``; those
-            that checkpointing ignores are left out.
-        stored: indices of the operators whose results are stored; all others run again.
-        stored_bytes: bytes of those results.
+        name: qualified name of the module, as in ``model.named_modules()``.
+        ops: names of its operators, in the order in which they run, such as ``"aten.mm.default"``.
+            Operators that checkpointing ignores are left out.
+        stored: positions of the operators whose results are stored. All others are recomputed.
+        stored_bytes: bytes of the stored results.
         discarded_bytes: bytes of the other results.
-        recompute_ms: milliseconds that the others take.
+        recompute_ms: milliseconds of recomputation in each call.
     """
 
     name: str
@@ -60,19 +60,20 @@ class ModulePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SACPlan(Record):
-    """What an eager training step recomputes, module by module.
+    """Plan of an eager training step: its checkpointed modules, and estimates for the step.
 
     Attributes:
-        modules: the checkpointed modules, in the order in which they run.
-        budget_bytes: bytes that the step was to fit into.
+        modules: plans of the checkpointed modules, in the order in which they run.
+        budget_bytes: budget for the step's peak.
         peak_bytes: estimated peak of the step under this plan.
         plain_peak_bytes: estimated peak without checkpointing.
-        recompute_ms: estimated milliseconds of recomputation.
+        recompute_ms: estimated milliseconds of recomputation in the step.
         step_ms: estimated milliseconds of the step without recomputation.
-        bound_ms: no plan that fits, of the choices that the modules offer, takes less.
-        world_size: over how many ranks parameters and gradients are sharded.
-        solver: who decided.
-        mode: how runtimes were estimated.
+        bound_ms: lower bound on the recompute time of any plan that fits, with the choices that the
+            modules offer.
+        world_size: number of ranks over which parameters and gradients are sharded.
+        solver: name of the solver; empty for a plan made by hand.
+        mode: name of the mode in which runtimes were estimated.
     """
 
     form: ClassVar[Form] = Form(
@@ -99,10 +100,10 @@ class SACPlan(Record):
             raise ProblemError(f"world_size is {self.world_size}, expected 1 or more ranks")
 
     def __getitem__(self, name: str) -> ModulePlan:
-        """The plan of one module.
+        """Return the plan of one module by name.
 
         Raises:
-            ProblemError: the module is not checkpointed.
+            ProblemError: the plan does not checkpoint the module.
         """
         for module in self.modules:
             if module.name == name:
@@ -111,25 +112,31 @@ class SACPlan(Record):
         raise ProblemError(f"module '{name}' is not checkpointed by this plan; it does: {known}")
 
     def explain(self) -> str:
-        """The plan as text: its figures, and what each module keeps, frees and computes again.
+        """Return the plan as text: its figures, and the bytes and times of each module.
 
-        Modules that are alike are one row.
+        Modules with equal plans share a row.
         """
         return _explain(self)
 
 
 def _check_figures(plan: ModulePlan | SACPlan, names: Iterable[str], where: str = "") -> None:
-    """Refuses figures that none can be, as an edited file may have them; NaN among them."""
+    """Raise a ProblemError if a figure is negative, NaN or too large, as in an edited file.
+
+    Args:
+        plan: the plan.
+        names: names of the attributes to check.
+        where: start of the message.
+    """
     for name in names:
         value = getattr(plan, name)
-        if not 0 <= value < _TOO_LARGE:
+        if not 0 <= value < _TOO_LARGE:  # False for NaN, too
             raise ProblemError(
                 f"{where}{name} is {value}, expected 0 or more, and less than 2**100"
             )
 
 
 def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
-    """Names of the modules that are alike, by what is planned for them, in the order of their first."""
+    """Group modules with equal plans: the plan without a name to the names of its modules."""
     found: dict[ModulePlan, list[str]] = {}
     for m in plan.modules:
         found.setdefault(replace(m, name=""), []).append(m.name)
@@ -137,7 +144,7 @@ def _alike(plan: SACPlan) -> dict[ModulePlan, list[str]]:
 
 
 def _explain(plan: SACPlan) -> str:
-    """The figures of a plan, and a line for each kind of module."""
+    """Return the text of `SACPlan.explain`."""
     fits = "" if plan.peak_bytes <= plan.budget_bytes else ", more than the budget,"
     decided = ", ".join(x for x in (plan.solver, plan.mode) if x) or "hand"
     lines = [
@@ -174,7 +181,7 @@ def _explain(plan: SACPlan) -> str:
 
 
 def _step(plan: SACPlan) -> list[str]:
-    """The line of the estimated step; none where its time is not known."""
+    """Return the line on the estimated time of a step; no line if the time is unknown."""
     if not plan.step_ms:
         return []
     more = plan.recompute_ms / plan.step_ms
@@ -185,18 +192,19 @@ def _step(plan: SACPlan) -> list[str]:
 
 
 def _undeclared(modules: Iterable[ModulePlan]) -> Iterator[str]:
-    """Names of stored operators that are not known to be functions of their inputs."""
+    """Yield the names of stored operators that are not declared pure."""
     for m in modules:
         for name in dict.fromkeys(m.ops[i] for i in m.stored):
             try:
                 op = read_target(name)
-            except LookupError:  # a plan that was read where its operators are not registered
+            except LookupError:  # a custom operator that is not registered in this process
                 continue
             if not is_known(op):
                 yield name_of(op)
 
 
 def _row(m: ModulePlan, names: list[str]) -> tuple[str, str, str, str, str]:
+    """Return the row of modules with equal plans, one cell for each column of `_explain`."""
     shown = repr(names[0]) if len(names) == 1 else f"'{names[0]}' … '{names[-1]}' ({len(names)})"
     count = Counter(m.ops[i] for i in m.stored).most_common()
     listed = [f"{n} {op}" if n > 1 else op for op, n in count[:_NAMED]]

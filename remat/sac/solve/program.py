@@ -1,7 +1,8 @@
-"""Which modules to checkpoint, and what each stores: one integer program over a whole step.
+"""Integer program over a whole step: which modules to checkpoint, and which results each stores.
 
-A 0/1 variable stands for each choice of each module, and a row for each program point: memory there is
-linear in the choices. Most rows never bind, so only those have a row that an answer has broken.
+Each choice of each module is a 0/1 variable. Memory at each program point is linear in these
+variables. Most memory limits never bind, so the program gets a row only for a program point at
+which some solution exceeded the limit.
 """
 
 from __future__ import annotations
@@ -28,24 +29,27 @@ from remat.sac.solve.peaks import (
 from remat.solvers.highs import milp
 from remat.units import format_bytes
 
-#: Branch-and-bound nodes of one program, where no time limit is given.
+#: Most branch-and-bound nodes of one program without a time limit. A limit on work, so that the same
+#: plan results on every machine.
 NODES = 200
-#: Programs for one plan, at most: each has rows that the answer before it broke.
+#: Most programs for one plan. Each has new rows, which the previous solution violated.
 ROUNDS = 60
-#: Largest coefficient of a row or of the objective: HiGHS takes smaller differences for rounding errors.
+#: Largest coefficient of a row or of the objective: HiGHS's tolerances are absolute, so the program is
+#: scaled.
 _SCALE = 2.0**20
-#: HiGHS's status of a program without an answer.
+#: SciPy's status of an infeasible program.
 _INFEASIBLE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """A decision that fits, and a lower bound on the time of those that fit.
+    """Decision that fits into the budget, with a lower bound on recompute time.
 
     Attributes:
-        decision: module to its choice.
-        simulated: the memory of the step under it.
-        bound_ps: least picoseconds of recomputation with the same choices.
+        decision: position of each checkpointed module to its choice.
+        simulated: simulated memory of the step under the decision.
+        bound_ps: lower bound in picoseconds on the recompute time of any decision that fits, with
+            the same choices.
     """
 
     decision: Decision
@@ -66,14 +70,14 @@ def least_time(
 
     Args:
         tree: the modules.
-        options: the choices of each module that may be checkpointed.
-        plain: bytes alive by moment without checkpointing.
-        budget: bytes.
+        options: position of each module that may be checkpointed to the module's choices.
+        plain: bytes alive at each moment without checkpointing.
+        budget: budget for the step's peak in bytes.
         gap: relative gap at which HiGHS may stop.
-        time_limit: seconds; None: nodes are counted.
+        time_limit: seconds; None: branch-and-bound nodes are limited instead.
 
     Raises:
-        BudgetError: nothing fits; the message names the least peak.
+        BudgetError: no decision fits; the message states the least peak.
     """
     deadline = None if time_limit is None else time.monotonic() + time_limit
     program = _Program(tree, options, plain)
@@ -83,13 +87,14 @@ def least_time(
         answer = program.solve(limit, gap, _seconds_left(deadline))
         if answer is None:
             break
-        # A budget that was lowered to make up for rounding proves nothing about the one given.
+        # The bound for a budget that was lowered below is no bound for the given budget.
         bound = max(bound, answer.bound) if limit == budget else bound
         if answer.decision is None:
             break
         simulated = simulate(tree, answer.decision, plain)
         if simulated.peak_bytes <= budget:
             return Outcome(decision=answer.decision, simulated=simulated, bound_ps=bound)
+        # No new row: HiGHS's tolerance let a row be exceeded, so the limit is lowered by the excess.
         if not program.add_rows(simulated, budget):
             limit -= max(1, simulated.peak_bytes - budget)
     found = _least_peak(tree, options, plain, deadline)
@@ -105,6 +110,7 @@ def least_time(
 
 
 def _seconds_left(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline, at least 0.1; None without a deadline."""
     return None if deadline is None else max(0.1, deadline - time.monotonic())
 
 
@@ -114,7 +120,8 @@ def _least_peak(
     plain: Ints,
     deadline: float | None,
 ) -> Outcome:
-    """The decision of the lowest peak, among those in which modules keep the least that they can."""
+    """Return the decision of lowest peak, among those with the fewest stored bytes per module."""
+    # The last choice of a module stores the fewest bytes; see `choices`.
     program = _Program(tree, {k: c[-1:] for k, c in options.items()}, plain)
     best = Outcome(decision={}, simulated=simulate(tree, {}, plain), bound_ps=0.0)
     program.add_rows(best.simulated, best.simulated.peak_bytes - 1)
@@ -132,11 +139,12 @@ def _least_peak(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What HiGHS found.
+    """Result of one run of HiGHS.
 
     Attributes:
-        decision: module to its choice; None if HiGHS ended at its limit without one.
-        bound: least picoseconds, or bytes of the peak.
+        decision: position of each checkpointed module to its choice; None if HiGHS reached its
+            limit without a solution.
+        bound: lower bound on the objective: picoseconds of recomputation, or bytes of the peak.
     """
 
     decision: Decision | None
@@ -144,9 +152,9 @@ class _Answer:
 
 
 class _Program:
-    """The program of one step.
+    """Integer program of one step, with rows that are added between its solutions.
 
-    Its columns are the choices of all modules, one module after the other, and then the peak.
+    The columns are the choices of all modules, one module after another, and then the peak.
     """
 
     def __init__(
@@ -160,16 +168,17 @@ class _Program:
         }
         self._stored = {k: stored_sets(tree.modules[k].operators, c) for k, c in options.items()}
         self._kept = {k: np.array([o.kept_bytes for o in c]) for k, c in options.items()}
-        #: Program points that have a row, with the bytes that each choice adds there.
+        #: Program points with a row, a moment or (module, call) of a rerun: bytes that each choice adds.
         self._rows: dict[int | tuple[int, int], Ints] = {}
 
     def add_rows(self, simulated: Simulated, budget: int) -> bool:
-        """Add a row for each program point that is over a budget and has none yet.
+        """Add a row for each program point that exceeds a budget and has no row yet.
 
-        Of neighbouring moments only the worst has a row: the others follow from it, or are added later.
+        Of consecutive moments above the budget, only the highest gets a row. The others usually
+        follow from it; otherwise a later call adds them.
 
         Returns:
-            Whether there are new rows.
+            Whether a row was added.
         """
         over = np.flatnonzero(simulated.memory > budget)
         runs = np.split(over, np.flatnonzero(np.diff(over) > 1) + 1) if len(over) else []
@@ -184,7 +193,7 @@ class _Program:
         return bool(rows)
 
     def _at(self, moment: int) -> Ints:
-        """Bytes that each choice adds at a moment."""
+        """Return the bytes that each choice adds at a moment, one number per choice."""
         row = np.zeros(self._count, dtype=np.int64)
         for k, columns in self._columns.items():
             module = self._tree.modules[k]
@@ -199,7 +208,7 @@ class _Program:
         return row
 
     def _rerun(self, k: int, i: int) -> Ints:
-        """Bytes that each choice adds while a module runs again in one of its calls."""
+        """Return the bytes that each choice adds while module ``k`` runs again for its call ``i``."""
         module = self._tree.modules[k]
         call = module.calls[i]
         row = self._at(call.back)
@@ -208,15 +217,15 @@ class _Program:
         return row
 
     def solve(self, budget: int | None, gap: float, time_limit: float | None) -> _Answer | None:
-        """Solve it for the least time within a budget, or for the least peak.
+        """Solve the program for the least recompute time within a budget, or for the least peak.
 
         Args:
-            budget: bytes; None: the least peak is wanted.
+            budget: bytes; None: minimise the peak.
             gap: relative gap at which HiGHS may stop.
-            time_limit: seconds; None: nodes are counted.
+            time_limit: seconds; None: branch-and-bound nodes are limited instead.
 
         Returns:
-            None if nothing fits.
+            The answer; None if the program is infeasible.
         """
         from scipy.optimize import Bounds
 
@@ -231,7 +240,7 @@ class _Program:
                 costs[columns] = [calls * c.recompute_ps for c in self._options[k]]
             unit = max(1.0, costs.max() / _SCALE)
             costs /= unit
-            upper[-1] = budget / unit_bytes
+            upper[-1] = budget / unit_bytes  # the budget limits the peak column
         limits = {"time_limit": time_limit} if time_limit is not None else {"node_limit": NODES}
         solved = milp(
             costs,
@@ -249,12 +258,16 @@ class _Program:
             k: choice
             for k, columns in self._columns.items()
             for choice, taken in zip(self._options[k], solved.x[columns], strict=True)
-            if taken > 0.5
+            if taken > 0.5  # HiGHS's integers are exact only up to a tolerance
         }
         return _Answer(decision=decision, bound=bound)
 
     def _memory(self, unit_bytes: float) -> Any:
-        """Memory is below the peak at each program point that has a row."""
+        """Return the constraint that memory is at most the peak column, at each program point with a row.
+
+        Args:
+            unit_bytes: bytes in one unit of the program's memory.
+        """
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array
 
@@ -266,7 +279,10 @@ class _Program:
         return LinearConstraint(csr_array(np.stack(rows)), ub=-self._plain[moments] / unit_bytes)
 
     def _nesting(self) -> Any:
-        """No module is checkpointed within another one, and each has one choice at most."""
+        """Return the constraints that a module has at most one choice and no nested module has another.
+
+        For each module, they limit the choices of the module and its ancestors to one in total.
+        """
         from scipy.optimize import LinearConstraint
         from scipy.sparse import lil_array
 

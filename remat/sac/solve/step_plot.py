@@ -1,4 +1,4 @@
-"""The memory of a step as a picture: without checkpointing and under a plan."""
+"""Plot of a step's memory without checkpointing and under a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLANNED = "#2f5d9e"
 
 
 def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
-    """Follows a step under a plan.
+    """Simulate the memory of a step under a plan.
 
     Raises:
         ProblemError: the plan names a module that is not in the tree.
@@ -35,17 +35,24 @@ def simulate_plan(tree: ModuleTree, plan: SACPlan) -> Simulated:
 
 
 def draw_plan(tree: ModuleTree, plan: SACPlan, path: str | Path, *, title: str) -> None:
-    """Draws a step without and with a plan to a file, whole or not at all.
+    """Write a plot of a step's memory, without and with a plan, to a file, atomically.
+
+    Args:
+        tree: the modules of the step.
+        plan: the plan.
+        path: ends with ``.svg`` or ``.png``.
+        title: title of the plot.
 
     Raises:
-        ProblemError: the path ends with neither ``.svg`` nor ``.png``.
+        ProblemError: the path has another suffix, or the plan names a module that is not in the
+            tree.
         PlanError: Matplotlib is not installed, or the file cannot be written.
     """
     write_picture(path, lambda: plan_figure(tree, plan, title=title))
 
 
 def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
-    """The picture of `draw_plan` as a figure of its own; nothing global is touched."""
+    """Return the plot of `draw_plan` as a figure, without Matplotlib's global state."""
     simulated = simulate_plan(tree, plan)
     figure, axes = figure_of((9.0, 5.0), (0.1, 0.12, 0.87, 0.75), title)
     plain = tree.memory(plan.world_size)
@@ -53,6 +60,7 @@ def plan_figure(tree: ModuleTree, plan: SACPlan, *, title: str) -> Figure:
         (tree.modules[k].calls[i].back, peak) for (k, i), peak in simulated.reruns.items()
     )
     drawn = [plain.max(initial=0), simulated.memory.max(initial=0), *(peak for _, peak in again)]
+    # A budget far above the curves would squeeze them, so it is not drawn.
     highest = int(max(*drawn, plan.budget_bytes if plan.budget_bytes < 2 * max(drawn) else 0))
     scale = Scale.of(highest, "B")
     moments = range(len(simulated.memory))
